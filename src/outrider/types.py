@@ -1,0 +1,264 @@
+"""The few types every part shares.
+
+Vocabulary follows the field: the *drafter* proposes a `Draft`, the *target* verifies it in one pass, the accepted
+prefix is kept and the target adds one token of its own: *recovered* where a draft was refused, *bonus* where all
+of the path was accepted. Acceptance length = tokens emitted per target pass.
+
+Nothing here imports torch at run time, so that torch-free parts stay torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROOT = -1
+"""Parent of the first nodes of a tree: the last committed token."""
+
+FinishReason = Literal["stop", "length"]
+VerifyRule = Literal["coupled", "rejection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of proposed tokens for one sequence; a chain is a tree without branches, plain decoding an empty one.
+
+    Node i proposes `tokens[i]` to follow node `parents[i]` (ROOT: to follow the last committed token).
+    Invariants: parents come before children; siblings carry distinct tokens and stand in the order they were drawn.
+
+    `confidence[i]` estimates the chance that node i is accepted (so it never grows along a path); only the
+    controller reads it, exactness never depends on it.
+
+    `q` says what the tokens were sampled from. None: point masses, the drafter just proposes. Otherwise row i,
+    [nodes, vocab] log-probabilities, is the distribution at node i's parent from which i and its siblings were drawn
+    one after the other *without replacement*. Only the rejection rule reads it; declaring it wrongly breaks exactness.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    confidence: Sequence[float] = ()
+    source: str = "none"
+    q: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def children(self, node: int) -> list[int]:
+        """The nodes proposed to follow `node`, in the order they were drawn."""
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to `node` itself; empty for ROOT."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a drafter may spend on one sequence in one step.
+
+    At most `nodes` nodes, none deeper than `depth`, none whose confidence is below `floor` (it would cost more
+    than it is expected to bring), and a single path where `tree` is false.
+    """
+
+    nodes: int
+    depth: int
+    floor: float = 0.0
+    tree: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an acceptance rule decided: the accepted nodes in path order, and the token the target adds."""
+
+    path: tuple[int, ...]
+    token: int
+
+
+class SequenceView(Protocol):
+    """What a drafter may know of a running sequence."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and output so far; grows in place, never shrinks."""
+        ...
+
+    @property
+    def prompt_length(self) -> int: ...
+    @property
+    def params(self) -> ResolvedParams: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The outcome of one step for one sequence: `tokens` joined it, the first `len(path)` of them drafted."""
+
+    sequence: SequenceView
+    draft: Draft
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+class Drafter(Protocol):
+    """Proposes what the target may say next. It can change the speed, never the text.
+
+    Lifecycle per sequence: open, then (propose, observe) per step, then close. `propose` answers in the order of
+    `sequences` and keeps within each budget; a budget of 0 nodes gets an empty draft.
+    """
+
+    name: str
+
+    def open(self, sequence: SequenceView) -> None: ...
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]: ...
+    def observe(self, commits: Sequence[Commit]) -> None: ...
+    def close(self, sequence: SequenceView) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens to run for one cache slot: each follows row `parents[i]` of the slot's pending rows (ROOT: the committed
+    prefix). Pending rows are numbered from the last commit on, earlier forwards included, so a tree can be grown level
+    by level. `logits` names the rows of *this* call whose logits are wanted (None: all)."""
+
+    slot: int
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    logits: Sequence[int] | None = None
+
+    @staticmethod
+    def chain(slot: int, tokens: Sequence[int], logits: Sequence[int] | None = None) -> Rows:
+        return Rows(slot, tokens, range(-1, len(tokens) - 1), logits)
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A causal model over a cache of `max_batch` slots, each holding up to `max_context` tokens.
+
+    Per slot the cache is a committed prefix plus pending rows. `forward` appends pending rows, `commit` keeps one
+    root path of them (renumbering it contiguously) and drops the rest, `rollback` cuts the prefix and drops all pending.
+    Invariant: after any history the next logits are those of a fresh prefill of the committed tokens.
+    """
+
+    vocab_size: int
+    max_context: int
+    max_batch: int
+    supports_trees: bool
+    chunk: int
+    """Rows per pass that prefill should use."""
+
+    def open(self) -> int:
+        """A free slot, empty."""
+        ...
+
+    def close(self, slot: int) -> None: ...
+    def length(self, slot: int) -> int:
+        """Committed tokens in the slot."""
+        ...
+
+    def forward(self, batch: Sequence[Rows]) -> Tensor:
+        """fp32 logits [rows wanted, vocab], in the order of the batch."""
+        ...
+
+    def commit(self, slot: int, path: Sequence[int]) -> None: ...
+    def rollback(self, slot: int, length: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedParams:
+    """`SamplingParams` with every default filled in: what one sequence is decoded with."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    """0: off."""
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    choice: int
+    """Index of this choice among several drawn with one seed."""
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    """Tokens that end the sequence: the model's EOS list (unless ignored) and the user's own."""
+    min_tokens: int
+    logprobs: int | None
+    processed_logprobs: bool
+    verify: VerifyRule
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of an emitted token and of the most likely alternatives at its position (-9999.0 for -inf)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One step of one sequence, for people: the draft, the accepted path and what the target added."""
+
+    draft: Draft
+    path: tuple[int, ...]
+    token: int | None
+    """The target's own token; None when the step was cut (eos, stop, limit) inside the accepted path."""
+    kind: Literal["target", "recovered", "bonus"]
+    """`target`: nothing was drafted here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed completion. `text` may be empty while a stop string or UTF-8 character is pending."""
+
+    index: int
+    """Which prompt of the batch this belongs to."""
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[str, ...]
+    """Per token: the drafter that proposed it, or "target"."""
+    step: StepTrace
+    completion: Completion | None = None
+    """The whole result, on the last chunk of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished generation."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    origins: list[str]
+    prompt_tokens: int
+    seed: int
+    steps: int
+    """Target passes that decoded (prefill not counted)."""
+    drafted: int
+    accepted: int
+    seconds: float
+    """From the end of this sequence's prefill to its last token."""
+    prefill_seconds: float
+    logprobs: list[TokenLogprob] | None = None
+    trace: list[StepTrace] = field(default_factory=list)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per target pass."""
+        return len(self.token_ids) / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.token_ids) / self.seconds if self.seconds > 0 else 0.0
