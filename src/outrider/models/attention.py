@@ -1,0 +1,95 @@
+"""Attention of ragged rows over a static cache, in PyTorch, for any device.
+
+Two forms with one contract: query row r attends to its slot's committed prefix plus its own ancestors.
+
+`masked` hands whole spans to PyTorch's fused attention; fast, but rounding depends on how many rows go together.
+`blocked` reduces keys in fixed blocks of absolute position along the row's own path, so a row's bits depend on that path
+alone: neither on other rows, nor on where in the cache its ancestors lie. It is the reference for the compiled CPU kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from outrider.models.slots import Span
+
+BLOCK = 64
+"""Positions reduced together; part of what a bit-exact result means, so never tuned."""
+
+
+def visibility(span: Span, window: int, device: torch.device) -> Tensor:
+    """[rows, span.end] True where a row may look: prefix and ancestors, no further back than `window` (0: all)."""
+    mask = torch.zeros(len(span.paths), span.end, dtype=torch.bool)
+    for row, path in enumerate(span.paths):
+        oldest = max(0, span.base + len(path) - window) if window else 0
+        mask[row, oldest : span.base] = True
+        mask[row, path[max(0, oldest - span.base) :]] = True
+    return mask.to(device)
+
+
+def masked(
+    q: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], masks: Sequence[Tensor], scale: float
+) -> Tensor:
+    """q [rows, heads, dim]; keys, values [slots, kv_heads, capacity, dim] → [rows, heads, dim]."""
+    out = torch.empty_like(q)
+    start = 0
+    for span, mask in zip(spans, masks, strict=True):
+        stop = start + len(span.paths)
+        out[start:stop] = scaled_dot_product_attention(
+            q[start:stop].transpose(0, 1)[None],
+            keys[span.slot, :, : span.end][None],
+            values[span.slot, :, : span.end][None],
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=True,
+        )[0].transpose(0, 1)
+        start = stop
+    return out
+
+
+def path_index(spans: Sequence[Span], window: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For `blocked`: the slot of each row [rows], the cache index of every position on its path [rows, positions]
+    padded to whole blocks, and which of those it sees [rows, positions]."""
+    rows = [(span, path) for span in spans for path in span.paths]
+    longest = max(span.base + len(path) for span, path in rows)
+    width = -(-longest // BLOCK) * BLOCK
+    index = torch.arange(width).repeat(len(rows), 1)
+    seen = torch.zeros(len(rows), width, dtype=torch.bool)
+    for r, (span, path) in enumerate(rows):
+        end = span.base + len(path)
+        index[r, span.base : end] = torch.tensor(path)
+        seen[r, max(0, end - window) if window else 0 : end] = True
+    slots = torch.tensor([span.slot for span, _ in rows])
+    return slots.to(device), index.where(seen, 0).to(device), seen.to(device)
+
+
+def blocked(
+    q: Tensor, keys: Tensor, values: Tensor, index: tuple[Tensor, Tensor, Tensor], scale: float
+) -> Tensor:
+    """As `masked`, with the reduction order fixed. Sums run inside a block, then over blocks in order of position;
+    a block that a row does not see adds exact zeros, so it does not matter how many such blocks there are."""
+    slots, positions, seen = index
+    rows, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    grouped = q.float().view(rows, kv_heads, heads // kv_heads, 1, dim)
+    scores = []
+    for start in range(0, positions.shape[1], BLOCK):
+        at = positions[:, start : start + BLOCK]
+        block = keys[slots[:, None], :, at].float().transpose(1, 2)  # [rows, kv_heads, BLOCK, dim]
+        scores.append((grouped * block[:, :, None]).sum(-1) * scale)
+    # [rows, kv_heads, group, positions]
+    score = torch.cat(scores, -1).masked_fill(~seen[:, None, None], float("-inf"))
+    weight = (score - score.amax(-1, keepdim=True)).exp()
+    total = torch.zeros_like(weight[..., :1])
+    out = torch.zeros_like(grouped[..., 0, :])
+    for start in range(0, positions.shape[1], BLOCK):
+        at = positions[:, start : start + BLOCK]
+        block = values[slots[:, None], :, at].float().transpose(1, 2)
+        part = weight[..., start : start + BLOCK]
+        total = total + part.sum(-1, keepdim=True)
+        out = out + (part[..., None] * block[:, :, None]).sum(-2)
+    return (out / total).reshape(rows, heads, dim).to(q.dtype)

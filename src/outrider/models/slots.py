@@ -1,0 +1,106 @@
+"""Bookkeeping of a static cache: which slot holds how much, and where each pending row lies. No tensors here.
+
+A slot holds `length` committed tokens at cache indices 0..length-1 and pending rows right behind them: pending row j
+lies at index length + j whatever its depth in the tree, and its keys are the committed prefix plus its own ancestors.
+Rollback is an integer; commit moves the accepted path's rows together, which costs nothing when the path is a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.errors import InvalidRequest
+from outrider.types import ROOT, Rows
+
+
+@dataclass(slots=True)
+class _Slot:
+    length: int = 0
+    parents: list[int] = field(default_factory=list)
+    paths: list[list[int]] = field(default_factory=list)
+    """Per pending row: cache indices of its uncommitted ancestors, root first, itself last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the rows of one `Rows` lie. `paths[i]` holds the cache indices row i sees beyond the committed prefix,
+    in order of position, its own last; so its position is base + len(paths[i]) - 1."""
+
+    slot: int
+    base: int
+    first: int
+    """Cache index the first row is written at; the others follow."""
+    paths: list[list[int]]
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.paths)
+
+
+class Slots:
+    """Free list, committed lengths and pending trees of `count` slots of `capacity` tokens each."""
+
+    def __init__(self, count: int, capacity: int) -> None:
+        self.capacity = capacity
+        self._slots: dict[int, _Slot] = {}
+        self._free = list(range(count))[::-1]
+
+    def open(self) -> int:
+        if not self._free:
+            raise InvalidRequest("every cache slot is in use; raise max_batch or finish a sequence first")
+        slot = self._free.pop()
+        self._slots[slot] = _Slot()
+        return slot
+
+    def close(self, slot: int) -> None:
+        del self._slots[slot]
+        self._free.append(slot)
+
+    def length(self, slot: int) -> int:
+        return self._slots[slot].length
+
+    def extend(self, rows: Rows) -> Span:
+        """Make room for `rows` behind what is pending."""
+        state = self._slots[rows.slot]
+        first = state.length + len(state.parents)
+        if first + len(rows.tokens) > self.capacity:
+            raise InvalidRequest(
+                f"{first + len(rows.tokens)} tokens do not fit a context of {self.capacity}; shorten the prompt or raise "
+                "max_context"
+            )
+        start = len(state.paths)
+        for offset, parent in enumerate(rows.parents):
+            ancestors = [] if parent == ROOT else state.paths[parent]
+            state.paths.append([*ancestors, first + offset])
+        state.parents.extend(rows.parents)
+        return Span(rows.slot, state.length, first, state.paths[start:])
+
+    def commit(self, slot: int, path: Sequence[int]) -> list[tuple[int, int]]:
+        """Keep pending rows `path` as the continuation of the prefix; returns the cache moves (from, to) it takes.
+
+        Moves go to lower or equal indices in increasing order, so they may be carried out one after the other.
+        """
+        state = self._slots[slot]
+        expected = ROOT
+        for row in path:
+            if state.parents[row] != expected:
+                raise ValueError(f"rows {list(path)} are not a path from the committed prefix")
+            expected = row
+        moves = [
+            (state.length + row, state.length + offset) for offset, row in enumerate(path) if row != offset
+        ]
+        self._settle(state, state.length + len(path))
+        return moves
+
+    def rollback(self, slot: int, length: int) -> None:
+        state = self._slots[slot]
+        if not 0 <= length <= state.length:
+            raise ValueError(f"cannot roll a slot of {state.length} tokens back to {length}")
+        self._settle(state, length)
+
+    @staticmethod
+    def _settle(state: _Slot, length: int) -> None:
+        state.length = length
+        state.parents.clear()
+        state.paths.clear()

@@ -1,0 +1,184 @@
+"""The decoder in PyTorch: every device, every dtype, and the reference for the compiled one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, linear, silu
+
+from outrider.models.architecture import Architecture
+from outrider.models.attention import blocked, masked, path_index, visibility
+from outrider.models.slots import Slots, Span
+from outrider.models.weights import DecoderWeights, LayerWeights
+from outrider.types import Rows
+
+_Product = Callable[[Tensor], Tensor]
+
+BITWISE_ROWS = 32
+"""Rows of every matrix product in bitwise mode: a fixed shape keeps one kernel and one order of summation."""
+
+
+class TorchDecoder:
+    """A `LanguageModel` over a static cache [layers][slots, kv_heads, capacity, head_dim].
+
+    With `bitwise`, a row's logits do not depend on which rows share the pass, on tree or chain, or on the cache layout.
+    """
+
+    supports_trees = True
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: DecoderWeights,
+        *,
+        max_batch: int,
+        max_context: int,
+        bitwise: bool,
+    ) -> None:
+        self.architecture = architecture
+        self.vocab_size = architecture.vocab_size
+        self.max_batch = max_batch
+        self.max_context = max_context
+        self.bitwise = bitwise
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        self.chunk = 64 if bitwise else 512
+        self._weights = weights
+        self._slots = Slots(max_batch, max_context)
+        a = architecture
+        shape = (len(a.layers), max_batch, a.kv_heads, max_context, a.head_dim)
+        # Zeros, not empty: a masked key's value is multiplied by zero, and zero times a stray NaN is not zero.
+        self._keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self._values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self._rotations = [_rotation_table(rope.inv_freq, rope.scale, max_context, self.device) for rope in a.ropes]
+
+    def open(self) -> int:
+        return self._slots.open()
+
+    def close(self, slot: int) -> None:
+        self._slots.close(slot)
+
+    def length(self, slot: int) -> int:
+        return self._slots.length(slot)
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        if moves := self._slots.commit(slot, path):
+            source, target = (torch.tensor(side, device=self.device) for side in zip(*moves, strict=True))
+            for cache in (self._keys, self._values):
+                cache[:, slot].index_copy_(2, target, cache[:, slot].index_select(2, source))
+
+    def rollback(self, slot: int, length: int) -> None:
+        self._slots.rollback(slot, length)
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[Rows]) -> Tensor:
+        spans = [self._slots.extend(rows) for rows in batch]
+        tokens = torch.tensor([t for rows in batch for t in rows.tokens], device=self.device)
+        positions = torch.tensor([s.base + len(p) - 1 for s in spans for p in s.paths], device=self.device)
+        step = _Step(self.architecture, spans, positions, self._rotations, self.bitwise)
+        x = self._weights.embedding[tokens]  # [rows, hidden]
+        if self.architecture.embed_scale != 1.0:
+            x = x * torch.tensor(self.architecture.embed_scale, dtype=self.dtype)
+        for i, layer in enumerate(self._weights.layers):
+            x = x + self._attention(i, layer, self._norm(x, layer.attention_norm), step)
+            x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
+        wanted = _wanted_rows(batch)
+        x = self._norm(x[torch.tensor(wanted, dtype=torch.long, device=self.device)], self._weights.norm)
+        return self._head(x)
+
+    def _attention(self, index: int, w: LayerWeights, x: Tensor, step: _Step) -> Tensor:
+        a, rows = self.architecture, x.shape[0]
+        q, k, v = self._linear(x, w.qkv, w.qkv_bias).split([a.q_width, a.kv_width, a.kv_width], dim=-1)
+        q, k = q.view(rows, a.heads, a.head_dim), k.view(rows, a.kv_heads, a.head_dim)
+        if w.q_norm is not None and w.k_norm is not None:
+            q, k = self._norm(q, w.q_norm), self._norm(k, w.k_norm)
+        q, k = step.rotate(index, q), step.rotate(index, k)
+        keys, values = self._keys[index], self._values[index]
+        start = 0
+        for span in step.spans:
+            stop = start + len(span.paths)
+            keys[span.slot, :, span.first : span.end] = k[start:stop].transpose(0, 1)
+            values[span.slot, :, span.first : span.end] = v[start:stop].view(-1, a.kv_heads, a.head_dim).transpose(0, 1)
+            start = stop
+        out = step.attend(index, q, keys, values).reshape(rows, a.q_width)
+        out = self._linear(out, w.o, w.o_bias)
+        return out if w.attention_out_norm is None else self._norm(out, w.attention_out_norm)
+
+    def _mlp(self, w: LayerWeights, x: Tensor) -> Tensor:
+        gate, up = self._linear(x, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
+        active = silu(gate) if self.architecture.activation == "silu" else gelu(gate, approximate="tanh")
+        out = self._linear(active * up, w.down, w.down_bias)
+        return out if w.mlp_out_norm is None else self._norm(out, w.mlp_out_norm)
+
+    def _head(self, x: Tensor) -> Tensor:
+        """fp32 logits. bf16 logits tie exactly at one position in sixty; accumulating into fp32 keeps them apart."""
+        if self.device.type == "cuda" and self.dtype != torch.float32:
+            weight = self._weights.head.t()
+            return self._in_fixed_rows(x, lambda rows: torch.mm(rows, weight, out_dtype=torch.float32))
+        return self._linear(x, self._weights.head, None).float()
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        typed = None if bias is None else bias.to(x.dtype)
+        return self._in_fixed_rows(x, lambda rows: linear(rows, weight, typed))
+
+    def _in_fixed_rows(self, x: Tensor, product: _Product) -> Tensor:
+        if not self.bitwise:
+            return product(x)
+        rows = x.shape[0]
+        padded = torch.nn.functional.pad(x, (0, 0, 0, -rows % BITWISE_ROWS))
+        return torch.cat([product(part) for part in padded.split(BITWISE_ROWS)])[:rows]
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.architecture.norm_eps)
+        return (wide * scale * weight).to(x.dtype)
+
+
+class _Step:
+    """What all layers of one pass share: where rows lie, their rotations and what they may see."""
+
+    def __init__(
+        self, a: Architecture, spans: list[Span], positions: Tensor, tables: list[tuple[Tensor, Tensor]], bitwise: bool
+    ) -> None:
+        self.spans = spans
+        self._a = a
+        self._bitwise = bitwise
+        self._rotations = [(cos[positions][:, None], sin[positions][:, None]) for cos, sin in tables]
+        windows = {layer.window for layer in a.layers}
+        device = positions.device
+        if bitwise:
+            self._indices = {window: path_index(spans, window, device) for window in windows}
+        else:
+            self._masks = {window: [visibility(s, window, device) for s in spans] for window in windows}
+
+    def rotate(self, layer: int, x: Tensor) -> Tensor:
+        """x [rows, heads, dim] turned by each row's position; pairs are (j, j + dim/2)."""
+        cos, sin = self._rotations[self._a.layers[layer].rope]
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+    def attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        window, scale = self._a.layers[layer].window, self._a.attention_scale
+        if self._bitwise:
+            return blocked(q, keys, values, self._indices[window], scale)
+        return masked(q, keys, values, self.spans, self._masks[window], scale)
+
+
+def _rotation_table(
+    inv_freq: Sequence[float], scale: float, length: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [length, dim/2] in fp32, from angles in fp64."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), torch.tensor(inv_freq, dtype=torch.float64))
+    return (angles.cos() * scale).float().to(device), (angles.sin() * scale).float().to(device)
+
+
+def _wanted_rows(batch: Sequence[Rows]) -> list[int]:
+    wanted: list[int] = []
+    start = 0
+    for rows in batch:
+        within = range(len(rows.tokens)) if rows.logits is None else rows.logits
+        wanted.extend(start + i for i in within)
+        start += len(rows.tokens)
+    return wanted

@@ -1,0 +1,110 @@
+"""The decoders against transformers' own implementation, and their cache against a fresh prefill."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.models.architecture import Architecture
+from outrider.models.torch_decoder import TorchDecoder
+from outrider.models.weights import load_weights
+from outrider.types import Rows
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama-bias": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 7, "head_dim": 16},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2-window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "gemma": {"model_type": "gemma", "head_dim": 16},
+    "gemma3": {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24},
+}
+
+
+def reference(name: str) -> Any:
+    torch.manual_seed(0)
+    options = dict(ARCHITECTURES[name])
+    config = AutoConfig.for_model(options.pop("model_type"), **SMALL, **options)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for parameter in model.parameters():  # biases and norms start at 0 and 1: make every term matter
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def decoder_of(model: Any, *, bitwise: bool = False, dtype: torch.dtype = torch.float32) -> TorchDecoder:
+    architecture = Architecture.from_config(model.config.to_dict())
+    tensors = ((name, tensor.to(dtype)) for name, tensor in model.state_dict().items())
+    weights = load_weights(architecture, tensors, dtype, torch.device("cpu"))
+    return TorchDecoder(architecture, weights, max_batch=3, max_context=128, bitwise=bitwise)
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def pair(request: pytest.FixtureRequest) -> tuple[Any, TorchDecoder]:
+    model = reference(request.param)
+    return model, decoder_of(model)
+
+
+def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def test_logits_match_transformers(pair: tuple[Any, TorchDecoder]) -> None:
+    model, decoder = pair
+    tokens = random.Random(1).choices(range(97), k=40)
+    slot = decoder.open()
+    ours = decoder.forward([Rows.chain(slot, tokens)])
+    decoder.close(slot)
+    torch.testing.assert_close(ours, logits_of(model, tokens), atol=1e-4, rtol=0)
+
+
+def test_tree_rows_see_their_own_path_only(pair: tuple[Any, TorchDecoder]) -> None:
+    """Each node's logits equal transformers' on prefix + path, in a ragged batch, and after committing a branch."""
+    model, decoder = pair
+    rng = random.Random(2)
+    prefixes = [rng.choices(range(97), k=k) for k in (5, 23)]
+    parents = [-1, 0, 0, 1, 2, 4]
+    nodes = rng.choices(range(97), k=6)
+    slots = [decoder.open() for _ in prefixes]
+    for slot, prefix in zip(slots, prefixes, strict=True):
+        decoder.forward([Rows.chain(slot, prefix, logits=[])])
+        decoder.commit(slot, range(len(prefix)))
+    ours = decoder.forward([Rows(slot, nodes, parents) for slot in slots]).view(2, 6, 97)
+    paths = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 2, 4, 5]]
+    for prefix, rows in zip(prefixes, ours, strict=True):
+        for path, row in zip(paths, rows, strict=True):
+            expected = logits_of(model, prefix + [nodes[i] for i in path])[-1]
+            torch.testing.assert_close(row, expected, atol=1e-4, rtol=0)
+    for slot, prefix in zip(slots, prefixes, strict=True):
+        decoder.commit(slot, [0, 2, 4])
+        after = decoder.forward([Rows.chain(slot, [11])])[0]
+        expected = logits_of(model, [*prefix, nodes[0], nodes[2], nodes[4], 11])[-1]
+        torch.testing.assert_close(after, expected, atol=1e-4, rtol=0)
+        decoder.rollback(slot, 3)
+        again = decoder.forward([Rows.chain(slot, [12])])[0]
+        torch.testing.assert_close(again, logits_of(model, [*prefix[:3], 12])[-1], atol=1e-4, rtol=0)
+        decoder.close(slot)
