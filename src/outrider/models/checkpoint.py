@@ -1,0 +1,129 @@
+"""A model as it lies on disk, whatever its form: configuration, weights, tokenizer, defaults for decoding."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.models import hub
+from outrider.models.catalog import CATALOG
+from outrider.models.convert import GGUF_NAME
+from outrider.models.gguf_config import generation_config, model_config
+from outrider.models.gguf_file import GGUFFile
+from outrider.models.gguf_tokenizer import build_tokenizer, special_tokens
+from outrider.models.gguf_weights import GGUFWeights
+from outrider.models.hf_folder import folder_tokenizer, read_json
+from outrider.models.manifest import is_complete
+from outrider.models.progress import Progress
+from outrider.models.safetensors_folder import SafetensorsFolder
+from outrider.models.tokenizer import Tokenizer
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class WeightSource(Protocol):
+    """Weights under their Hugging Face names, read one at a time."""
+
+    @property
+    def parameters(self) -> int: ...
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`config` and `generation_config` read like Hugging Face's files, also where they were made from GGUF metadata."""
+
+    name: str
+    """What the user asked for."""
+    path: Path
+    """A folder or a GGUF file."""
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tokenizer: Tokenizer
+    weights: WeightSource
+    progress: Progress
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter once, converted to `dtype`; needs memory for about one tensor beyond those kept."""
+        with self.progress.task(f"Loading {self.name}", self.weights.parameters) as advance:
+            for name, tensor in self.weights.tensors(dtype):
+                yield name, tensor
+                advance(tensor.numel())
+
+
+def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
+    """Find a model by catalogue name, folder, GGUF file or hub id (in this order) and read all but its weights."""
+    if model in CATALOG:
+        return _open_folder(model, hub.installed(model, progress), progress)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _open_folder(model, path, progress)
+    if path.is_file():
+        return _open_gguf(model, path, progress)
+    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf" and not path.parent.exists():
+        return _open_folder(model, hub.snapshot(model, progress), progress)
+    close = difflib.get_close_matches(model, CATALOG, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known by name are {', '.join(CATALOG)}."
+    raise ModelError(
+        f"no model {model!r}: it is no known name, folder, GGUF file or hub id (org/name); {hint}"
+    )
+
+
+def _open_gguf(name: str, path: Path, progress: Progress) -> Checkpoint:
+    if path.suffix == ".safetensors":
+        raise ModelError(
+            f"{path} is a weight file only; give the folder it lies in, with its config and tokenizer."
+        )
+    file = GGUFFile.open(path)
+    config, generation = model_config(file), generation_config(file)
+    tokenizer = Tokenizer(
+        build_tokenizer(file.metadata),
+        special_tokens=special_tokens(file.metadata),
+        chat_template=file.metadata.get("tokenizer.chat_template") or None,
+        eos_token_ids=generation.get("eos_token_id", ()),
+    )
+    return Checkpoint(name, path, config, generation, tokenizer, GGUFWeights(file, config), progress)
+
+
+def _open_folder(name: str, path: Path, progress: Progress) -> Checkpoint:
+    if not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return _open_gguf(name, files[0], progress)
+        if files:
+            raise ModelError(
+                f"{path} holds several GGUF files; name one: {', '.join(file.name for file in files)}."
+            )
+        raise ModelError(f"{path} has no config.json, so it is not a model folder.")
+    config = read_json(path / "config.json")
+    generation = read_json(path / "generation_config.json", optional=True)
+    tokenizer = folder_tokenizer(path, config, generation)
+    weights: WeightSource = SafetensorsFolder(path, config)
+    if is_complete(path) and (path / GGUF_NAME).is_file():
+        weights = _Converted(weights, path / GGUF_NAME, config)
+    return Checkpoint(name, path, config, generation, tokenizer, weights, progress)
+
+
+@dataclass(frozen=True)
+class _Converted:
+    """A folder Outrider made: bf16 weights ready to use, every other dtype from the exact originals."""
+
+    bf16: WeightSource
+    gguf: Path
+    config: dict[str, Any]
+
+    @property
+    def parameters(self) -> int:
+        return self.bf16.parameters
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        if dtype == torch.bfloat16:
+            return self.bf16.tensors(dtype)
+        return GGUFWeights(GGUFFile.open(self.gguf), self.config).tensors(dtype)

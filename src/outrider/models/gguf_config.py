@@ -1,0 +1,194 @@
+"""From GGUF metadata to what a Hugging Face `config.json` and `generation_config.json` would have said."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.errors import ModelError
+from outrider.models.gguf_file import GGUFFile
+
+# GGUF architecture → (model_type, class name transformers knows it by). Mistral is written as llama.
+_ARCHITECTURES = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma": ("gemma", "GemmaForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
+
+_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+
+_CONTROL_TOKEN = 3
+_TURN_ENDS = frozenset(
+    {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>"}
+)
+"""Control tokens after which a text is over, whichever of them the file calls its eos."""
+
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Every Llama 3.x with scaled rotary frequencies uses these; the file only holds the resulting factors."""
+
+
+def architecture(file: GGUFFile) -> str:
+    """The GGUF architecture; an unknown one is a `ModelError` that names it."""
+    name = file.metadata.get("general.architecture")
+    if name not in _ARCHITECTURES:
+        raise ModelError(
+            f"{file.path} has the architecture {name!r}, which Outrider cannot read from GGUF; "
+            f"known are {', '.join(_ARCHITECTURES)}. Use the model's Hugging Face folder instead."
+        )
+    return str(name)
+
+
+def model_config(file: GGUFFile) -> dict[str, Any]:
+    """The `config.json` of the model in the file."""
+    keys = _Keys(file, architecture(file))
+    model_type, class_name = _ARCHITECTURES[keys.arch]
+    if keys.integer("expert_count", 0):
+        raise ModelError(f"{file.path} is a mixture of experts, which Outrider cannot read from GGUF.")
+    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    try:
+        vocabulary = file.tensors["token_embd.weight"].shape[0]
+        query_rows = file.tensors["blk.0.attn_q.weight"].shape[0]
+    except KeyError as error:
+        raise ModelError(
+            f"{file.path} has no tensor {error}; it does not hold a whole language model."
+        ) from error
+    config: dict[str, Any] = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": keys.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": query_rows // heads,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "hidden_act": "gelu_pytorch_tanh" if keys.arch.startswith("gemma") else "silu",
+    }
+    if scaling := _rope_scaling(keys, config["head_dim"], config["rope_theta"]):
+        config["rope_scaling"] = scaling
+    _add_family_options(config, keys)
+    for name in ("bos", "eos"):
+        if (token := file.metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None:
+            config[f"{name}_token_id"] = int(token)
+    return config
+
+
+def generation_config(file: GGUFFile) -> dict[str, Any]:
+    """How the file's author wants it decoded: what ends a text, and sampling defaults where it gives any."""
+    metadata = file.metadata
+    config: dict[str, Any] = {}
+    if (bos := metadata.get("tokenizer.ggml.bos_token_id")) is not None:
+        config["bos_token_id"] = int(bos)
+    ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    pairs = zip(
+        metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", []), strict=False
+    )
+    ends += [i for i, (text, kind) in enumerate(pairs) if kind == _CONTROL_TOKEN and text in _TURN_ENDS]
+    if unique := list(dict.fromkeys(int(end) for end in ends if end is not None)):
+        config["eos_token_id"] = unique
+    sampling = {ours: _shortest(metadata[theirs]) for theirs, ours in _SAMPLING.items() if theirs in metadata}
+    if sampling:
+        config |= {"do_sample": sampling.get("temperature", 1.0) > 0, **sampling}
+    return config
+
+
+class _Keys:
+    """Typed access to the metadata of one architecture; what is missing or misshapen is named."""
+
+    def __init__(self, file: GGUFFile, arch: str) -> None:
+        self.file, self.arch = file, arch
+
+    def get(self, key: str) -> Any:
+        return self.file.metadata.get(f"{self.arch}.{key}")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]  # one entry per layer, all alike
+        if value is None:
+            value = default
+        if not isinstance(value, int) or value < 0:
+            raise self._bad(key, value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if not isinstance(value, int | float):
+            raise self._bad(key, value)
+        return float(_shortest(value))
+
+    def _bad(self, key: str, value: Any) -> ModelError:
+        problem = "is missing" if value is None else f"is {value!r}, which Outrider cannot use"
+        return ModelError(f"{self.file.path}: the metadata {self.arch}.{key} {problem}.")
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal of an fp32: 9.999999747e-06 was written as 1e-05."""
+    if isinstance(value, int):
+        return value
+    return float(str(np.float32(value)))
+
+
+def _rope_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any] | None:
+    if "rope_freqs.weight" in keys.file.tensors:
+        return _llama3_scaling(keys, head_dim, theta)
+    kind = keys.get("rope.scaling.type")
+    if kind in (None, "none"):
+        return None
+    scaling = {"rope_type": str(kind), "factor": keys.number("rope.scaling.factor")}
+    if (original := keys.get("rope.scaling.original_context_length")) is not None:
+        scaling["original_max_position_embeddings"] = int(original)
+    return scaling
+
+
+def _llama3_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any]:
+    """Recover Llama 3's rotary scaling from the per-frequency divisors the file holds, and check that it is that."""
+    divisors = keys.file.read("rope_freqs.weight", torch.float32).double()
+    factor = float(divisors.max())
+    low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
+    turns = [
+        _LLAMA3_ROPE["original_max_position_embeddings"] * theta ** (-2 * j / head_dim) / (2 * math.pi)
+        for j in range(head_dim // 2)
+    ]
+    smooth = [min(1.0, max(0.0, (t - low) / (high - low))) for t in turns]
+    expected = torch.tensor([1 / ((1 - s) / factor + s) for s in smooth], dtype=torch.float64)
+    if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
+        raise ModelError(f"{keys.file.path} scales its rotary frequencies in a way Outrider does not know.")
+    return {"rope_type": "llama3", "factor": _shortest(factor), **_LLAMA3_ROPE}
+
+
+def _add_family_options(config: dict[str, Any], keys: _Keys) -> None:
+    window = keys.integer("attention.sliding_window", 0)
+    if keys.arch == "llama" and window:
+        config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    elif keys.arch == "gemma":
+        config["hidden_activation"] = config["hidden_act"]
+    elif keys.arch == "gemma3":
+        # Only the 27B (62 layers) scales queries by its hidden size per head; the file does not say so.
+        big = config["num_hidden_layers"] == 62
+        scalar = config["hidden_size"] // config["num_attention_heads"] if big else config["head_dim"]
+        config |= {
+            "hidden_activation": config.pop("hidden_act"),
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": window,
+            "sliding_window_pattern": 6,
+            "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+        }

@@ -1,0 +1,88 @@
+"""GGUF tensors under their Hugging Face names and in Hugging Face's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.models.gguf_config import architecture
+from outrider.models.gguf_file import GGUFFile
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+class GGUFWeights:
+    """The weights of a GGUF model. `names` maps Hugging Face parameter names to the file's own, in file order."""
+
+    def __init__(self, file: GGUFFile, config: Mapping[str, Any]) -> None:
+        self._file = file
+        self._arch = architecture(file)
+        self._heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+        layers = _LAYER | _SANDWICH if self._arch == "gemma3" else _LAYER
+        self.names = {
+            _translate(file, name, layers): name for name in file.tensors if name != "rope_freqs.weight"
+        }
+
+    @property
+    def parameters(self) -> int:
+        return sum(self._file.tensors[name].numel for name in self.names.values())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.tensors[self.names[name]].shape
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, source in self.names.items():
+            yield name, self._read(source, dtype)
+
+    def _read(self, source: str, dtype: torch.dtype) -> torch.Tensor:
+        # Gemma multiplies by 1 + weight; GGUF holds the sum, Hugging Face the weight.
+        shift = -1.0 if self._arch.startswith("gemma") and source.endswith("norm.weight") else 0.0
+        tensor = self._file.read(source, dtype, shift)
+        part = source.split(".")[-2]
+        if self._arch == "llama" and part in self._heads:
+            return _unpermute(tensor, self._heads[part])
+        return tensor
+
+
+def _translate(file: GGUFFile, name: str, layers: Mapping[str, str]) -> str:
+    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`."""
+    pieces = name.split(".")
+    if len(pieces) == 2 and pieces[0] in _TOP:
+        return f"{_TOP[pieces[0]]}.{pieces[1]}"
+    if len(pieces) == 4 and pieces[0] == "blk" and pieces[2] in layers:
+        return f"model.layers.{pieces[1]}.{layers[pieces[2]]}.{pieces[3]}"
+    raise ModelError(
+        f"{file.path} holds a tensor {name}, which Outrider does not know in a "
+        f"{file.metadata['general.architecture']} model."
+    )
+
+
+def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo llama.cpp's reordering of query and key rows.
+
+    It puts the two halves of a rotary pair next to each other, row 2j + h of a head; Hugging Face keeps them half a
+    head apart, row j + h * head_dim/2.
+    """
+    pairs = tensor.view(heads, -1, 2, *tensor.shape[1:])  # [heads, head_dim/2, 2, ...]
+    return pairs.transpose(1, 2).reshape(tensor.shape)

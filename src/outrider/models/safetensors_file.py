@@ -1,0 +1,122 @@
+"""Reads and writes the safetensors format one tensor at a time.
+
+Plain reads instead of the usual memory map: mapped pages count as the process's own memory until the file is closed,
+which would double the peak while a model is loaded.
+Invariant: a `SafetensorsFile` that was opened lies wholly within its file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from outrider.errors import ModelError
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    type_name: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    path: Path
+    entries: dict[str, _Entry]
+
+    @staticmethod
+    def open(path: Path) -> SafetensorsFile:
+        """Parse the header and check that every tensor is complete."""
+        try:
+            with path.open("rb") as file:
+                return SafetensorsFile(path, _parse(file))
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror or error}.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"{path} is not a readable safetensors file ({error}); fetch it again."
+            ) from error
+
+    def numel(self, name: str) -> int:
+        return math.prod(self.entries[name].shape)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        entry = self.entries[name]
+        stored = _DTYPES.get(entry.type_name)
+        if stored is None or (not stored.is_floating_point and dtype.is_floating_point):
+            raise ModelError(
+                f"{self.path.name} stores {name} as {entry.type_name}, which Outrider cannot read; "
+                "use the model's unquantised weights (F32, F16 or BF16)."
+            )
+        raw = np.fromfile(self.path, np.uint8, entry.nbytes, offset=entry.offset)
+        if len(raw) != entry.nbytes:
+            raise ModelError(f"{self.path} became shorter while it was read; fetch it again.")
+        return torch.from_numpy(raw).view(stored).view(entry.shape).to(dtype)
+
+
+def _parse(file: BinaryIO) -> dict[str, _Entry]:
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    start = 8 + length
+    if size < start or length < 2:
+        raise ValueError(f"it ends at byte {size}, inside its header")
+    header: dict[str, Any] = json.loads(file.read(length))
+    entries = {}
+    for name, item in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = (int(offset) for offset in item["data_offsets"])
+        shape = tuple(int(extent) for extent in item["shape"])
+        if not 0 <= begin <= end or start + end > size:
+            raise ValueError(f"tensor {name} ends at byte {start + end} but the file has {size}")
+        dtype = _DTYPES.get(item["dtype"])
+        if dtype is not None and end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"tensor {name} has {end - begin} bytes for shape {shape}")
+        entries[name] = _Entry(str(item["dtype"]), shape, start + begin, end - begin)
+    return entries
+
+
+def write_bf16(
+    write: Callable[[bytes | memoryview], object],
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> None:
+    """Write bf16 tensors as they come; `shapes` announces their names and shapes in the same order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    write(len(text).to_bytes(8, "little"))
+    write(text)
+    for (name, tensor), (expected, shape) in zip(tensors, shapes.items(), strict=True):
+        if (name, tuple(tensor.shape), tensor.dtype) != (expected, shape, torch.bfloat16):
+            raise ValueError(
+                f"expected {expected} {shape} in bf16, got {name} {tuple(tensor.shape)} {tensor.dtype}"
+            )
+        write(memoryview(tensor.contiguous().view(torch.uint8).numpy().reshape(-1)))

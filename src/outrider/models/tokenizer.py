@@ -1,0 +1,107 @@
+"""Text to token ids and back. Wraps the `tokenizers` package; transformers is never imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from outrider.errors import InvalidRequest, ModelError
+from outrider.models.chat_template import ChatTemplate
+from outrider.models.token_bytes import byte_rule
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+
+class Tokenizer:
+    """`special_tokens` gives the text of `bos_token`, `eos_token`, … where the model has them.
+
+    Invariant: `decode(ids)` is the bytes of the tokens one after the other, so text can be produced token by token;
+    only the leading space that SentencePiece adds (`strips_leading_space`) is taken off at the start.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: Mapping[str, str],
+        chat_template: str | None,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        rule = byte_rule(backend)
+        self._backend = backend
+        self._to_bytes = rule.to_bytes
+        self._added = backend.get_added_tokens_decoder()
+        self._known: dict[int, bytes] = {}
+        self._template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
+        self.special_tokens = dict(special_tokens)
+        self.strips_leading_space = rule.strips_space
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.vocab_size: int = max([backend.get_vocab_size(), *(i + 1 for i in self._added)])
+
+    @property
+    def chat_template(self) -> str | None:
+        return None if self._template is None else self._template.source
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, with the model's bos (or whatever it puts around a text) unless told otherwise."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"prompt: the character at position {error.start} is half of a surrogate pair, not text"
+            ) from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as text, by the model's own template."""
+        if self._template is None:
+            raise ModelError(
+                "this model has no chat template, so it cannot chat; give it plain text instead (--raw, or generate)."
+            )
+        return self._template.render(messages, add_generation_prompt)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation; the template itself writes bos where the model wants one."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text; nothing for special tokens and for ids without a token."""
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._known[token_id] = self._find_bytes(token_id)
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None and added.special:
+            return b""
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if token is None:
+            return b""
+        if added is not None:  # matched in the text as it stands, not written in the vocabulary's alphabet
+            return str(added.content).replace("\u2581", " ").encode("utf-8")
+        return self._to_bytes(token)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a whole sequence."""
+        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token as the vocabulary writes it, with its id."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    def token(self, token_id: int) -> str | None:
+        """The token as the vocabulary writes it; None for an id without a token."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def to_json(self) -> str:
+        """The `tokenizer.json` of this tokenizer."""
+        text: str = self._backend.to_str()
+        return text
