@@ -10,9 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.models.architecture import Architecture
+from outrider.models.native.decoder import NativeDecoder
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.models.weights import load_weights
-from outrider.types import Rows
+from outrider.types import LanguageModel, Rows
 
 SMALL = {
     "vocab_size": 97,
@@ -21,6 +22,7 @@ SMALL = {
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
+    "head_dim": 16,
     "max_position_embeddings": 256,
 }
 LLAMA3 = {
@@ -35,12 +37,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-bias": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3},
-    "mistral-window": {"model_type": "mistral", "sliding_window": 7, "head_dim": 16},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 7},
     "qwen2": {"model_type": "qwen2"},
     "qwen2-window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    "qwen3": {"model_type": "qwen3", "head_dim": 16},
-    "gemma": {"model_type": "gemma", "head_dim": 16},
-    "gemma3": {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24},
+    "qwen3": {"model_type": "qwen3"},
+    "gemma": {"model_type": "gemma"},
+    "gemma3": {"model_type": "gemma3_text", "sliding_window": 6, "query_pre_attn_scalar": 24},
 }
 
 
@@ -54,17 +56,23 @@ def reference(name: str) -> Any:
     return model
 
 
-def decoder_of(model: Any, *, bitwise: bool = False, dtype: torch.dtype = torch.float32) -> TorchDecoder:
+def decoder_of(model: Any, kind: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
     architecture = Architecture.from_config(model.config.to_dict())
     tensors = ((name, tensor.to(dtype)) for name, tensor in model.state_dict().items())
     weights = load_weights(architecture, tensors, dtype, torch.device("cpu"))
-    return TorchDecoder(architecture, weights, max_batch=3, max_context=128, bitwise=bitwise)
+    if kind == "native":
+        return NativeDecoder(architecture, weights, max_batch=3, max_context=128, threads=2)
+    return TorchDecoder(architecture, weights, max_batch=3, max_context=128, bitwise=kind == "torch-bitwise")
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
-def pair(request: pytest.FixtureRequest) -> tuple[Any, TorchDecoder]:
-    model = reference(request.param)
-    return model, decoder_of(model)
+def model(request: pytest.FixtureRequest) -> Any:
+    return reference(request.param)
+
+
+@pytest.fixture(scope="module", params=["torch", "torch-bitwise", "native"])
+def pair(request: pytest.FixtureRequest, model: Any) -> tuple[Any, LanguageModel]:
+    return model, decoder_of(model, request.param)
 
 
 def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -73,7 +81,7 @@ def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def test_logits_match_transformers(pair: tuple[Any, TorchDecoder]) -> None:
+def test_logits_match_transformers(pair: tuple[Any, LanguageModel]) -> None:
     model, decoder = pair
     tokens = random.Random(1).choices(range(97), k=40)
     slot = decoder.open()
@@ -82,7 +90,7 @@ def test_logits_match_transformers(pair: tuple[Any, TorchDecoder]) -> None:
     torch.testing.assert_close(ours, logits_of(model, tokens), atol=1e-4, rtol=0)
 
 
-def test_tree_rows_see_their_own_path_only(pair: tuple[Any, TorchDecoder]) -> None:
+def test_tree_rows_see_their_own_path_only(pair: tuple[Any, LanguageModel]) -> None:
     """Each node's logits equal transformers' on prefix + path, in a ragged batch, and after committing a branch."""
     model, decoder = pair
     rng = random.Random(2)

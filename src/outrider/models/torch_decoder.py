@@ -10,6 +10,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, masked, path_index, visibility
+from outrider.models.rotary import rotation_table
 from outrider.models.slots import Slots, Span
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.types import Rows
@@ -52,7 +53,7 @@ class TorchDecoder:
         # Zeros, not empty: a masked key's value is multiplied by zero, and zero times a stray NaN is not zero.
         self._keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
         self._values = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self._rotations = [_rotation_table(rope.inv_freq, rope.scale, max_context, self.device) for rope in a.ropes]
+        self._rotations = [rotation_table(rope, max_context, self.device) for rope in a.ropes]
 
     def open(self) -> int:
         return self._slots.open()
@@ -164,14 +165,6 @@ class _Step:
         if self._bitwise:
             return blocked(q, keys, values, self._indices[window], scale)
         return masked(q, keys, values, self.spans, self._masks[window], scale)
-
-
-def _rotation_table(
-    inv_freq: Sequence[float], scale: float, length: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, dim/2] in fp32, from angles in fp64."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), torch.tensor(inv_freq, dtype=torch.float64))
-    return (angles.cos() * scale).float().to(device), (angles.sin() * scale).float().to(device)
 
 
 def _wanted_rows(batch: Sequence[Rows]) -> list[int]:

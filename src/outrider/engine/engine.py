@@ -1,0 +1,113 @@
+"""The loop everything else is for: draft, verify, keep what the target agrees with.
+
+Everything is a batch of trees. A chain is a tree without branches and plain decoding is an empty draft, so plain and
+speculative decoding run the same code and differ by the drafter alone.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from outrider.control.controller import Controller
+from outrider.engine.scheduler import Scheduler
+from outrider.engine.sequence import Sequence
+from outrider.sampling.chance import KeyedChance
+from outrider.sampling.target import TargetRows, target_rows
+from outrider.types import ROOT, Chunk, Commit, Draft, Drafter, LanguageModel, Rows, StepTrace, Verdict
+from outrider.verify import RULES
+
+
+class Engine:
+    """Runs sequences over one target model. One thread owns it; nothing here knows about text beyond stop strings."""
+
+    def __init__(self, model: LanguageModel, drafter: Drafter, controller: Controller) -> None:
+        self.model = model
+        self.drafter = drafter
+        self.controller = controller
+        self.scheduler = Scheduler(model.max_batch)
+
+    def step(self) -> list[Chunk]:
+        """Advance every running sequence by one target pass; returns what each of them gained."""
+        for joined in self.scheduler.admit():
+            self._prefill(joined)
+        running = list(self.scheduler.running)
+        started = perf_counter()
+        budgets = self.controller.budgets(running, self.model.supports_trees, [s.room for s in running])
+        drafts = self.drafter.propose(running, budgets)
+        drafted = perf_counter()
+        logits = self.model.forward([_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
+        targets = target_rows(logits, running, drafts)
+        chunks, commits = [], []
+        for sequence, draft, target in zip(running, drafts, targets, strict=True):
+            chance = KeyedChance(sequence.params.seed, sequence.params.choice, sequence.generated)
+            verdict = RULES[sequence.params.verify](draft, target, chance)
+            chunks.append(self._commit(sequence, draft, target, verdict))
+            commits.append(Commit(sequence, draft, verdict.path, chunks[-1].token_ids))
+        verified = perf_counter()
+        rows = sum(len(draft) + 1 for draft in drafts)
+        self.controller.observe(commits, rows, drafted - started, verified - drafted)
+        self.drafter.observe(commits)
+        for sequence in running:
+            sequence.seconds += perf_counter() - started
+            if sequence.finish_reason is not None:
+                self.remove(sequence)
+        return chunks
+
+    def add(self, sequence: Sequence) -> None:
+        self.scheduler.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let go of a sequence, finished or aborted, and of everything held for it."""
+        if self.scheduler.remove(sequence) and sequence.slot >= 0:
+            self.drafter.close(sequence)
+            self.controller.forget(sequence)
+            self.model.close(sequence.slot)
+
+    def _prefill(self, sequence: Sequence) -> None:
+        """Fill the cache with every prompt token but the last, which the first step runs like any other."""
+        started = perf_counter()
+        sequence.slot = self.model.open()
+        self.drafter.open(sequence)
+        for start in range(0, sequence.prompt_length - 1, self.model.chunk):
+            chunk = sequence.tokens[start : min(start + self.model.chunk, sequence.prompt_length - 1)]
+            self.model.forward([Rows.chain(sequence.slot, chunk, logits=())])
+            self.model.commit(sequence.slot, range(len(chunk)))
+        sequence.prefill_seconds = perf_counter() - started
+
+    def _commit(self, sequence: Sequence, draft: Draft, target: TargetRows, verdict: Verdict) -> Chunk:
+        """Take the verdict's tokens up to the first that ends the sequence; keep just those in the cache."""
+        node, text, kept = ROOT, "", 0
+        for node_after in (*verdict.path, None):
+            token = verdict.token if node_after is None else draft.tokens[node_after]
+            if sequence.params.logprobs is not None:
+                sequence.logprobs.append(target.logprobs(node, token))
+            sequence.origins.append("target" if node_after is None else draft.source)
+            text += sequence.push(token)
+            kept += 1
+            if sequence.finish_reason is not None or node_after is None:
+                break
+            node = node_after
+        tokens = tuple(sequence.tokens[-kept:])
+        sequence.history.append(tokens)
+        # Row 0 of the pass is the token before the draft, row 1 + i draft node i. The last token has no row yet, or
+        # (cut inside the path) needs none: the cache ends up holding all tokens but the last.
+        self.model.commit(sequence.slot, [0, *(1 + node for node in verdict.path[: kept - 1])])
+        sequence.steps += 1
+        sequence.drafted += len(draft)
+        sequence.accepted += min(kept, len(verdict.path))
+        step = _trace(draft, verdict, kept)
+        if sequence.keep_trace:
+            sequence.trace.append(step)
+        return Chunk(sequence.id, text, tokens, tuple(sequence.origins[-kept:]), step)
+
+
+def _rows(sequence: Sequence, draft: Draft) -> Rows:
+    """The last committed token, then the draft below it."""
+    return Rows(sequence.slot, [sequence.tokens[-1], *draft.tokens], [ROOT, *(parent + 1 for parent in draft.parents)])
+
+
+def _trace(draft: Draft, verdict: Verdict, kept: int) -> StepTrace:
+    last = verdict.path[-1] if verdict.path else ROOT
+    kind = "target" if not draft else "recovered" if draft.children(last) else "bonus"
+    token = verdict.token if kept > len(verdict.path) else None
+    return StepTrace(draft, verdict.path[:kept], token, kind)

@@ -1,0 +1,72 @@
+"""One sequence on its way: its tokens, how it is sampled, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.engine.text import TextStream
+from outrider.sampling.history import History
+from outrider.types import Completion, FinishReason, ResolvedParams, StepTrace, TokenLogprob
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Invariant between steps, while running: the target's cache holds every token but the last."""
+
+    id: int
+    tokens: list[int]
+    prompt_length: int
+    params: ResolvedParams
+    limit: int
+    """Most tokens to generate: max_tokens, or what the context leaves."""
+    stream: TextStream
+    history: History
+    keep_trace: bool = False
+    slot: int = -1
+    finish_reason: FinishReason | None = None
+    origins: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    trace: list[StepTrace] = field(default_factory=list)
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def room(self) -> int:
+        """Nodes worth drafting: the target adds one token by itself, so the last one never needs a draft."""
+        return self.limit - self.generated - 1
+
+    def push(self, token: int) -> str:
+        """Add one token and decide whether the sequence ends with it; returns the text that may be shown."""
+        self.tokens.append(token)
+        may_stop = self.generated >= self.params.min_tokens
+        text = self.stream.push(token, may_stop)
+        if self.stream.stopped or (may_stop and token in self.params.stop_token_ids):
+            self.finish_reason = "stop"
+        elif self.generated >= self.limit:
+            self.finish_reason = "length"
+        return text if self.finish_reason is None else text + self.stream.finish()
+
+    def completion(self) -> Completion:
+        assert self.finish_reason is not None, "only a finished sequence has a completion"
+        return Completion(
+            text=self.stream.text,
+            token_ids=self.tokens[self.prompt_length :],
+            finish_reason=self.finish_reason,
+            origins=self.origins,
+            prompt_tokens=self.prompt_length,
+            seed=self.params.seed,
+            steps=self.steps,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            seconds=self.seconds,
+            prefill_seconds=self.prefill_seconds,
+            logprobs=self.logprobs if self.params.logprobs is not None else None,
+            trace=self.trace,
+        )

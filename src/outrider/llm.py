@@ -1,0 +1,173 @@
+"""The facade: a model, a drafter and an engine behind `generate`, `stream` and `chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Literal
+
+from outrider.control.controller import AutoLength, Controller, FixedLength
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.registry import build
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence as Running
+from outrider.engine.text import TextStream
+from outrider.errors import InvalidRequest
+from outrider.models.checkpoint import open_checkpoint
+from outrider.models.load import load_model, placement
+from outrider.models.progress import Progress, Silent
+from outrider.models.tokenizer import check_vocabularies
+from outrider.sampling.history import History
+from outrider.sampling.params import SamplingParams
+from outrider.types import Chunk, Completion, LanguageModel
+
+Prompt = str | Sequence[int]
+Message = dict[str, str]
+
+
+class LLM:
+    """A language model that decodes speculatively and exactly.
+
+    >>> llm = LLM("smollm2-135m", drafter="suffix")
+    >>> llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text
+
+    `drafter`: none, ngram, suffix, model:PATH or auto. `draft_length`: nodes per draft, or "auto" to stop when it does
+    not pay. Neither changes the text. `bitwise` None means: on wherever it is nearly free.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        *,
+        drafter: str = "auto",
+        draft_length: int | Literal["auto"] = "auto",
+        dtype: str = "auto",
+        device: str = "auto",
+        threads: int | None = None,
+        bitwise: bool | None = None,
+        max_batch: int = 8,
+        max_context: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        progress = progress or Silent()
+        place = placement(
+            device=device,
+            dtype=dtype,
+            bitwise=bitwise,
+            threads=threads,
+            max_batch=max_batch,
+            max_context=max_context,
+        )
+        controller = _controller(draft_length)
+        checkpoint = open_checkpoint(model, progress)
+        self.tokenizer = checkpoint.tokenizer
+        self.generation_config = checkpoint.generation_config
+
+        def load_draft_model(path: str) -> LanguageModel:
+            draft = open_checkpoint(path, progress)
+            check_vocabularies(checkpoint.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
+            return load_model(draft, place)
+
+        self.drafter = build(drafter, load_draft_model)
+        self.model = load_model(checkpoint, place)
+        self._engine = Engine(self.model, self.drafter, controller)
+        self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
+        self._ids = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: bool = True,
+        trace: bool = False,
+    ) -> list[Completion]:
+        """Complete every prompt (text, or token ids) in one ragged batch; results in the order of the prompts.
+
+        `speculate=False` decodes plainly: the same tokens (coupled rule), later.
+        """
+        chunks = self.stream(prompts, params, speculate=speculate, trace=trace)
+        done = {chunk.index: chunk.completion for chunk in chunks if chunk.completion is not None}
+        return [done[index] for index in sorted(done)]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: bool = True,
+        trace: bool = False,
+    ) -> Iterator[Chunk]:
+        """As `generate`, one `Chunk` per sequence and step as it happens; `chunk.index` is the prompt's index.
+
+        Closing the iterator early (or Ctrl-C) lets go of everything still running.
+        """
+        batch = _as_batch(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
+        if len(each) != len(batch):
+            raise InvalidRequest(f"params: {len(batch)} prompts need as many SamplingParams, got {len(each)}")
+        sequences = [self._sequence(prompt, p, trace) for prompt, p in zip(batch, each, strict=True)]
+        return self._run(self._engine if speculate else self._plain, sequences)
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation ([{"role": "user", "content": …}, …]) through the model's chat template."""
+        return self.generate([self.encode_chat(messages)], params)[0]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation as the token ids the model is asked to continue."""
+        return self.tokenizer.apply_chat_template(list(messages))
+
+    def _run(self, engine: Engine, sequences: list[Running]) -> Iterator[Chunk]:
+        index = {sequence.id: i for i, sequence in enumerate(sequences)}
+        by_id = {sequence.id: sequence for sequence in sequences}
+        for sequence in sequences:
+            engine.add(sequence)
+        try:
+            while any(s.finish_reason is None for s in sequences):
+                for chunk in engine.step():
+                    sequence = by_id[chunk.index]
+                    done = sequence.completion() if sequence.finish_reason is not None else None
+                    yield replace(chunk, index=index[sequence.id], completion=done)
+        finally:
+            for sequence in sequences:
+                engine.remove(sequence)
+
+    def _sequence(self, prompt: Prompt, params: SamplingParams, trace: bool) -> Running:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise InvalidRequest("prompt: it is empty; give at least one token of text")
+        if bad := [t for t in tokens if not 0 <= t < self.model.vocab_size]:
+            raise InvalidRequest(f"prompt: token id {bad[0]} is outside the vocabulary of {self.model.vocab_size}")
+        if len(tokens) >= self.model.max_context:
+            raise InvalidRequest(
+                f"prompt: {len(tokens)} tokens leave no room in a context of {self.model.max_context}; shorten it"
+            )
+        resolved = params.resolve(self.generation_config, self.tokenizer.eos_token_ids, self.model.vocab_size)
+        return Running(
+            id=next(self._ids),
+            tokens=tokens,
+            prompt_length=len(tokens),
+            params=resolved,
+            limit=min(resolved.max_tokens, self.model.max_context - len(tokens)),
+            stream=TextStream(self.tokenizer.token_bytes, resolved.stop, self.tokenizer.strips_leading_space),
+            history=History(tokens, self.model.vocab_size, resolved),
+            keep_trace=trace,
+        )
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [[item for item in items if isinstance(item, int)]]
+    return [item for item in items if not isinstance(item, int)]
+
+
+def _controller(draft_length: int | Literal["auto"]) -> Controller:
+    if draft_length == "auto":
+        return AutoLength()
+    if isinstance(draft_length, bool) or not isinstance(draft_length, int) or draft_length < 0:
+        raise InvalidRequest(f'draft_length must be "auto" or a whole number from 0 on, got {draft_length!r}')
+    return FixedLength(draft_length)

@@ -1,0 +1,75 @@
+"""From a checkpoint to a running model: choose device, dtype and decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from outrider.errors import InvalidRequest
+from outrider.models.architecture import Architecture, UnsupportedArchitecture
+from outrider.models.checkpoint import Checkpoint
+from outrider.models.hf import HFModel
+from outrider.models.torch_decoder import TorchDecoder
+from outrider.models.weights import load_weights
+from outrider.types import LanguageModel
+
+DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+DEFAULT_CONTEXT = 8192
+"""Longest context a cache slot is made for unless asked otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how a model runs. `bitwise` None: on wherever it is nearly free."""
+
+    device: torch.device
+    dtype: torch.dtype
+    bitwise: bool | None
+    threads: int
+    max_batch: int
+    max_context: int | None
+
+
+def placement(
+    *,
+    device: str,
+    dtype: str,
+    bitwise: bool | None,
+    threads: int | None,
+    max_batch: int,
+    max_context: int | None,
+) -> Placement:
+    """Check what was asked for against this machine."""
+    for name, value in (("threads", threads), ("max_batch", max_batch), ("max_context", max_context)):
+        if value is not None and value < 1:
+            raise InvalidRequest(f"{name} must be at least 1, got {value}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device must be auto, cpu or cuda, got {device!r}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidRequest("device: PyTorch sees no CUDA GPU here; use cpu")
+    if dtype not in ("auto", *DTYPES):
+        raise InvalidRequest(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
+    chosen = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return Placement(torch.device(device), chosen, bitwise, torch.get_num_threads(), max_batch, max_context)
+
+
+def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
+    """The fastest decoder that runs this checkpoint at this place."""
+    try:
+        architecture = Architecture.from_config(checkpoint.config)
+    except UnsupportedArchitecture:
+        return HFModel.from_folder(
+            checkpoint.path, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
+        )
+    weights = load_weights(architecture, checkpoint.tensors(place.dtype), place.dtype, place.device)
+    max_context = min(architecture.max_context, place.max_context or DEFAULT_CONTEXT)
+    return TorchDecoder(
+        architecture, weights, max_batch=place.max_batch, max_context=max_context, bitwise=bool(place.bitwise)
+    )

@@ -1,0 +1,206 @@
+"""`NativeDecoder`: the compiled pass as a `LanguageModel`. Bit-exact rows are not a mode here but how it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.models.architecture import Architecture
+from outrider.models.native.library import Layer, Matrix, Model, Pass, Shape, library
+from outrider.models.native.packing import DEPTH, PAIR, interleaved, packed, padded_bias
+from outrider.models.rotary import rotation_table
+from outrider.models.slots import Slots, Span
+from outrider.models.weights import DecoderWeights, LayerWeights
+from outrider.types import Rows
+
+MAX_ROWS = 128
+"""Rows of one compiled pass; more are run in several, which changes nothing but the time."""
+
+LANES = 16
+MAX_HEAD_DIM = 256
+
+
+def supported(architecture: Architecture, dtype: torch.dtype) -> bool:
+    """Whether the compiled kernels are here and can run this model."""
+    return (
+        library() is not None
+        and dtype in (torch.bfloat16, torch.float32)
+        and architecture.hidden % LANES == 0
+        and architecture.head_dim % LANES == 0
+        and architecture.head_dim <= MAX_HEAD_DIM
+    )
+
+
+class NativeDecoder:
+    """A `LanguageModel` on the CPU.
+
+    A row's logits depend on its own path alone: not on other rows, other sequences, chain or tree, nor the cache layout.
+    The logits of a forward are valid until the next one.
+    """
+
+    supports_trees = True
+    bitwise = True
+
+    def __init__(
+        self, architecture: Architecture, weights: DecoderWeights, *, max_batch: int, max_context: int, threads: int
+    ) -> None:
+        kernels = library()
+        assert kernels is not None, "ask supported() first"
+        self._kernels = kernels
+        self.architecture = a = architecture
+        self.dtype = weights.embedding.dtype
+        self.device = torch.device("cpu")
+        self.vocab_size = a.vocab_size
+        self.max_batch = max_batch
+        self.max_context = max_context
+        self.chunk = MAX_ROWS
+        self._slots = Slots(max_batch, max_context)
+        self._kept: list[Tensor] = []
+        """Everything the C side points into."""
+        capacity = -(-max_context // LANES) * LANES
+        tables = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
+        layers = (Layer * len(a.layers))()
+        for i, layer in enumerate(layers):
+            self._fill_layer(layer, weights.layers[i], capacity)
+            weights.layers[i] = None  # type: ignore[call-overload]  # packed now: free the original
+            cosines, sines = tables[a.layers[i].rope]
+            layer.cosines, layer.sines = self._keep(cosines), self._keep(sines)
+            layer.window = a.layers[i].window
+        self._layers = layers
+        self._model = Model(
+            shape=Shape(
+                layers=len(a.layers),
+                hidden=a.hidden,
+                heads=a.heads,
+                kv_heads=a.kv_heads,
+                head_dim=a.head_dim,
+                mlp=a.mlp,
+                vocab=a.vocab_size,
+                capacity=capacity,
+                activation=0 if a.activation == "silu" else 1,
+                bf16=self.dtype == torch.bfloat16,
+                max_rows=MAX_ROWS,
+                threads=threads,
+                norm_eps=a.norm_eps,
+                attention_scale=a.attention_scale,
+                embed_scale=a.embed_scale,
+            ),
+            layers=layers,
+            embedding=self._keep(weights.embedding),
+            norm=self._keep(weights.norm),
+            head=self._matrix(weights.head, None),
+        )
+        self._make_workspace(threads, capacity)
+
+    def open(self) -> int:
+        return self._slots.open()
+
+    def close(self, slot: int) -> None:
+        self._slots.close(slot)
+
+    def length(self, slot: int) -> int:
+        return self._slots.length(slot)
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        if moves := self._slots.commit(slot, path):
+            source, target = (np.array(side, dtype=np.int32) for side in zip(*moves, strict=True))
+            self._kernels.outrider_move(byref(self._model), slot, len(moves), source.ctypes.data, target.ctypes.data)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self._slots.rollback(slot, length)
+
+    def forward(self, batch: Sequence[Rows]) -> Tensor:
+        rows: list[_Row] = []
+        for given in batch:
+            span = self._slots.extend(given)
+            wanted = None if given.logits is None else set(given.logits)
+            rows.extend(
+                (token, span, path, wanted is None or i in wanted)
+                for i, (token, path) in enumerate(zip(given.tokens, span.paths, strict=True))
+            )
+        total = sum(wanted for *_, wanted in rows)
+        logits = self._logits_buffer(total)
+        done = 0
+        for start in range(0, len(rows), MAX_ROWS):
+            done += self._run(rows[start : start + MAX_ROWS], logits[done:])
+        return logits[:total, : self.vocab_size]
+
+    def _run(self, rows: list[_Row], logits: Tensor) -> int:
+        paths = [path for _, _, path, _ in rows]
+        tokens = np.array([token for token, *_ in rows], dtype=np.int32)
+        slots = np.array([span.slot for _, span, _, _ in rows], dtype=np.int32)
+        bases = np.array([span.base for _, span, _, _ in rows], dtype=np.int32)
+        starts = np.cumsum([0, *map(len, paths)], dtype=np.int32)
+        flat = np.concatenate(paths).astype(np.int32)
+        wanted = np.array([i for i, (*_, want) in enumerate(rows) if want], dtype=np.int32)
+        step = Pass(
+            rows=len(rows),
+            wanted=len(wanted),
+            tokens=tokens.ctypes.data,
+            slots=slots.ctypes.data,
+            bases=bases.ctypes.data,
+            starts=starts.ctypes.data,
+            paths=flat.ctypes.data,
+            wanted_rows=wanted.ctypes.data,
+            logits=logits.data_ptr(),
+        )
+        self._kernels.outrider_forward(byref(self._model), byref(step))
+        return len(wanted)
+
+    def _logits_buffer(self, rows: int) -> Tensor:
+        """[rows or more, padded vocabulary], reused so that no pass pays for fresh pages."""
+        if rows > self._logits.shape[0]:
+            self._logits = torch.empty(-(-rows // 16) * 16, self._model.head.columns)
+        return self._logits
+
+    def _fill_layer(self, layer: Layer, w: LayerWeights, capacity: int) -> None:
+        a = self.architecture
+        layer.qkv = self._matrix(w.qkv, w.qkv_bias)
+        layer.o = self._matrix(w.o, w.o_bias)
+        gate_up_bias = None if w.gate_up_bias is None else interleaved(w.gate_up_bias)
+        layer.gate_up = self._matrix(interleaved(w.gate_up), gate_up_bias)
+        layer.down = self._matrix(w.down, w.down_bias)
+        layer.attention_norm, layer.mlp_norm = self._keep(w.attention_norm), self._keep(w.mlp_norm)
+        layer.q_norm, layer.k_norm = self._keep(w.q_norm), self._keep(w.k_norm)
+        layer.attention_out_norm, layer.mlp_out_norm = self._keep(w.attention_out_norm), self._keep(w.mlp_out_norm)
+        size = self.max_batch * a.kv_heads * capacity * a.head_dim
+        layer.keys, layer.values = self._zeros(size), self._zeros(size)
+
+    def _make_workspace(self, threads: int, capacity: int) -> None:
+        a, m = self.architecture, self._model
+        wide = torch.float32
+        widest = max(self._layers[0].o.columns, self._layers[0].down.columns)
+        m.residual = self._keep(torch.zeros(MAX_ROWS, a.hidden, dtype=wide))
+        m.normed = self._keep(torch.zeros(MAX_ROWS, -(-a.hidden // DEPTH) * DEPTH, dtype=self.dtype))
+        m.qkv = self._keep(torch.zeros(MAX_ROWS, self._layers[0].qkv.columns, dtype=wide))
+        m.attended = self._keep(torch.zeros(MAX_ROWS, self._layers[0].o.depth, dtype=self.dtype))
+        m.update = self._keep(torch.zeros(MAX_ROWS, widest, dtype=wide))
+        m.gated = self._keep(torch.zeros(MAX_ROWS, self._layers[0].down.depth, dtype=self.dtype))
+        m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
+        self._logits = torch.empty(LANES, m.head.columns)
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        columns = -(-weight.shape[0] // PAIR) * PAIR
+        depth = -(-weight.shape[1] // DEPTH) * DEPTH
+        return Matrix(
+            data=self._keep(packed(weight)), bias=self._keep(padded_bias(bias)), columns=columns, depth=depth
+        )
+
+    def _keep(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _zeros(self, size: int) -> int | None:
+        """Cache memory the system commits only as it is touched: a long context costs nothing until it is used."""
+        element = np.int16 if self.dtype == torch.bfloat16 else np.int32
+        return self._keep(torch.from_numpy(np.zeros(size, dtype=element)))
+
+
+_Row = tuple[int, Span, list[int], bool]
+"""Token, where its slot stands, its path, whether its logits are wanted."""

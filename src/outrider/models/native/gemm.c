@@ -1,0 +1,193 @@
+#include "gemm.h"
+
+#include "vector.h"
+
+#define KERNEL_ROWS 8 /* rows the generic kernel keeps in registers */
+
+/* `block` holds fp32 results [rows][32] of one pair of panels. */
+CLONES static void finish(const Matrix *w, int pair, const float *block, int rows, int bf16, Epilogue epilogue,
+                          int activation, void *y, int y_stride) {
+    const float *bias = w->bias ? w->bias + pair * PANEL_PAIR : 0;
+    for (int r = 0; r < rows; r++) {
+        v16 first = *(const v16 *)(block + r * PANEL_PAIR), second = *(const v16 *)(block + r * PANEL_PAIR + PANEL);
+        if (bias) {
+            first += *(const v16 *)bias;
+            second += *(const v16 *)(bias + PANEL);
+        }
+        if (epilogue == GATED) {
+            v16 gate = activation == 0 ? silu(first) : gelu_tanh(first);
+            store(y, (int64_t)r * y_stride + pair * PANEL, gate * second, bf16);
+        } else {
+            store(y, (int64_t)r * y_stride + pair * PANEL_PAIR, first, 0);
+            store(y, (int64_t)r * y_stride + pair * PANEL_PAIR + PANEL, second, 0);
+        }
+    }
+}
+
+/* Any CPU: `count` (constant, at most KERNEL_ROWS) rows against one pair of panels. */
+INLINE void kernel(const char *panels, int64_t panel_bytes, const char *x, int depth, int count, int bf16,
+                   float *block) {
+    v16 first[KERNEL_ROWS], second[KERNEL_ROWS];
+    for (int r = 0; r < count; r++) first[r] = second[r] = splat(0.0f);
+    const int64_t stride = (int64_t)depth * (bf16 ? 2 : 4);
+    if (bf16) {
+        const u16v *a = (const u16v *)panels, *b = (const u16v *)(panels + panel_bytes);
+        for (int k = 0; k < depth / 2; k++) {
+            v16 a0 = (v16)(a[k] << 16), a1 = (v16)(a[k] & 0xffff0000u);
+            v16 b0 = (v16)(b[k] << 16), b1 = (v16)(b[k] & 0xffff0000u);
+            for (int r = 0; r < count; r++) {
+                const uint16_t *row = (const uint16_t *)(x + r * stride) + 2 * k;
+                v16 x0 = splat(bf16_to_float(row[0])), x1 = splat(bf16_to_float(row[1]));
+                first[r] = first[r] + x0 * a0;
+                second[r] = second[r] + x0 * b0;
+                first[r] = first[r] + x1 * a1;
+                second[r] = second[r] + x1 * b1;
+            }
+        }
+    } else {
+        const v16 *a = (const v16 *)panels, *b = (const v16 *)(panels + panel_bytes);
+        for (int k = 0; k < depth; k++)
+            for (int r = 0; r < count; r++) {
+                v16 value = splat(((const float *)(x + r * stride))[k]);
+                first[r] = first[r] + value * a[k];
+                second[r] = second[r] + value * b[k];
+            }
+    }
+    for (int r = 0; r < count; r++) {
+        *(v16 *)(block + r * PANEL_PAIR) = first[r];
+        *(v16 *)(block + r * PANEL_PAIR + PANEL) = second[r];
+    }
+}
+
+CLONES static void pair_generic(const Matrix *w, int pair, const char *x, int rows, int bf16, float *block) {
+    const int64_t panel_bytes = (int64_t)w->depth * PANEL * (bf16 ? 2 : 4);
+    const int64_t stride = (int64_t)w->depth * (bf16 ? 2 : 4);
+    const char *panels = (const char *)w->data + 2 * pair * panel_bytes;
+    /* Two widths, so that one row does not pay for eight; both sum in the same order. */
+    for (int r = 0; r < rows;) {
+        if (rows - r >= KERNEL_ROWS) {
+            if (bf16)
+                kernel(panels, panel_bytes, x + r * stride, w->depth, KERNEL_ROWS, 1, block + r * PANEL_PAIR);
+            else
+                kernel(panels, panel_bytes, x + r * stride, w->depth, KERNEL_ROWS, 0, block + r * PANEL_PAIR);
+            r += KERNEL_ROWS;
+        } else {
+            if (bf16)
+                kernel(panels, panel_bytes, x + r * stride, w->depth, 1, 1, block + r * PANEL_PAIR);
+            else
+                kernel(panels, panel_bytes, x + r * stride, w->depth, 1, 0, block + r * PANEL_PAIR);
+            r += 1;
+        }
+    }
+}
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+#define AMX __attribute__((target("amx-tile,amx-bf16")))
+
+/* CPUID.7.0:EDX says the CPU has tiles and bf16 products; the kernel must also let this process use them. */
+static int have_amx(void) {
+    static int known = -1;
+    if (known < 0) {
+        unsigned a, b, c, d = 0;
+        int cpu = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+        known = cpu && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+    }
+    return known;
+}
+
+/* Eight tiles of 16 rows x 64 bytes. Static: the intrinsic does not tell the compiler that it reads all of it. */
+static const struct __attribute__((packed, aligned(64))) {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes_per_row[16];
+    uint8_t rows[16];
+} TILES = {
+    .palette = 1,
+    .bytes_per_row = {64, 64, 64, 64, 64, 64, 64, 64},
+    .rows = {ROW_TILE, ROW_TILE, ROW_TILE, ROW_TILE, ROW_TILE, ROW_TILE, ROW_TILE, ROW_TILE},
+};
+
+AMX static void configure(void) { _tile_loadconfig(&TILES); }
+
+AMX static void unconfigure(void) { _tile_release(); }
+
+/* Tiles 0-3 sum up to 32 rows x 32 columns; 4, 5 hold x, 6, 7 the two panels. */
+AMX static void pair_amx(const Matrix *w, int pair, const char *x, int rows, float *block) {
+    const int64_t panel_bytes = (int64_t)w->depth * PANEL * 2, stride = (int64_t)w->depth * 2;
+    const char *a = (const char *)w->data + 2 * pair * panel_bytes, *b = a + panel_bytes;
+    for (int r = 0; r < rows; r += 2 * ROW_TILE) {
+        const char *top = x + r * stride, *low = top + ROW_TILE * stride;
+        float *out = block + r * PANEL_PAIR;
+        _tile_zero(0);
+        _tile_zero(1);
+        if (rows - r > ROW_TILE) {
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int k = 0; k < w->depth / 32; k++) {
+                _tile_loadd(4, top + 64 * k, stride);
+                _tile_loadd(6, a + 1024 * k, 64);
+                _tile_loadd(7, b + 1024 * k, 64);
+                _tile_loadd(5, low + 64 * k, stride);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            _tile_stored(2, out + ROW_TILE * PANEL_PAIR, PANEL_PAIR * 4);
+            _tile_stored(3, out + ROW_TILE * PANEL_PAIR + PANEL, PANEL_PAIR * 4);
+        } else {
+            for (int k = 0; k < w->depth / 32; k++) {
+                _tile_loadd(4, top + 64 * k, stride);
+                _tile_loadd(6, a + 1024 * k, 64);
+                _tile_loadd(7, b + 1024 * k, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+            }
+        }
+        _tile_stored(0, out, PANEL_PAIR * 4);
+        _tile_stored(1, out + PANEL, PANEL_PAIR * 4);
+    }
+}
+
+int gemm_prepare(void) {
+    if (have_amx()) configure();
+    return have_amx();
+}
+
+void gemm_release(void) {
+    if (have_amx()) unconfigure();
+}
+#else
+static int have_amx(void) { return 0; }
+static void pair_amx(const Matrix *w, int pair, const char *x, int rows, float *block) {
+    (void)w, (void)pair, (void)x, (void)rows, (void)block;
+}
+int gemm_prepare(void) { return 0; }
+void gemm_release(void) {}
+#endif
+
+void gemm(const Matrix *w, const void *x, int rows, int bf16, Epilogue epilogue, int activation, void *y, int y_stride,
+          int thread, int threads) {
+    enum { STRIP = 128 }; /* rows whose results fit on the stack */
+    float block[STRIP * PANEL_PAIR] __attribute__((aligned(64)));
+    const int pairs = w->columns / PANEL_PAIR;
+    const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
+    const int64_t x_stride = (int64_t)w->depth * (bf16 ? 2 : 4), y_bytes = epilogue == GATED && bf16 ? 2 : 4;
+    for (int pair = first; pair < last; pair++)
+        for (int r = 0; r < rows; r += STRIP) {
+            int count = rows - r < STRIP ? rows - r : STRIP;
+            const char *strip = (const char *)x + r * x_stride;
+            if (bf16 && have_amx())
+                pair_amx(w, pair, strip, count, block);
+            else
+                pair_generic(w, pair, strip, count, bf16, block);
+            finish(w, pair, block, count, bf16, epilogue, activation, (char *)y + (int64_t)r * y_stride * y_bytes,
+                   y_stride);
+        }
+}

@@ -1,0 +1,101 @@
+"""Find the compiled library, and the C structures it shares with Python (field by field as in decoder.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+
+class Shape(Structure):
+    _fields_ = [
+        *[
+            (name, c_int32)
+            for name in (
+                "layers",
+                "hidden",
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "mlp",
+                "vocab",
+                "capacity",
+                "activation",
+                "bf16",
+                "max_rows",
+                "threads",
+            )
+        ],
+        ("norm_eps", c_float),
+        ("attention_scale", c_float),
+        ("embed_scale", c_float),
+    ]
+
+
+class Matrix(Structure):
+    _fields_ = [("data", c_void_p), ("bias", c_void_p), ("columns", c_int32), ("depth", c_int32)]
+
+
+class Layer(Structure):
+    _fields_ = [
+        *[(name, Matrix) for name in ("qkv", "o", "gate_up", "down")],
+        *[
+            (name, c_void_p)
+            for name in (
+                "attention_norm",
+                "mlp_norm",
+                "q_norm",
+                "k_norm",
+                "attention_out_norm",
+                "mlp_out_norm",
+                "cosines",
+                "sines",
+                "keys",
+                "values",
+            )
+        ],
+        ("window", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Model(Structure):
+    _fields_ = [
+        ("shape", Shape),
+        ("layers", POINTER(Layer)),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", Matrix),
+        *[
+            (name, c_void_p)
+            for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores")
+        ],
+    ]
+
+
+class Pass(Structure):
+    _fields_ = [
+        ("rows", c_int32),
+        ("wanted", c_int32),
+        *[
+            (name, c_void_p)
+            for name in ("tokens", "slots", "bases", "starts", "paths", "wanted_rows", "logits")
+        ],
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where they were not built (no C compiler at install time)."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_kernels{suffix}")
+        if path.exists():
+            kernels = ctypes.CDLL(str(path))
+            kernels.outrider_forward.argtypes = [POINTER(Model), POINTER(Pass)]
+            kernels.outrider_forward.restype = None
+            kernels.outrider_move.argtypes = [POINTER(Model), c_int32, c_int32, c_void_p, c_void_p]
+            kernels.outrider_move.restype = None
+            return kernels
+    return None

@@ -1,0 +1,102 @@
+/* Sixteen floats at a time, on any CPU: GCC's vector types become AVX-512, AVX2 or plain code per clone.
+ *
+ * Everything here is element-wise or sums in one fixed order, so results never depend on how rows are grouped.
+ */
+#ifndef OUTRIDER_VECTOR_H
+#define OUTRIDER_VECTOR_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+/* aligned(4): loads and stores may be unaligned. */
+typedef float v16 __attribute__((vector_size(64), aligned(4)));
+typedef int32_t i16 __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t u16v __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
+
+INLINE v16 splat(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+
+INLINE float bf16_to_float(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+INLINE v16 widen(h16 h) { return (v16)(__builtin_convertvector(h, u16v) << 16); }
+
+/* Round to nearest, ties to even. */
+INLINE h16 narrow(v16 x) {
+    u16v bits = (u16v)x;
+    return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, h16);
+}
+
+/* One vector from memory holding bf16 or fp32 elements, `at` counted in elements. */
+INLINE v16 load(const void *base, int64_t at, int bf16) {
+    return bf16 ? widen(*(const h16 *)((const uint16_t *)base + at)) : *(const v16 *)((const float *)base + at);
+}
+
+INLINE void store(void *base, int64_t at, v16 x, int bf16) {
+    if (bf16)
+        *(h16 *)((uint16_t *)base + at) = narrow(x);
+    else
+        *(v16 *)((float *)base + at) = x;
+}
+
+INLINE float sum(v16 x) {
+    float s[LANES];
+    memcpy(s, &x, sizeof s);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) s[i] += s[i + width];
+    return s[0];
+}
+
+INLINE v16 choose(i16 mask, v16 yes, v16 no) { return (v16)((mask & (i16)yes) | (~mask & (i16)no)); }
+
+INLINE v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
+
+INLINE float max_lane(v16 x) {
+    float s[LANES], m;
+    memcpy(s, &x, sizeof s);
+    m = s[0];
+    for (int i = 1; i < LANES; i++) m = s[i] > m ? s[i] : m;
+    return m;
+}
+
+/* e^x within 2 ulp for x in [-87, 88]; clamped outside. x = n ln2 + r, |r| <= ln2/2, e^r by a polynomial. */
+INLINE v16 exponential(v16 x) {
+    x = choose(x < splat(-87.0f), splat(-87.0f), choose(x > splat(88.0f), splat(88.0f), x));
+    const v16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to the nearest integer */
+    v16 shifted = x * splat(1.44269504088896341f) + magic;
+    v16 n = shifted - magic;
+    v16 r = x - n * splat(0.693145751953125f);
+    r = r - n * splat(1.42860682030941723e-6f);
+    v16 p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * r * r + r + splat(1.0f);
+    i16 exponent = __builtin_convertvector(n, i16);
+    return (v16)((i16)p + (exponent << 23));
+}
+
+INLINE v16 silu(v16 x) { return x / (splat(1.0f) + exponential(-x)); }
+
+/* tanh-approximated GELU: x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
+INLINE v16 gelu_tanh(v16 x) {
+    v16 u = splat(1.5957691216057308f) * (x + splat(0.044715f) * x * x * x);
+    return x / (splat(1.0f) + exponential(-u));
+}
+
+#endif
