@@ -1,0 +1,76 @@
+"""Counter-based noise: every random number is a pure function of its key, so nothing is stored or replayed.
+
+Two layers make the noise of the coupled rule:
+
+* the row key, 64 bits of BLAKE2b over (stream, seed, choice, position), computed on the host from Python
+  integers of any size, so it cannot depend on a device;
+* per token, two rounds of a 32-bit integer mixer over (token, row key), in wrapping int32 arithmetic, which
+is
+  the same on every device. With x its last value, k = x + 2^31 is uniform on 0 .. 2^32-1.
+
+u = (k + 1/2) / 2^32 is exact in fp64 and never 0 or 1; G = -log(-log u) is Gumbel noise in (-3.14, 22.88).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_COUPLED = "gumbel"  # the stream of the coupled rule; chance.py names the others
+
+# Odd multipliers: a Weyl step (golden ratio), then the two of the mixer, as signed 32-bit values.
+_STEP = 0x9E3779B9 - (1 << 32)
+_MIX_A = 0x7FEB352D
+_MIX_B = 0x846CA68B - (1 << 32)
+
+
+def hash64(stream: str, *numbers: int) -> int:
+    """64 uniform bits keyed by a stream name and integers of any size or sign."""
+    text = "/".join((stream, *map(str, numbers)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def integers(seed: int, choice: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
+    """The int32 values x (k = x + 2^31) of `tokens` [N] at each position: [positions, N]."""
+    keys = [hash64(_COUPLED, seed, choice, position) for position in positions]
+    low = _words([key & 0xFFFFFFFF for key in keys], tokens.device)  # [R, 1]
+    high = _words([key >> 32 for key in keys], tokens.device)  # [R, 1]
+    x = tokens.to(torch.int32).mul(_STEP).bitwise_xor(low)  # [R, N]
+    return _mix(_mix(x).add_(high))
+
+
+def gumbel_at(seed: int, choice: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
+    """Gumbel noise of `tokens` [N] at each position: [positions, N] fp64."""
+    u = integers(seed, choice, positions, tokens).to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32)
+    return u.log_().neg_().log_().neg_()
+
+
+def gumbel(seed: int, choice: int, position: int, vocab: int, device: torch.device | str = "cpu") -> Tensor:
+    """Gumbel noise of a whole vocabulary at one generated position: [vocab] fp64."""
+    return gumbel_rows(seed, choice, [position], vocab, device)[0]
+
+
+def gumbel_rows(
+    seed: int, choice: int, positions: Sequence[int], vocab: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """`gumbel` at many positions: [positions, vocab] fp64."""
+    return gumbel_at(seed, choice, positions, torch.arange(vocab, dtype=torch.int32, device=device))
+
+
+def _words(values: list[int], device: torch.device) -> Tensor:
+    """Unsigned 32-bit integers as a column of int32: [R, 1]."""
+    signed = [value - (1 << 32) if value >> 31 else value for value in values]
+    return torch.tensor(signed, dtype=torch.int32, device=device).unsqueeze(1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words in which every input bit reaches every output bit; overwrites x.
+
+    int32 >> is arithmetic, so the shifted-in sign bits are masked off; products wrap.
+    """
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_MIX_A)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_MIX_B)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

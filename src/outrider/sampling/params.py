@@ -1,0 +1,203 @@
+"""What a user may ask of a generation, checked when it is asked."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from outrider.errors import InvalidRequest
+from outrider.types import ResolvedParams, VerifyRule
+
+_MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. `None` leaves a choice to the model's generation_config.
+
+    Processors apply in this order: penalties, logit_bias, temperature, top_k, top_p, min_p. Every field is
+    checked on construction and `InvalidRequest` names the offending one.
+    """
+
+    max_tokens: int | None = 128
+    """None: until the context is full."""
+    temperature: float | None = None
+    """0: always the likeliest token."""
+    top_k: int | None = None
+    """0 or -1: off."""
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    """Over prompt and output; 1: off."""
+    frequency_penalty: float = 0.0
+    """Over the output only, per occurrence."""
+    presence_penalty: float = 0.0
+    """Over the output only, once."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Token id → what to add to its logit, -100 to 100."""
+    seed: int | None = None
+    """None: drawn, and reported with the result."""
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Collection[int] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    """No stop token is generated before."""
+    logprobs: int | None = None
+    """Report each token's log-probability and this many of the likeliest alternatives."""
+    processed_logprobs: bool = False
+    """Report those of the distribution sampled from, instead of the model's raw one."""
+    verify: VerifyRule = "coupled"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, low=1)
+        _integer("min_tokens", self.min_tokens, low=0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+            )
+        for name in _MODEL_DEFAULTS:
+            value = getattr(self, name)
+            if value is not None:
+                _check(name, value)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        if self.seed is not None:
+            _integer("seed", self.seed)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, _MAX_LOGPROBS)
+        for name in ("ignore_eos", "processed_logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if self.verify not in get_args(VerifyRule):
+            names = " or ".join(map(repr, get_args(VerifyRule)))
+            raise InvalidRequest(f"verify must be {names}, not {self.verify!r}")
+        # The containers are copied, so that later changes to the caller's own cannot reach a running request.
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+
+    def resolve(
+        self,
+        generation_config: Mapping[str, Any],
+        eos_token_ids: Collection[int],
+        vocab_size: int,
+        choice: int = 0,
+    ) -> ResolvedParams:
+        """Fill in the model's defaults and a seed, and check token ids against the vocabulary."""
+        stop_ids = frozenset(self.stop_token_ids)
+        for name, ids in (("stop_token_ids", stop_ids), ("logit_bias", self.logit_bias)):
+            outside = [token for token in ids if token >= vocab_size]
+            if outside:
+                raise InvalidRequest(
+                    f"{name} names token {outside[0]}, but the model's tokens are 0 to {vocab_size - 1}"
+                )
+        if not self.ignore_eos:
+            stop_ids |= {token for token in eos_token_ids if token < vocab_size}
+        if self.min_tokens and len(stop_ids) >= vocab_size:
+            raise InvalidRequest("min_tokens cannot be kept when stop_token_ids name every token")
+        asked = {name: self._or_default(name, generation_config) for name in _MODEL_DEFAULTS}
+        return ResolvedParams(
+            max_tokens=sys.maxsize if self.max_tokens is None else self.max_tokens,
+            temperature=asked["temperature"],
+            top_k=max(0, int(asked["top_k"])),
+            top_p=asked["top_p"],
+            min_p=asked["min_p"],
+            repetition_penalty=asked["repetition_penalty"],
+            frequency_penalty=float(self.frequency_penalty),
+            presence_penalty=float(self.presence_penalty),
+            logit_bias=self.logit_bias,
+            # 53 bits: the seed survives being reported as a JSON number.
+            seed=secrets.randbits(53) if self.seed is None else self.seed,
+            choice=choice,
+            stop=tuple(self.stop),
+            stop_token_ids=stop_ids,
+            min_tokens=self.min_tokens,
+            logprobs=self.logprobs,
+            processed_logprobs=self.processed_logprobs,
+            verify=self.verify,
+        )
+
+    def _or_default(self, name: str, generation_config: Mapping[str, Any]) -> float:
+        """The value asked for, else the model's, else the neutral one; greedy if the model does not sample."""
+        value = getattr(self, name)
+        if value is not None:
+            return float(value)
+        if name == "temperature" and not generation_config.get("do_sample"):
+            return 0.0
+        default = generation_config.get(name)
+        if default is None:
+            return _MODEL_DEFAULTS[name]
+        _check(name, default, f"{name} of the model's generation_config")
+        return float(default)
+
+
+_MODEL_DEFAULTS = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What a model's generation_config may set, and what holds where it does not."""
+
+
+def _check(name: str, value: object, label: str = "") -> None:
+    """One of the parameters a model may have a default for; `label` names it in the message."""
+    label = label or name
+    match name:
+        case "temperature":
+            _number(label, value, 0, math.inf)
+        case "top_k":
+            _integer(label, value, low=-1)
+        case "top_p":
+            _number(label, value, 0, 1, above=True)
+        case "min_p":
+            _number(label, value, 0, 1)
+        case "repetition_penalty":
+            _number(label, value, 0, math.inf, above=True)
+
+
+def _number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
+    """A finite number from low (itself excluded where `above`) to high."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if good and isinstance(value, int | float):
+        good = low <= value <= high and not (above and value == low)
+    if not good:
+        bounds = f"above {low}" if above else f"at least {low}"
+        bounds += f" and at most {high}" if high < math.inf else ""
+        raise InvalidRequest(f"{name} must be a number {bounds}, not {value!r}")
+
+
+def _integer(name: str, value: object, low: int | None = None, high: int | None = None) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if good and isinstance(value, int):
+        good = (low is None or value >= low) and (high is None or value <= high)
+    if not good:
+        bounds = "" if low is None else f" of at least {low}"
+        bounds += "" if high is None else f" and at most {high}"
+        raise InvalidRequest(f"{name} must be a whole number{bounds}, not {value!r}")
+
+
+def _bias(bias: object) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, not be {bias!r}")
+    for token, value in bias.items():
+        _integer("a token id of logit_bias", token, low=0)
+        _number(f"logit_bias of token {token}", value, -100, 100)
+    return {token: float(value) for token, value in bias.items()}
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+        raise InvalidRequest(f"stop must be a string or a list of strings, not {stop!r}")
+    if "" in stops:
+        raise InvalidRequest("stop must not contain an empty string: it would end every text at once")
+    return tuple(stops)
+
+
+def _ids(ids: object) -> tuple[int, ...]:
+    if not isinstance(ids, Collection) or isinstance(ids, str | bytes | Mapping):
+        raise InvalidRequest(f"stop_token_ids must be a list of token ids, not {ids!r}")
+    for token in ids:
+        _integer("a token id of stop_token_ids", token, low=0)
+    return tuple(ids)

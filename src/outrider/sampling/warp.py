@@ -1,0 +1,112 @@
+"""What logits mean under the sampling parameters: the one definition of the distribution everyone uses.
+
+    logits → penalties → bias → mask → temperature → top-k → top-p → min-p → log-probabilities
+
+All in fp64 and row by row: a row's result is bit-identical whatever other rows share the call. Truncations keep
+tokens by value, a tie at the boundary whole, so nothing depends on the order in which a sort leaves ties.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.return_types import topk
+
+from outrider.sampling.draw import argmax
+from outrider.sampling.history import History
+from outrider.types import ResolvedParams
+
+_MASS = 2.0**52
+"""Probabilities are summed as integers of this scale: exactly, so in any order."""
+
+
+def warp(logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> Tensor:
+    """Log-probabilities [R, V] fp64 of `logits` [R, V].
+
+    Row r stands at the end of `paths[r]`, the drafted tokens between the history and it. Temperature 0 gives
+    0 at the likeliest token (the lowest id on ties) and -inf elsewhere.
+    """
+    z = process(logits, params, history, paths)
+    if params.temperature > 0:
+        return torch.log_softmax(truncate(z, params), dim=-1)
+    best = argmax(z).unsqueeze(-1)
+    return torch.full_like(z, -math.inf).scatter_(-1, best, 0.0)
+
+
+def process(
+    logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]
+) -> Tensor:
+    """A new [R, V] fp64 tensor: logits after penalties, bias and mask; its argmax is the greedy choice."""
+    z = logits.to(torch.float64, copy=True)
+    if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
+        _penalise(z, params, history, paths)
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=z.device)
+        bias = torch.tensor(list(params.logit_bias.values()), dtype=z.dtype, device=z.device)
+        z.index_add_(1, ids, bias.expand(len(z), -1))
+    _mask(z, params, history, paths)
+    return z
+
+
+def truncate(z: Tensor, params: ResolvedParams) -> Tensor:
+    """Temperature (which must not be 0), top-k, top-p and min-p; overwrites z.
+
+    Returns log-probabilities up to a constant per row: 0 at the likeliest token, -inf at removed ones.
+    """
+    z.sub_(z.amax(dim=-1, keepdim=True)).div_(params.temperature)  # first the maximum: no overflow near 0
+    top = None
+    if 0 < params.top_k < z.shape[-1]:
+        top = torch.topk(z, params.top_k, dim=-1)
+        z.masked_fill_(z < top.values[:, -1:], -math.inf)
+    if params.top_p < 1:
+        z.masked_fill_(z < _nucleus_edge(z, params.top_p, top), -math.inf)
+    if params.min_p > 0:
+        z.masked_fill_(z < math.log(params.min_p), -math.inf)
+    return z
+
+
+def _penalise(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> None:
+    """Repetition scales logits towards 'less likely' once per seen token; frequency and presence subtract."""
+    ids, seen, counts = history.along(paths, z.device)
+    part = z[:, ids]  # [R, C]
+    scale = params.repetition_penalty
+    if scale != 1:
+        part = torch.where(seen, torch.where(part > 0, part / scale, part * scale), part)
+    part -= params.frequency_penalty * counts
+    part -= params.presence_penalty * (counts > 0)
+    z[:, ids] = part
+
+
+def _mask(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> None:
+    """Forbid tokens row by row; the place for whatever rules a token out before anything is sampled."""
+    early = [r for r, path in enumerate(paths) if history.generated + len(path) < params.min_tokens]
+    if early and params.stop_token_ids:
+        rows = torch.tensor(early, device=z.device).unsqueeze(1)
+        z[rows, torch.tensor(sorted(params.stop_token_ids), device=z.device)] = -math.inf
+
+
+def _nucleus_edge(z: Tensor, top_p: float, top: topk | None) -> Tensor:
+    """The score [R, 1] of the least likely token needed to reach mass top_p, the likeliest taken first.
+
+    `top`, where given, holds all that is left in z but for ties of its last; otherwise as many of the
+    likeliest are looked at as it takes.
+    """
+    mass = torch.softmax(z, dim=-1).mul_(_MASS).round_().to(torch.int64)
+    need = int(top_p * _MASS)
+    if top is not None:
+        reached = mass.gather(-1, top.indices).cumsum_(dim=-1)
+    else:
+        vocab = z.shape[-1]
+        # A nucleus is usually small and a full sort slow on a CPU; a GPU would have to be waited for to ask.
+        width = min(256, vocab) if z.device.type == "cpu" else vocab
+        while True:
+            top = torch.topk(z, width, dim=-1)
+            reached = mass.gather(-1, top.indices).cumsum_(dim=-1)
+            if width == vocab or bool((reached[:, -1] >= need).all()):
+                break
+            width = min(16 * width, vocab)
+    last = (reached < need).sum(dim=-1, keepdim=True).clamp_(max=reached.shape[-1] - 1)
+    return top.values.gather(-1, last)

@@ -1,0 +1,63 @@
+"""The rejection rule: accept or refuse drafted tokens so that what is emitted are exact samples of the target.
+
+At a node the target has distribution p and its children x1, x2, … were drawn in this order, without
+replacement, from q. Child x is accepted with probability min(1, p(x)/q(x)); if refused, what is still to be
+sampled is the residual p ← norm(max(p - q, 0)), and the next child was drawn from q ← q without x,
+renormalised. When no child is left, the token comes from p itself. Induction over the children shows that the
+result is distributed as p, however the number of children was decided, as long as no decision saw a draw that
+was still to come and no drawn child was dropped. A chain is the case of one child; a point mass (no q
+declared) that of q(x) = 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.sampling.chance import Chance, Stream
+from outrider.types import ROOT, Draft, Verdict
+from outrider.verify.rule import Target
+
+
+def rejection(draft: Draft, target: Target, chance: Chance) -> Verdict:
+    """Each child is accepted or refused in turn; what it costs to refuse one is paid by the residual."""
+    path: list[int] = []
+    node = ROOT
+    while True:
+        p = _distribution(target.logp(node))
+        children = draft.children(node)
+        q = _distribution(draft.q[children[0]]) if children and draft.q is not None else torch.zeros_like(p)
+        for child in children:
+            x = draft.tokens[child]
+            # What was not sampled (no q, or a token outside its support) is a bare proposal: a point mass.
+            sampled = bool(q[x] > 0)
+            odds = float(p[x] / q[x]) if sampled else float(p[x])
+            if chance.bernoulli(min(1.0, odds), Stream.ACCEPT, child):
+                path.append(child)
+                node = child
+                break
+            if sampled:
+                # No mass left means that p equals q but for the rounding that refused x: p stays as it is.
+                p, q = _normalised((p - q).clamp_(min=0), otherwise=p), _without(q, x)
+            else:
+                p = _without(p, x)
+        else:
+            return Verdict(tuple(path), chance.categorical(p, Stream.TARGET, node))
+
+
+def _distribution(logp: Tensor) -> Tensor:
+    """Probabilities [V] fp64 that sum to 1."""
+    p = logp.to(torch.float64).exp()
+    return p / p.sum()
+
+
+def _without(p: Tensor, x: int) -> Tensor:
+    """p given that x is out; all zeros where p had nothing else."""
+    rest = p.clone()
+    rest[x] = 0
+    return _normalised(rest, otherwise=rest)
+
+
+def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+    mass = weights.sum()
+    return weights / mass if mass > 0 else otherwise
