@@ -13,8 +13,8 @@ class Attribution:
     """Follows the engine's text stream one token behind.
 
     The engine shows whole characters, in order. It may hold some back (a possible stop string) or drop them
-    for good (after a stop string), but never reorders. So it is enough to keep, per decoded character, whom it
-    came from, and to take as many as were shown. A character of several tokens belongs to the last of them.
+    for good (after a stop string), but never reorders. So it is enough to remember for each decoded character
+    where it came from, and to take as many as were shown. A character of several tokens belongs to the last.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], strips_leading_space: bool) -> None:

@@ -58,7 +58,7 @@ class Settings:
     ] = DEFAULT_MODEL
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
-        _model(help="Number format of weights and cache."),
+        _model(metavar="auto|bf16|fp16|fp32", help="Number format of weights and cache."),
     ] = "auto"
     device: Annotated[
         str,
@@ -99,7 +99,8 @@ class Settings:
     verify: Annotated[
         Literal["coupled", "rejection"],
         _speculation(
-            help="coupled: the very tokens of plain decoding. rejection: the same distribution of texts."
+            metavar="coupled|rejection",
+            help="coupled: the very tokens of plain decoding. rejection: the same distribution of texts.",
         ),
     ] = "coupled"
 

@@ -1,0 +1,46 @@
+# Everything runs in .venv, which `make setup` makes and the other targets ask for. `make help` lists them.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+DEMO_PROMPT := examples/edit_function.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo model test test-all lint clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## Make the environment in .venv (once; again when pyproject.toml changes)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or newer; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@echo "==> Making the environment in .venv"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "==> Installing PyTorch (the large one)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	@echo "==> Installing Outrider and its tools"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+	@echo "==> Ready: $(BIN)/outrider --help"
+
+demo: setup ## Edit a function speculatively, in colour, then plainly, and compare
+	@$(BIN)/outrider generate - --max-tokens 128 --temperature 0 --drafter suffix --compare < $(DEMO_PROMPT)
+
+model: setup
+	@$(BIN)/outrider models pull smollm2-135m
+
+test: setup model ## The fast tests
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: setup model ## Every test, the long equality runs too
+	@$(BIN)/python -m pytest -q
+
+lint: setup ## Style, types and the layer contract
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+clean: ## Remove the environment and what the tools left
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
