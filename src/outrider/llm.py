@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Literal
 
-from outrider.control.controller import AutoLength, Controller, FixedLength
+from outrider.control import AutoLength, Controller, FixedLength
+from outrider.drafters.model import check_vocabularies
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import build
 from outrider.engine.engine import Engine
@@ -16,8 +17,7 @@ from outrider.engine.text import TextStream
 from outrider.errors import InvalidRequest
 from outrider.models.checkpoint import open_checkpoint
 from outrider.models.load import load_model, placement
-from outrider.models.progress import Progress, Silent
-from outrider.models.tokenizer import check_vocabularies
+from outrider.models.progress import Progress, SilentProgress
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.types import Chunk, Completion, LanguageModel
@@ -50,7 +50,7 @@ class LLM:
         max_context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        progress = progress or Silent()
+        progress = progress or SilentProgress()
         place = placement(
             device=device,
             dtype=dtype,
@@ -151,7 +151,7 @@ class LLM:
             params=resolved,
             limit=min(resolved.max_tokens, self.model.max_context - len(tokens)),
             stream=TextStream(self.tokenizer.token_bytes, resolved.stop, self.tokenizer.strips_leading_space),
-            history=History(tokens, self.model.vocab_size, resolved),
+            history=History(tokens),
             keep_trace=trace,
         )
 

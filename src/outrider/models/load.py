@@ -11,6 +11,7 @@ from outrider.errors import InvalidRequest
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
+from outrider.models.native.decoder import NativeDecoder, supported
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.models.weights import load_weights
 from outrider.types import LanguageModel
@@ -61,15 +62,23 @@ def placement(
 
 
 def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
-    """The fastest decoder that runs this checkpoint at this place."""
+    """The fastest decoder that runs this checkpoint at this place.
+
+    Bit-exact rows (level C) by default: on the CPU, where the compiled decoder computes no other way; elsewhere on request.
+    """
     try:
         architecture = Architecture.from_config(checkpoint.config)
-    except UnsupportedArchitecture:
+    except UnsupportedArchitecture as reason:
+        if place.bitwise:
+            raise InvalidRequest(f"bitwise: {reason}, and transformers' own decoder cannot promise it") from reason
         return HFModel.from_folder(
             checkpoint.path, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
         )
     weights = load_weights(architecture, checkpoint.tensors(place.dtype), place.dtype, place.device)
-    max_context = min(architecture.max_context, place.max_context or DEFAULT_CONTEXT)
-    return TorchDecoder(
-        architecture, weights, max_batch=place.max_batch, max_context=max_context, bitwise=bool(place.bitwise)
-    )
+    size = {
+        "max_batch": place.max_batch,
+        "max_context": min(architecture.max_context, place.max_context or DEFAULT_CONTEXT),
+    }
+    if place.device.type == "cpu" and supported(architecture, place.dtype):
+        return NativeDecoder(architecture, weights, threads=place.threads, **size)
+    return TorchDecoder(architecture, weights, bitwise=bool(place.bitwise), **size)
