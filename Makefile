@@ -11,9 +11,9 @@ DEMO_PROMPT := examples/edit_function.txt
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(READY) ## Make the environment in .venv (once; again when pyproject.toml changes)
+setup: $(READY) ## Make the environment in .venv (again when pyproject.toml or C code changes)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(wildcard src/outrider/models/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or newer; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "==> Making the environment in .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
