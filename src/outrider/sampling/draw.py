@@ -26,20 +26,20 @@ def perturb(scores: Tensor, seed: int, choice: int, positions: Sequence[int]) ->
     The largest of a row is then a sample of softmax(scores), the k largest are k samples without replacement.
     """
     vocab = scores.shape[-1]
-    distinct = sorted(set(positions))
     if scores.device.type != "cpu":
+        distinct = sorted(set(positions))
         noise = gumbel_rows(seed, choice, distinct, vocab, scores.device)
         return scores.add_(noise[[distinct.index(position) for position in positions]])
-    for position in distinct:
-        rows = [row for row, at in enumerate(positions) if at == position]
-        live = np.flatnonzero((scores.numpy()[rows] > -math.inf).any(axis=0))
-        if 2 * len(live) < vocab:  # truncated rows: hashing the survivors is far cheaper
-            tokens = torch.from_numpy(live)
-            noise = gumbel_at(seed, choice, [position], tokens)[0]
-            for row in rows:
-                scores[row].index_add_(0, tokens, noise)
-        else:
-            noise = gumbel_rows(seed, choice, [position], vocab)[0]
-            for row in rows:
-                scores[row].add_(noise)
+    dense: dict[int, Tensor] = {}  # siblings stand at the same position
+    for row, position in zip(scores, positions, strict=True):
+        values = row.numpy()
+        if values.min() == -math.inf:
+            live = np.flatnonzero(values > -math.inf)
+            if 4 * len(live) < vocab:  # truncated: hashing just the survivors is far cheaper
+                tokens = torch.from_numpy(live)
+                row.index_add_(0, tokens, gumbel_at(seed, choice, [position], tokens)[0])
+                continue
+        if position not in dense:
+            dense[position] = gumbel_rows(seed, choice, [position], vocab)[0]
+        row.add_(dense[position])
     return scores

@@ -123,7 +123,7 @@ class SamplingParams:
         )
 
     def _or_default(self, name: str, generation_config: Mapping[str, Any]) -> float:
-        """The value asked for, else the model's, else the neutral one; greedy if the model does not sample."""
+        """The value asked for, else the model's, else the neutral one; greedy unless the model samples."""
         value = getattr(self, name)
         if value is not None:
             return float(value)

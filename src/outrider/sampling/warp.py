@@ -2,8 +2,8 @@
 
     logits → penalties → bias → mask → temperature → top-k → top-p → min-p → log-probabilities
 
-All in fp64 and row by row: a row's result is bit-identical whatever other rows share the call. Truncations keep
-tokens by value, a tie at the boundary whole, so nothing depends on the order in which a sort leaves ties.
+All in fp64 and row by row: a row's result is bit-identical whatever other rows share the call. Truncations
+keep tokens by value, a tie at the boundary whole, so nothing depends on the order a sort leaves ties in.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.return_types import topk
 
 from outrider.sampling.draw import argmax
 from outrider.sampling.history import History
@@ -52,19 +53,17 @@ def process(
 
 
 def truncate(z: Tensor, params: ResolvedParams) -> Tensor:
-    """Temperature (which must not be 0), top-k, top-p and min-p; overwrites z.
+    """Temperature (which must not be 0), top-k, top-p and min-p; z may be overwritten.
 
     Returns log-probabilities up to a constant per row: 0 at the likeliest token, -inf at removed ones.
     """
     z.sub_(z.amax(dim=-1, keepdim=True)).div_(params.temperature)  # first the maximum: no overflow near 0
-    top = None
     if 0 < params.top_k < z.shape[-1]:
-        top = torch.topk(z, params.top_k, dim=-1)
-        z.masked_fill_(z < top.values[:, -1:], -math.inf)
+        z = _keep(z, z >= torch.topk(z, params.top_k, dim=-1).values[:, -1:])
     if params.top_p < 1:
-        z.masked_fill_(z < _nucleus_edge(z, params.top_p, top), -math.inf)
+        z = _keep(z, _nucleus(z, params.top_p))
     if params.min_p > 0:
-        z.masked_fill_(z < math.log(params.min_p), -math.inf)
+        z = _keep(z, z >= math.log(params.min_p))
     return z
 
 
@@ -88,25 +87,34 @@ def _mask(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[S
         z[rows, torch.tensor(sorted(params.stop_token_ids), device=z.device)] = -math.inf
 
 
-def _nucleus_edge(z: Tensor, top_p: float, top: topk | None) -> Tensor:
-    """The score [R, 1] of the least likely token needed to reach mass top_p, the likeliest taken first.
-
-    `top`, where given, holds all that is left in z but for ties of its last; otherwise as many of the
-    likeliest are looked at as it takes.
-    """
+def _nucleus(z: Tensor, top_p: float) -> Tensor:
+    """Which tokens [R, V] are needed to reach the share top_p of a row's mass, the likeliest taken first."""
     mass = torch.softmax(z, dim=-1).mul_(_MASS).round_().to(torch.int64)
-    need = int(top_p * _MASS)
-    if top is not None:
-        reached = mass.gather(-1, top.indices).cumsum_(dim=-1)
-    else:
-        vocab = z.shape[-1]
-        # A nucleus is usually small and a full sort slow on a CPU; a GPU would have to be waited for to ask.
-        width = min(256, vocab) if z.device.type == "cpu" else vocab
-        while True:
-            top = torch.topk(z, width, dim=-1)
-            reached = mass.gather(-1, top.indices).cumsum_(dim=-1)
-            if width == vocab or bool((reached[:, -1] >= need).all()):
-                break
-            width = min(16 * width, vocab)
-    last = (reached < need).sum(dim=-1, keepdim=True).clamp_(max=reached.shape[-1] - 1)
-    return top.values.gather(-1, last)
+    if mass.device.type == "cpu":
+        edges = [_nucleus_edge(row, top_p) for row in mass.numpy()]
+        return mass >= torch.tensor(edges).unsqueeze(1)
+    need = (mass.sum(dim=-1, keepdim=True).double() * top_p).to(torch.int64)
+    ordered = mass.sort(dim=-1, descending=True).values
+    last = (ordered.cumsum(dim=-1) < need).sum(dim=-1, keepdim=True)
+    return mass >= ordered.gather(-1, last)
+
+
+def _nucleus_edge(mass: NDArray[np.int64], top_p: float) -> int:
+    """The mass of the last token needed: as if all were sorted, but sorts only those that may matter."""
+    total = int(mass.sum())
+    need = int(float(total) * top_p)
+    # All tokens below this weigh less than total - need together: the others reach `need` by themselves.
+    negligible = (total - need) // len(mass)
+    ordered = np.sort(mass[mass >= negligible])[::-1]
+    return int(ordered[np.searchsorted(np.cumsum(ordered), need)])
+
+
+def _keep(z: Tensor, kept: Tensor) -> Tensor:
+    """z with -inf where not `kept`."""
+    if z.device.type != "cpu":
+        return z.masked_fill_(~kept, -math.inf)
+    # Moving the few that stay is several times faster than testing every element.
+    result = torch.full_like(z, -math.inf)
+    stay = torch.from_numpy(np.flatnonzero(kept.numpy()))
+    result.view(-1)[stay] = z.view(-1)[stay]
+    return result

@@ -1,4 +1,4 @@
-"""The rejection rule: accept or refuse drafted tokens so that what is emitted are exact samples of the target.
+"""The rejection rule: accept or refuse drafted tokens so that every emitted one is an exact sample.
 
 At a node the target has distribution p and its children x1, x2, … were drawn in this order, without
 replacement, from q. Child x is accepted with probability min(1, p(x)/q(x)); if refused, what is still to be

@@ -1,0 +1,104 @@
+"""Growing a draft tree level by level, for drafters that have probabilities.
+
+Every decision here (whether another node is drawn, and after which parent) sees only what was drawn before,
+and a drawn node stays. That is what lets the rejection rule be exact over the tree, so it is not a matter of
+taste; the coupled rule does not need it but loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.types import ROOT, Budget
+
+
+@dataclass(slots=True)
+class Offer:
+    """What may follow one node: the children still to be drawn, one after the other.
+
+    `likely` are the node's most probable tokens with their probabilities, at least as many as children may be
+    drawn. `draw(node)` draws the next child, to become draft node `node`: (token, its probability).
+    """
+
+    likely: Sequence[tuple[int, float]]
+    draw: Callable[[int], tuple[int, float]]
+    drawn: set[int] = field(default_factory=set)
+    expected: float = 0.0
+    """How likely the target is to follow one of the children drawn so far."""
+    spent: float = 0.0
+    """The draft's own probability of the children drawn so far."""
+
+    def outlook(self) -> float:
+        """How likely the target is to follow the next child, estimated before that is drawn.
+
+        The largest probability left estimates how well draft and target agree here: it is the usual
+        confidence when the draft is greedy, and close to 1 - TV when it samples.
+        """
+        best = max((p for token, p in self.likely if token not in self.drawn), default=0.0)
+        if best <= 0:
+            return 0.0
+        return (1.0 - self.expected) * best / max(1.0 - self.spent, best)
+
+    def take(self, node: int) -> int:
+        outlook = self.outlook()
+        token, probability = self.draw(node)
+        self.drawn.add(token)
+        self.expected += outlook
+        self.spent += probability
+        return token
+
+
+class Growth:
+    """One draft tree on its way; at most `budget.nodes` nodes, at most `branching` children each.
+
+    The nodes left are spread evenly over the levels left; within a level the most promising is drawn first.
+    """
+
+    def __init__(self, budget: Budget, branching: int) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.confidence: list[float] = []
+        self.level: range = range(ROOT, 0)
+        """The nodes that were added last: where the next level grows, once their offers are known."""
+        self._budget = budget
+        self._branching = branching if budget.tree else 1
+        self._levels_left = min(budget.depth, budget.nodes)
+
+    @property
+    def growing(self) -> bool:
+        """Whether another level may be added, so that offers at `level` are worth computing."""
+        left = self._budget.nodes - len(self.tokens)
+        promising = max(self._chance(node) for node in self.level) if self.level else 0.0
+        return left > 0 and self._levels_left > 0 and promising >= self._budget.floor and promising > 0
+
+    def grow(self, offers: Sequence[Offer]) -> None:
+        """Add a level, given what may follow each node of the last one."""
+        start = len(self.tokens)
+        left = self._budget.nodes - start
+        quota = -(-left // self._levels_left)
+        self._levels_left -= 1
+        open_offers = list(zip(self.level, offers, strict=True))
+        while len(self.tokens) < start + quota and open_offers:
+            outlooks = [self._chance(parent) * offer.outlook() for parent, offer in open_offers]
+            best = max(range(len(outlooks)), key=outlooks.__getitem__)
+            if outlooks[best] <= 0 or outlooks[best] < self._budget.floor:
+                break
+            parent, offer = open_offers[best]
+            self.tokens.append(offer.take(len(self.tokens)))
+            self.parents.append(parent)
+            self.confidence.append(outlooks[best])
+            if len(offer.drawn) == self._branching:
+                del open_offers[best]
+        self.level = range(start, len(self.tokens))
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the root's child down to `node`."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def _chance(self, node: int) -> float:
+        return 1.0 if node == ROOT else self.confidence[node]

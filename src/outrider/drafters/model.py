@@ -1,0 +1,222 @@
+"""Drafting with a smaller language model that shares the target's tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.children import ranked_offers, sampled_offers, samples
+from outrider.drafters.growth import Growth
+from outrider.errors import DrafterError
+from outrider.sampling.chance import Chance, KeyedChance
+from outrider.sampling.history import History
+from outrider.types import ROOT, Budget, Commit, Draft, LanguageModel, Rows, SequenceView
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrafterConfig:
+    """`branching`: most children per node; 1 drafts chains. Trees need a budget and model that allow them."""
+
+    branching: int = 1
+
+    def __post_init__(self) -> None:
+        if self.branching < 1:
+            raise DrafterError(f"branching of the draft model must be at least 1, not {self.branching}")
+
+
+@dataclass(slots=True)
+class _Held:
+    """What the draft model's cache holds of a sequence: `committed` tokens, then rows of its draft."""
+
+    slot: int
+    prompt_length: int
+    history: History
+    committed: int = 0
+    pending: list[tuple[int, int]] = field(default_factory=list)  # (token, parent row)
+
+
+class ModelDrafter:
+    """Draws from the draft model what it, sampled like the target, would say next.
+
+    Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection:
+    drawn one after the other without replacement from keyed chance, and `q` says from what. One forward per
+    level for all sequences together.
+    """
+
+    name = "model"
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        config: ModelDrafterConfig | None = None,
+        *,
+        vocab_size: int | None = None,
+        chance: Callable[[int, int, int], Chance] = KeyedChance,
+    ) -> None:
+        """`vocab_size`: the width of the target's logits, where it differs (padding of a shared vocabulary).
+        `chance`: outcomes for (seed, choice, step); the exactness tests enumerate them."""
+        self._model = model
+        self._branching = (config or ModelDrafterConfig()).branching if model.supports_trees else 1
+        self._vocab = vocab_size or model.vocab_size
+        self._chance = chance
+        self._held: dict[int, _Held] = {}
+
+    def open(self, sequence: SequenceView) -> None:
+        prompt = sequence.tokens[: sequence.prompt_length]
+        self._held[sequence.id] = _Held(self._model.open(), len(prompt), History(prompt))
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        plans = [self._plan(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        active = [plan for plan in plans if plan.growth.growing]
+        logits = self._catch_up(active)
+        while active:
+            for plan, rows in zip(active, logits, strict=True):
+                plan.grow(self._fit(rows), self._branching)
+            active = [plan for plan in active if plan.growth.growing]
+            if active:
+                logits = self._run_level(active)
+        return [plan.draft(self.name) for plan in plans]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Nothing to learn: the next `propose` sees from the tokens which rows were accepted."""
+
+    def close(self, sequence: SequenceView) -> None:
+        self._model.close(self._held.pop(sequence.id).slot)
+
+    def _plan(self, sequence: SequenceView, budget: Budget) -> _Plan:
+        """An empty draft, its budget cut to what the draft model can take."""
+        held, params = self._held[sequence.id], sequence.params
+        room = self._model.max_context - len(sequence.tokens)
+        known = max(sequence.tokens[held.committed :], default=0) < self._model.vocab_size
+        # All nodes but the last level's are run, so one more than fits may be drafted.
+        nodes = min(budget.nodes, room + 1) if room >= 0 and known else 0
+        growth = Growth(dataclasses.replace(budget, nodes=nodes), self._branching)
+        step = len(sequence.tokens) - sequence.prompt_length
+        return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
+
+    def _catch_up(self, plans: Sequence[_Plan]) -> list[Tensor]:
+        """Bring the cache up to each sequence's last token; its logits [1, V] per plan."""
+        logits: dict[int, Tensor] = {}
+        for plan in plans:
+            self._settle(plan.held, plan.sequence.tokens)
+        while waiting := [plan for plan in plans if plan.sequence.id not in logits]:
+            batch: list[Rows] = []
+            ready: list[int] = []
+            room = self._model.chunk
+            for plan in waiting:
+                held, tokens = plan.held, plan.sequence.tokens
+                piece = tokens[held.committed : held.committed + room]
+                if not piece:
+                    break
+                room -= len(piece)
+                last = held.committed + len(piece) == len(tokens)
+                batch.append(Rows.chain(held.slot, piece, logits=[len(piece) - 1] if last else []))
+                ready += [plan.sequence.id] if last else []
+            out = self._model.forward(batch)
+            for rows, plan in zip(batch, waiting, strict=False):
+                self._model.commit(rows.slot, range(len(rows.tokens)))
+                plan.held.committed += len(rows.tokens)
+            logits |= {sequence: out[i : i + 1] for i, sequence in enumerate(ready)}
+        return [logits[plan.sequence.id] for plan in plans]
+
+    def _settle(self, held: _Held, tokens: Sequence[int]) -> None:
+        """Keep of the last draft's rows those the sequence took, drop the others, and count its new tokens.
+
+        The last token is always left to be run again: its logits are where a draft begins.
+        """
+        held.history.append(tokens[held.prompt_length + held.history.generated :])
+        wanted = len(tokens) - 1
+        path: list[int] = []
+        row = ROOT
+        while held.committed + len(path) < wanted:
+            follows = (tokens[held.committed + len(path)], row)
+            if follows not in held.pending:
+                break
+            row = held.pending.index(follows)
+            path.append(row)
+        if held.pending:
+            self._model.commit(held.slot, path)
+            held.committed += len(path)
+            held.pending.clear()
+        if held.committed > wanted:
+            self._model.rollback(held.slot, wanted)
+            held.committed = wanted
+
+    def _run_level(self, plans: Sequence[_Plan]) -> list[Tensor]:
+        """Run the level each tree grew last; its logits [nodes of the level, V] per plan.
+
+        Levels are run whole and in order, so pending row i is draft node i.
+        """
+        batch = []
+        for plan in plans:
+            level = plan.growth.level
+            tokens = plan.growth.tokens[level.start :]
+            parents = plan.growth.parents[level.start :]
+            batch.append(Rows(plan.held.slot, tokens, parents))
+            plan.held.pending += zip(tokens, parents, strict=True)
+        rest = self._model.forward(batch)
+        logits = []
+        for rows in batch:
+            logits.append(rest[: len(rows.tokens)])
+            rest = rest[len(rows.tokens) :]
+        return logits
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """Logits as wide as the target's: padding is cut off, or added as impossible tokens."""
+        extra = self._vocab - logits.shape[-1]
+        return logits if extra == 0 else torch.nn.functional.pad(logits, (0, extra), value=-torch.inf)
+
+
+class _Plan:
+    """The draft of one sequence in one step."""
+
+    def __init__(self, sequence: SequenceView, held: _Held, growth: Growth, chance: Chance) -> None:
+        self.sequence = sequence
+        self.held = held
+        self.growth = growth
+        self._chance = chance
+        self._q: list[
+            Tensor
+        ] = []  # per node, where nodes are sampled: the log-probabilities [V] at its parent
+
+    def grow(self, logits: Tensor, branching: int) -> None:
+        """Add a level, given the logits [R, V] of the last one's nodes."""
+        params, history = self.sequence.params, self.held.history
+        paths = [self.growth.path(node) for node in self.growth.level]
+        if samples(params):
+            offers = sampled_offers(logits, params, history, paths, branching, self._chance, self._q)
+        else:
+            offers = ranked_offers(logits, params, history, paths, branching)
+        self.growth.grow(offers)
+
+    def draft(self, source: str) -> Draft:
+        growth = self.growth
+        q = torch.stack(self._q) if self._q else None
+        return Draft(growth.tokens, growth.parents, growth.confidence, source if growth.tokens else "none", q)
+
+
+def check_vocabularies(target_vocab: Mapping[str, int], draft_vocab: Mapping[str, int]) -> None:
+    """Raise `DrafterError`, saying how they differ, unless both models give every token the same id."""
+    if target_vocab == draft_vocab:
+        return
+    missing = sorted(target_vocab.keys() - draft_vocab.keys(), key=target_vocab.__getitem__)
+    added = sorted(draft_vocab.keys() - target_vocab.keys(), key=draft_vocab.__getitem__)
+    shared = target_vocab.keys() & draft_vocab.keys()
+    moved = sorted((t for t in shared if target_vocab[t] != draft_vocab[t]), key=target_vocab.__getitem__)
+    differences = [f"the target has {len(target_vocab)} tokens and the draft model {len(draft_vocab)}"]
+    if missing:
+        differences.append(f"{len(missing)} of the target's are missing (first: {missing[0]!r})")
+    if added:
+        differences.append(f"{len(added)} are the draft model's alone (first: {added[0]!r})")
+    if moved:
+        token = moved[0]
+        ids = f"{token!r} is {target_vocab[token]} in the target and {draft_vocab[token]} in the draft model"
+        differences.append(f"{len(moved)} have other ids (first: {ids})")
+    raise DrafterError(
+        f"the draft model's vocabulary differs from the target's: {', '.join(differences)}; "
+        "choose a draft model that shares the target's tokenizer"
+    )
