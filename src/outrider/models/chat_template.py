@@ -68,7 +68,7 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it says nothing."""
+        """`{% generation %}…{% endgeneration %}` marks what to train on; here it means nothing."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance attribute)
 

@@ -38,7 +38,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`config` and `generation_config` read like Hugging Face's files, also where they were made from GGUF metadata."""
+    """`config` and `generation_config` read like Hugging Face's files, also for a GGUF file."""
 
     name: str
     """What the user asked for."""
@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
-    """Find a model by catalogue name, folder, GGUF file or hub id (in this order) and read all but its weights."""
+    """Find a model by catalogue name, folder, GGUF file or hub id, in this order; weights are read later."""
     if model in CATALOG:
         return _open_folder(model, hub.installed(model, progress), progress)
     path = Path(model).expanduser()
@@ -68,7 +68,7 @@ def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
     if path.is_file():
         return _open_gguf(model, path, progress)
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf" and not path.parent.exists():
-        return _open_folder(model, hub.snapshot(model, progress), progress)
+        return _open_folder(model, hub.snapshot(model), progress)
     close = difflib.get_close_matches(model, CATALOG, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known by name are {', '.join(CATALOG)}."
     raise ModelError(
@@ -82,14 +82,18 @@ def _open_gguf(name: str, path: Path, progress: Progress) -> Checkpoint:
             f"{path} is a weight file only; give the folder it lies in, with its config and tokenizer."
         )
     file = GGUFFile.open(path)
-    config, generation = model_config(file), generation_config(file)
-    tokenizer = Tokenizer(
-        build_tokenizer(file.metadata),
-        special_tokens=special_tokens(file.metadata),
-        chat_template=file.metadata.get("tokenizer.chat_template") or None,
-        eos_token_ids=generation.get("eos_token_id", ()),
-    )
-    return Checkpoint(name, path, config, generation, tokenizer, GGUFWeights(file, config), progress)
+    try:
+        config, generation = model_config(file), generation_config(file)
+        tokenizer = Tokenizer(
+            build_tokenizer(file.metadata),
+            special_tokens=special_tokens(file.metadata),
+            chat_template=file.metadata.get("tokenizer.chat_template") or None,
+            eos_token_ids=generation.get("eos_token_id", ()),
+        )
+        weights = GGUFWeights(file, config)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ModelError(f"the metadata of {path} does not make sense ({error}); fetch it again.") from error
+    return Checkpoint(name, path, config, generation, tokenizer, weights, progress)
 
 
 def _open_folder(name: str, path: Path, progress: Progress) -> Checkpoint:

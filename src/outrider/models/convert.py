@@ -1,4 +1,4 @@
-"""Turns a GGUF file into a folder that is quick to load: bf16 weights, config and tokenizer in Hugging Face's form.
+"""Turns a GGUF file into a folder that loads quickly: bf16 weights, config and tokenizer as Hugging Face's.
 
 The GGUF file stays beside them, because only it has the exact fp32 weights.
 """

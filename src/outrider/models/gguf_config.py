@@ -41,16 +41,20 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 def architecture(file: GGUFFile) -> str:
     """The GGUF architecture; an unknown one is a `ModelError` that names it."""
     name = file.metadata.get("general.architecture")
-    if name not in _ARCHITECTURES:
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise ModelError(
             f"{file.path} has the architecture {name!r}, which Outrider cannot read from GGUF; "
             f"known are {', '.join(_ARCHITECTURES)}. Use the model's Hugging Face folder instead."
         )
-    return str(name)
+    return name
 
 
 def model_config(file: GGUFFile) -> dict[str, Any]:
     """The `config.json` of the model in the file."""
+    if file.metadata.get("split.count", 1) > 1:
+        raise ModelError(
+            f"{file.path} is one part of a model in several files; join them (llama-gguf-split --merge)."
+        )
     keys = _Keys(file, architecture(file))
     model_type, class_name = _ARCHITECTURES[keys.arch]
     if keys.integer("expert_count", 0):
@@ -160,7 +164,7 @@ def _rope_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any] | 
 
 
 def _llama3_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any]:
-    """Recover Llama 3's rotary scaling from the per-frequency divisors the file holds, and check that it is that."""
+    """Recover Llama 3's rotary scaling from the divisors the file holds, and check that it is that."""
     divisors = keys.file.read("rope_freqs.weight", torch.float32).double()
     factor = float(divisors.max())
     low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]

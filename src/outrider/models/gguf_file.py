@@ -1,8 +1,8 @@
 """Reads the GGUF container: metadata, the list of tensors, and a tensor's numbers.
 
-The header is parsed here rather than with `gguf.GGUFReader`, which takes 4 s and 400 MB for a 50k vocabulary and
-does not notice a file that was cut short. What the numbers mean is left to the `gguf` package.
-Invariant: a `GGUFFile` that was opened lies wholly within its file, so reading a tensor cannot run past the end.
+The header is parsed here rather than with `gguf.GGUFReader`, which takes 4 s and 400 MB for a 50k vocabulary
+and does not notice a file that was cut short. What the numbers mean is left to the `gguf` package.
+Invariant: a `GGUFFile` that was opened lies wholly within its file, so reading cannot run past the end.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
 _CHUNK = 1 << 19
-"""Elements dequantised at once, a multiple of every block size. One long row per call: `gguf` goes through many short
-rows 16 at a time in Python, which is slower and keeps threads from running side by side."""
+"""Elements dequantised at once, a multiple of every block size. One long row per call: `gguf` goes through
+many short rows 16 at a time in Python, which is slower and keeps threads from running side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ def _dequantize(raw: np.ndarray[Any, Any], type_name: str) -> np.ndarray[Any, np
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    numbers: np.ndarray[Any, np.dtype[np.float32]] = dequantize(raw[None], GGMLQuantizationType[type_name])
-    return numbers[0]
+    numbers: np.ndarray[Any, np.dtype[np.float32]] = dequantize(raw[None], GGMLQuantizationType[type_name])[0]
+    return numbers
 
 
 class _Damaged(Exception):

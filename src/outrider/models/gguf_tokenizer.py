@@ -1,7 +1,7 @@
 """Rebuilds a tokenizer from GGUF metadata, as the model's own `tokenizer.json` describes it.
 
-Two kinds exist: `gpt2` is byte-level BPE with its merges in the file, `llama` is SentencePiece BPE, where the file has
-scores and the merges follow from them.
+Two kinds exist: `gpt2` is byte-level BPE with its merges in the file; `llama` is SentencePiece BPE, where the
+file has scores and the merges follow from them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _KEY = "tokenizer.ggml."
 
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 """How Qwen 2 and Llama 3 cut text into words; they differ in how many digits stay together."""
 
 
@@ -40,7 +43,8 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Backend:
     }
     if kind not in builders:
         raise ModelError(
-            f"the GGUF file's tokenizer is of kind {kind!r}, which Outrider cannot build; known are gpt2 and llama."
+            f"the GGUF file's tokenizer is of kind {kind!r}, which Outrider cannot build; "
+            "known are gpt2 and llama."
         )
     try:
         backend = builders[kind](metadata)
@@ -186,11 +190,11 @@ def merges_from_scores(tokens: list[str], scores: list[float]) -> list[tuple[str
 
 
 def _add_marked_tokens(backend: Backend, metadata: Mapping[str, Any]) -> None:
-    """Tokens that are found in the text before anything is split: control tokens, and those the author defined."""
+    """Tokens found in the text before anything is split: control tokens, and those the author defined."""
     from tokenizers import AddedToken
 
     marked = list(zip(_tokens(metadata), metadata.get(_KEY + "token_type") or [], strict=False))
-    # Without a prefix the normaliser only writes ▁ for spaces, so a defined run of ▁ must be looked for after it.
+    # Without a prefix the normaliser only writes ▁ for spaces; a defined run of ▁ is looked for after it.
     late = metadata.get(_KEY + "model") == "llama" and not metadata.get(_KEY + "add_space_prefix", True)
     backend.add_special_tokens(
         [

@@ -33,7 +33,7 @@ _SANDWICH = {
 
 
 class GGUFWeights:
-    """The weights of a GGUF model. `names` maps Hugging Face parameter names to the file's own, in file order."""
+    """The weights of a GGUF model. `names` maps Hugging Face's names to the file's own, in file order."""
 
     def __init__(self, file: GGUFFile, config: Mapping[str, Any]) -> None:
         self._file = file
@@ -81,8 +81,8 @@ def _translate(file: GGUFFile, name: str, layers: Mapping[str, str]) -> str:
 def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Undo llama.cpp's reordering of query and key rows.
 
-    It puts the two halves of a rotary pair next to each other, row 2j + h of a head; Hugging Face keeps them half a
-    head apart, row j + h * head_dim/2.
+    It puts the two halves of a rotary pair next to each other, row 2j + h of a head; Hugging Face keeps them
+    half a head apart, row j + h * head_dim/2.
     """
     pairs = tensor.view(heads, -1, 2, *tensor.shape[1:])  # [heads, head_dim/2, 2, ...]
     return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -113,7 +113,7 @@ def _apply_bos_eos(backend: Backend, settings: Mapping[str, Any], special: Mappi
 
 
 def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:
-    """The default template: a file of its own, else the one in `tokenizer_config.json` (or its list's default)."""
+    """The default template: a file of its own, else what `tokenizer_config.json` holds."""
     if (file := path / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8")
     templates = settings.get("chat_template") or read_json(path / "chat_template.json", optional=True).get(

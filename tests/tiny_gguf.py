@@ -1,0 +1,162 @@
+"""Writes small GGUF models for tests, with the `gguf` package's own writer, as llama.cpp's converter would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+
+CONTROL, USER_DEFINED, NORMAL, UNKNOWN, BYTE = 3, 4, 1, 2, 6
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_GEMMA3_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+BYTE_ALPHABET = [
+    chr(b) if 33 <= b < 127 or 161 <= b < 173 or b > 173 else chr(256 + i)
+    for i, b in [
+        (sum(not (33 <= x < 127 or 161 <= x < 173 or x > 173) for x in range(b)), b) for b in range(256)
+    ]
+]
+MERGES = ["Ġ t", "h e", "Ġt he", "i n", "l l", "Ġ h", "e ll"]
+BPE_TOKENS = ["<|end|>", "<|start|>", *BYTE_ALPHABET, *(m.replace(" ", "") for m in MERGES), "<tool>"]
+BPE_TYPES = [CONTROL, CONTROL, *[NORMAL] * (len(BPE_TOKENS) - 3), USER_DEFINED]
+
+SPM_TOKENS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{b:02X}>" for b in range(256)),
+    *"▁abcdehlortw",
+    *("▁a", "he", "ll", "▁w", "lo", "ello", "or", "rl", "▁wor", "hell", "▁h", "ld", "▁▁", "ab", "aab"),
+]
+SPM_TYPES = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(SPM_TOKENS) - 259)]
+SPM_SCORES = [0.0] * 259 + [-1.0 * i for i in range(len(SPM_TOKENS) - 259)]
+
+
+def bpe_metadata(pre: str | None = "smollm") -> dict[str, Any]:
+    """A byte-level vocabulary, as the reader gives it."""
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": BPE_TOKENS,
+        "tokenizer.ggml.token_type": BPE_TYPES,
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    return metadata if pre is None else {**metadata, "tokenizer.ggml.pre": pre}
+
+
+def spm_metadata() -> dict[str, Any]:
+    """A SentencePiece vocabulary, as the reader gives it."""
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": SPM_TOKENS,
+        "tokenizer.ggml.token_type": SPM_TYPES,
+        "tokenizer.ggml.scores": SPM_SCORES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+def write_gguf(
+    path: Path,
+    arch: str,
+    metadata: dict[str, Any],
+    tensors: dict[str, np.ndarray[Any, Any] | tuple[np.ndarray[Any, Any], GGMLQuantizationType]],
+) -> None:
+    """`tensors`: numbers, or (encoded blocks [rows, bytes], type)."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in metadata.items():
+        _add(writer, key, value)
+    for name, content in tensors.items():
+        if isinstance(content, tuple):
+            writer.add_tensor(name, content[0], raw_dtype=content[1])
+        else:
+            writer.add_tensor(name, content)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: Any) -> None:
+    """A transformers model as a GGUF file of its architecture, in F32."""
+    config = model.config.to_dict()
+    arch = {"gemma3_text": "gemma3", "mistral": "llama"}.get(config["model_type"], config["model_type"])
+    shape = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"] if config.get("head_dim") else 0,
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        **extra,
+    }
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config["tie_word_embeddings"]:
+            continue
+        tensors[_gguf_name(name, arch)] = _as_converter(name, tensor, arch, config).numpy()
+    named = {f"{arch}.{key}": value for key, value in shape.items()}
+    write_gguf(path, arch, {**named, **metadata}, tensors)
+
+
+def _gguf_name(name: str, arch: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    names = _NAMES | _GEMMA3_NAMES if arch == "gemma3" else _NAMES
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        return f"blk.{layer}.{names[part]}.{kind}"
+    return f"{names[stem]}.{kind}"
+
+
+def _as_converter(name: str, tensor: torch.Tensor, arch: str, config: dict[str, Any]) -> torch.Tensor:
+    """What llama.cpp's converter does to the numbers."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    part = name.split(".")[-2]
+    if arch == "llama" and part in heads:
+        halves = tensor.reshape(heads[part], 2, -1, *tensor.shape[1:])
+        return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor + 1
+    return tensor
