@@ -1,0 +1,25 @@
+"""The drafter that proposes nothing: plain decoding, through the same code as everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.types import Budget, Commit, Draft, SequenceView
+
+
+class NoDrafter:
+    """Every draft is empty."""
+
+    name = "none"
+
+    def open(self, sequence: SequenceView) -> None:
+        pass
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [Draft() for _ in sequences]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        pass
+
+    def close(self, sequence: SequenceView) -> None:
+        pass
