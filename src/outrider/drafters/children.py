@@ -24,8 +24,7 @@ def samples(params: ResolvedParams) -> bool:
 def ranked_offers(
     logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
 ) -> list[Offer]:
-    """Per row of `logits` [R, V]: the children that plain decoding of the draft model itself would choose,
-    best first.
+    """Per row of `logits` [R, V]: the tokens that decoding the draft model itself would choose, best first.
 
     At temperature 0 by probability, otherwise by log-probability plus the noise the target will use at the
     same position; the two then choose alike as often as their distributions allow.
@@ -34,7 +33,7 @@ def ranked_offers(
     if params.temperature > 0:
         z = truncate(z, params)
     probabilities = torch.softmax(z, dim=-1)
-    likely = ranked = _top(probabilities, count)
+    likely = ranked = _top(z, count)
     if params.temperature > 0:
         positions = [history.generated + len(path) for path in paths]
         ranked = _top(perturb(z, params.seed, params.choice, positions), count)
@@ -60,12 +59,11 @@ def sampled_offers(
 ) -> list[Offer]:
     """Per row of `logits` [R, V]: children drawn without replacement from its distribution.
 
-    Each draw appends the log-probabilities [V] it was made from to `declared`, which so becomes the draft's
-    q.
+    Each draw appends the log-probabilities [V] it was made from to `declared`, which becomes the draft's q.
     """
     logp = warp(logits, params, history, paths)
     probabilities = logp.exp()
-    likely = _top(probabilities, count)
+    likely = _top(logp, count)
     read = torch.stack([likely, probabilities.gather(-1, likely)], dim=-1).tolist()
     return [
         Offer(

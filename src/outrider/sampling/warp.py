@@ -75,7 +75,7 @@ def _penalise(z: Tensor, params: ResolvedParams, history: History, paths: Sequen
     if scale != 1:
         part = torch.where(seen, torch.where(part > 0, part / scale, part * scale), part)
     part -= params.frequency_penalty * counts
-    part -= params.presence_penalty * (counts > 0)
+    part -= params.presence_penalty * (counts > 0).to(part.dtype)  # a bool times a float would be fp32
     z[:, ids] = part
 
 
