@@ -1,0 +1,327 @@
+"""The command line as a person runs it: real processes, the real default model."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import __version__
+from outrider.cli.main import main
+from outrider.cli.options import DEFAULT_MODEL
+from outrider.cli.reference import page
+from outrider.models import catalog
+from outrider.models.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parents[1]
+OUTRIDER = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
+PROMPT = "One two three four five. One two three four five. One two three"
+FIELDS = {
+    *("text", "token_ids", "finish_reason", "seconds", "tokens_per_second", "steps", "drafted", "accepted"),
+    *("mean_acceptance_length", "drafter", "model", "prompt_tokens", "seed"),
+}
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")
+    }
+    return {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "TERM": "xterm", **extra}
+
+
+def outrider(*arguments: str, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*OUTRIDER, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment(**extra),
+        check=False,
+    )
+
+
+def generate(*arguments: str, stdin: str = "") -> dict[str, Any]:
+    """A short `generate --json`; exactly one JSON object must be on stdout."""
+    done = outrider("generate", *arguments, "--max-tokens", "16", "--json", stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+# Without a model
+
+
+HELP = ["--help", "generate --help", "chat --help", "models --help", "models pull --help", "--version"]
+
+
+@pytest.mark.parametrize("arguments", HELP)
+def test_help_imports_no_torch(arguments: str) -> None:
+    code = (
+        "import sys\n"
+        "from outrider.cli.main import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as done:\n    assert not done.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split()],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "outrider" in done.stdout
+
+
+def test_help_is_instant() -> None:
+    """Processor time, so that a busy machine does not matter; torch alone would take several times this."""
+    before = os.times()
+    assert outrider("generate", "--help").returncode == 0
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.8
+
+
+def test_version() -> None:
+    assert outrider("--version").stdout == f"outrider {__version__}\n"
+
+
+def test_reference_page_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == page(), "run: python -m outrider.cli.reference > docs/cli.md"
+
+
+def test_default_model_is_the_catalog_s() -> None:
+    assert DEFAULT_MODEL == catalog.DEFAULT_MODEL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", ""], ["prompt", "empty"]),
+        (["generate", "x", "--temperature", "-1"], ["--temperature"]),
+        (["generate", "x", "--temperature", "inf"], ["temperature"]),
+        (["generate", "x", "--top-p", "0"], ["top_p"]),
+        (["generate", "x", "--max-tokens", "0"], ["--max-tokens"]),
+        (["generate", "x", "--max-tokens", "4", "--min-tokens", "5"], ["min_tokens", "max_tokens"]),
+        (["generate", "x", "--logit-bias", "7"], ["--logit-bias", "ID=BIAS"]),
+        (["generate", "x", "--draft-length", "many"], ["--draft-length", "auto"]),
+        (["generate", "x", "--stop", ""], ["stop"]),
+        (["generate", "x", "--verify", "sloppily"], ["--verify", "coupled", "rejection"]),
+        (["generate", "x", "--device", "abacus"], ["device", "cpu"]),
+        (["generate", "x", "--model", "no-such-model"], ["no-such-model", "smollm2-135m"]),
+        (["generate", "x", "--model", "/no/such/file.gguf"], ["/no/such/file.gguf"]),
+        (["generate", "x", "--drafter", "clairvoyant"], ["drafter", "clairvoyant", "suffix"]),
+        (["generate", "x", "--drafter", "model"], ["model:PATH"]),
+        (["generate", "x", "--drafter", "model:/no/such/folder"], ["/no/such/folder"]),
+        (["generate", "x", "--logit-bias", "999999=1"], ["logit_bias", "999999"]),
+        (["generate", "one two three four", "--raw", "--max-context", "2"], ["prompt", "context"]),
+        (["chat", "--top-p", "2"], ["--top-p"]),
+        (["models", "path", "no-such-model"], ["no-such-model", "smollm2-135m"]),
+        (["models", "pull", "--from", "/no/such/file.whl"], ["/no/such/file.whl"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, so that torch is imported once; what a new process adds is tested below."""
+    if arguments[:2] == ["models", "pull"]:
+        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 2
+    assert shown.out == ""
+    sentences = [line for line in shown.err.splitlines() if re.match("(?i)error: ", line)]
+    assert len(sentences) == 1, shown.err
+    assert all(word in sentences[0] for word in words), sentences[0]
+
+
+def test_error_in_a_process() -> None:
+    done = outrider("generate", "x", "--model", "no-such-model")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: no model 'no-such-model'")
+
+
+def test_stdin_that_is_not_text_is_refused() -> None:
+    done = subprocess.run(
+        [*OUTRIDER, "generate", "-"], input=b"\xff\xfe", capture_output=True, env=environment(), check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == b"error: prompt: stdin is not valid UTF-8; convert it first\n"
+
+
+def test_models_list_and_path(default_checkpoint: Checkpoint) -> None:
+    listed = outrider("models", "list")
+    assert DEFAULT_MODEL in listed.stdout
+    assert "yes, " in listed.stdout
+    assert Path(outrider("models", "path").stdout.strip()) == default_checkpoint.path
+
+
+# With the default model
+
+
+def test_json_has_every_field_and_streams_nothing_else(default_checkpoint: Checkpoint) -> None:
+    result = generate(PROMPT, "--raw", "--compare", "--trace", "--logprobs", "2", "--temperature", "0")
+    assert set(result) >= FIELDS | {"plain", "identical", "trace", "logprobs", "origins"}
+    assert set(result["plain"]) >= FIELDS
+    assert result["identical"] is True
+    assert result["plain"]["token_ids"] == result["token_ids"]
+    assert result["text"] == default_checkpoint.tokenizer.decode(result["token_ids"])
+    assert result["accepted"] > 0, "a text that repeats itself must be drafted well"
+    assert result["steps"] < result["plain"]["steps"] == len(result["token_ids"])
+    assert result["origins"].count("suffix") == result["accepted"]
+    gained = [len(step["accepted"]) + (step["token_id"] is not None) for step in result["trace"]]
+    assert sum(gained) == len(result["token_ids"])
+    assert [entry["token_id"] for entry in result["logprobs"]] == result["token_ids"]
+    assert all(len(entry["top"]) == 2 for entry in result["logprobs"])
+
+
+def test_sampled_text_is_plain_decoding_s_too() -> None:
+    sampling = ["--temperature", "0.9", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.01", "--seed", "7"]
+    penalties = ["--repetition-penalty", "1.1", "--frequency-penalty", "0.2", "--presence-penalty", "0.1"]
+    result = generate(
+        "-", *sampling, *penalties, "--drafter", "ngram", "--compare", stdin="Say hello, hello, hello."
+    )
+    assert result["identical"] is True
+    assert result["seed"] == 7
+    assert result["drafter"] == "ngram"
+
+
+def test_text_goes_to_stdout_and_the_rest_to_stderr() -> None:
+    done = outrider(
+        "generate", PROMPT, "--raw", "--max-tokens", "8", "--temperature", "0", "--trace", "--compare"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(" four five.")
+    assert "\x1b" not in done.stdout + done.stderr
+    for word in ("step", "drafted", "accepted", "suffix"):
+        assert word in done.stdout
+    for words in ("tokens/s", "per target pass", "accepted", "drafter suffix", "seed", "same 8 tokens"):
+        assert words in done.stderr
+
+
+def test_chat_remembers_and_resets() -> None:
+    lines = "My name is Ada.\n\nWhat is my name?\n/reset\nWhat is my name?\n/exit\nnever read\n"
+    done = outrider("chat", "--json", "--max-tokens", "12", "--temperature", "0", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    first, second, fresh = map(json.loads, done.stdout.splitlines())
+    # The second prompt holds the first turn and its answer; after /reset only the question is left.
+    assert second["prompt_tokens"] > first["prompt_tokens"] + len(first["token_ids"])
+    assert fresh["prompt_tokens"] < second["prompt_tokens"]
+
+
+class Terminal:
+    """A process that believes it talks to a person."""
+
+    def __init__(self, *arguments: str, **extra: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [*OUTRIDER, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment(COLUMNS="120", **extra),
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def wait_for(self, text: str, beyond: int = 0) -> None:
+        """Read until `text` has been shown, and at least `beyond` characters."""
+        deadline = time.monotonic() + 240
+        while text not in self.seen or len(self.seen) < beyond:
+            assert time.monotonic() < deadline, f"never saw {text!r} in {self.seen!r}"
+            if select.select([self.ours], [], [], 1)[0]:
+                try:
+                    self.seen += os.read(self.ours, 65536).decode(errors="replace")
+                except OSError:  # the process has closed its side
+                    pytest.fail(f"ended without {text!r}: {self.seen!r}")
+
+    def type(self, keys: str) -> None:
+        os.write(self.ours, keys.encode())
+
+    def close(self) -> int:
+        code = self.process.wait(timeout=60)
+        while select.select([self.ours], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.ours, 65536).decode(errors="replace")
+            except OSError:
+                break
+        os.close(self.ours)
+        return code
+
+
+def test_terminal_gets_colour_and_a_legend_unless_refused() -> None:
+    arguments = ["generate", PROMPT, "--raw", "--max-tokens", "8", "--temperature", "0"]
+    coloured = Terminal(*arguments)
+    coloured.wait_for("drafted by suffix")
+    assert coloured.close() == 0
+    assert re.search("\x1b\\[32m[^\x1b]*five", coloured.seen)
+    plain = Terminal(*arguments, NO_COLOR="1")
+    plain.wait_for("tokens/s")
+    assert plain.close() == 0
+    # Moving the cursor for a progress bar is fine; colours and weights are not.
+    assert not re.search("\x1b\\[[0-9;]*m", plain.seen)
+
+
+def test_interrupt_stops_generation_cleanly() -> None:
+    process = subprocess.Popen(
+        [*OUTRIDER, "generate", "Count to a million.", "--ignore-eos", "--max-tokens", "4000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # it has begun to answer
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_interrupt_in_chat_stops_only_the_answer() -> None:
+    chat = Terminal("chat", "--ignore-eos", "--max-tokens", "4000", NO_COLOR="1")
+    chat.wait_for("> ")
+    chat.type("Count to a million.\n")
+    chat.wait_for("million", beyond=len(chat.seen) + 100)  # well into the answer
+    chat.process.send_signal(signal.SIGINT)
+    chat.wait_for("(stopped)")
+    chat.type("\x04")  # Ctrl-D
+    assert chat.close() == 0
+    assert "Traceback" not in chat.seen
+
+
+def test_reader_that_leaves_is_no_error() -> None:
+    process = subprocess.Popen(
+        [*OUTRIDER, "generate", "Count to a million.", "--ignore-eos", "--max-tokens", "400"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=120) != 0
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
