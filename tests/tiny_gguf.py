@@ -1,4 +1,4 @@
-"""Writes small GGUF models for tests, with the `gguf` package's own writer, as llama.cpp's converter would."""
+"""Writes small GGUF models for tests, with the `gguf` package's writer, as llama.cpp's converter would."""
 
 from __future__ import annotations
 

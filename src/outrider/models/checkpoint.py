@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from outrider.errors import ModelError
-from outrider.models import hub
-from outrider.models.catalog import CATALOG
+from outrider.models import catalog, hub
 from outrider.models.convert import GGUF_NAME
 from outrider.models.gguf_config import generation_config, model_config
 from outrider.models.gguf_file import GGUFFile
@@ -60,7 +59,7 @@ class Checkpoint:
 
 def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
     """Find a model by catalogue name, folder, GGUF file or hub id, in this order; weights are read later."""
-    if model in CATALOG:
+    if model in catalog.CATALOG:
         return _open_folder(model, hub.installed(model, progress), progress)
     path = Path(model).expanduser()
     if path.is_dir():
@@ -69,8 +68,8 @@ def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
         return _open_gguf(model, path, progress)
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf" and not path.parent.exists():
         return _open_folder(model, hub.snapshot(model), progress)
-    close = difflib.get_close_matches(model, CATALOG, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known by name are {', '.join(CATALOG)}."
+    close = difflib.get_close_matches(model, catalog.CATALOG, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known by name are {', '.join(catalog.CATALOG)}."
     raise ModelError(
         f"no model {model!r}: it is no known name, folder, GGUF file or hub id (org/name); {hint}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def folder_tokenizer(path: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Tokenizer:
-    """The folder's tokenizer, set up as transformers would."""
+    """The folder's tokenizer, set up as transformers would: `tokenizer.json` decides whether bos is added."""
     settings = read_json(path / "tokenizer_config.json", optional=True)
     legacy = read_json(path / "special_tokens_map.json", optional=True)
     special = {
@@ -41,7 +41,8 @@ def folder_tokenizer(path: Path, config: Mapping[str, Any], generation: Mapping[
     }
     backend = _read_backend(path)
     _add_missing_tokens(backend, settings)
-    _apply_bos_eos(backend, settings, special)
+    more = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
+    _mark_special(backend, [*special.values(), *(text for token in more if (text := _text(token)))])
     return Tokenizer(
         backend,
         special_tokens=special,
@@ -97,19 +98,15 @@ def _add_missing_tokens(backend: Backend, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _apply_bos_eos(backend: Backend, settings: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Where `tokenizer_config.json` says whether bos and eos are added, it overrules `tokenizer.json`."""
-    from tokenizers import processors
+def _mark_special(backend: Backend, texts: Iterable[str]) -> None:
+    """Tokens the settings call special are never shown, also where `tokenizer.json` does not say so."""
+    from tokenizers import AddedToken
 
-    if settings.get("add_bos_token") is None and settings.get("add_eos_token") is None:
-        return
-    template, pairs = ["$A"], []
-    for name in ("bos_token", "eos_token"):
-        text = special.get(name)
-        if settings.get(f"add_{name}") and text is not None and (i := backend.token_to_id(text)) is not None:
-            template = [text, *template] if name == "bos_token" else [*template, text]
-            pairs.append((text, i))
-    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=pairs)
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    new = [text for text in texts if text not in known and backend.token_to_id(text) is not None]
+    backend.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(new)]
+    )
 
 
 def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:

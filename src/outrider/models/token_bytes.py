@@ -22,8 +22,8 @@ _SPACE = "\u2581"  # ▁, which SentencePiece writes for a space
 
 @dataclass(frozen=True, slots=True)
 class ByteRule:
-    """How a vocabulary writes bytes: for an ordinary token, for one that was added to it and is looked for in the
-    plain text, and whether the decoder drops one leading space (SentencePiece puts one there)."""
+    """How a vocabulary writes bytes: for an ordinary token, for one that was added to it and is looked for in
+    the plain text, and whether the decoder drops one leading space (SentencePiece puts one there)."""
 
     to_bytes: Callable[[str], bytes]
     added_to_bytes: Callable[[str], bytes]

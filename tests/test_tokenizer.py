@@ -1,0 +1,231 @@
+"""Tokenizers: agreement with transformers, round trips, bytes of tokens, both GGUF kinds."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_gguf import BPE_TOKENS, SPM_SCORES, SPM_TOKENS, USER_DEFINED, bpe_metadata, spm_metadata
+
+from outrider.errors import InvalidRequest, ModelError
+from outrider.models.checkpoint import Checkpoint
+from outrider.models.gguf_tokenizer import build_tokenizer, special_tokens
+from outrider.models.tokenizer import Tokenizer
+
+TEXTS = [
+    "The capital of France is",
+    "def f(x):\n    return x ** 2  # squares\n\n\tif True:\n        pass\n",
+    "3.14159 and 1,000,000 or 0xDEADBEEF at 12:34:56 on 2024-02-29",
+    "emoji 🙂👩‍👩‍👧‍👦🏳️‍🌈 flags 🇫🇷, zalgo Z̷͈̈ and half-width ﾊﾝｶｸ",
+    "日本語のテキスト、中文文本，한국어 텍스트。",
+    "Привет мир! Γειά σου Κόσμε. مرحبا بالعالم שלום עולם",
+    "  leading and trailing   spaces \u00a0\u2003 ",
+    "it's we'll I'D don't O'Reilly's",
+    "²½Ⅷ ①②③ ٣٤٥ ๑๒๓",
+    "\x00\x01\x7f\r\n\x85",
+    "a<|im_end|>b<|endoftext|> <|im_start|>user\n",
+    "",
+]
+
+MISSING = {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}
+"""Bytes without a token in SmolLM2's vocabulary."""
+
+
+@pytest.fixture(scope="session")
+def tokenizer(default_checkpoint: Checkpoint) -> Tokenizer:
+    return default_checkpoint.tokenizer
+
+
+@pytest.fixture(scope="session")
+def reference(default_model_dir: Path) -> Any:
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(default_model_dir / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_default_agrees_with_transformers(text: str, tokenizer: Tokenizer, reference: Any) -> None:
+    ids = tokenizer.encode(text)
+    assert ids == reference.encode(text)
+    decoded = reference.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert tokenizer.decode(ids) == decoded
+    if "<|" not in text:
+        assert tokenizer.decode(ids) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@settings(max_examples=200, deadline=None)
+def test_default_round_trips_any_text(tokenizer: Tokenizer, text: str) -> None:
+    """Whatever can be written with the bytes in its vocabulary; transformers drops the others too."""
+    text = "".join(c for c in text if not MISSING.intersection(c.encode()))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_default_splits_as_smollm2_does(tokenizer: Tokenizer) -> None:
+    """Ids of the published SmolLM2 tokenizer: words whole, every digit alone, the space before digits too."""
+    assert tokenizer.encode("Hello world 12345") == [19556, 905, 216, 33, 34, 35, 36, 37]
+    assert tokenizer.vocab_size == 49152
+    assert tokenizer.eos_token_ids == (2, 0)
+    assert tokenizer.encode("<|im_end|>") == [2]
+
+
+def test_special_and_missing_tokens_add_no_bytes(tokenizer: Tokenizer) -> None:
+    assert [tokenizer.token_bytes(i) for i in (0, 1, 2, 49152, 10**9, -1)] == [b""] * 6
+    assert tokenizer.token_bytes(905) == b" world"
+    assert tokenizer.token(905) == "Ġworld"
+
+
+def test_bytes_of_the_default_vocabulary(tokenizer: Tokenizer) -> None:
+    """A handful of bytes never met in training have no token; half a character shows as a replacement."""
+    written = {tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}
+    assert {b for b in range(256) if bytes([b]) not in written} == MISSING
+    assert tokenizer.vocabulary()["Ġworld"] == 905
+    half = tokenizer.encode("🦙")[:1]
+    assert tokenizer.decode(half) == "\ufffd"
+
+
+def test_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="position 2"):
+        tokenizer.encode("ab\ud83dc")
+
+
+def made(metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer(
+        build_tokenizer(metadata),
+        special_tokens=special_tokens(metadata),
+        chat_template=None,
+        eos_token_ids=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["it", "'s", " 1234567", " ,\"", "\n"]),
+        ("default", ["it", "'", "s", " ", "123", "456", "7", " ", ",\"", "\n"]),
+        (None, ["it", "'", "s", " ", "123", "456", "7", " ", ",\"", "\n"]),
+        ("smollm", ["it", "'s", " ", *"1234567", " ,\"", "\n"]),
+        ("qwen2", ["it", "'s", " ", *"1234567", " ,\"\n"]),
+        ("llama-bpe", ["it", "'s", " ", "123", "456", "7", " ,\"\n"]),
+    ],
+)  # fmt: skip
+def test_text_is_split_as_the_file_says(pre: str | None, pieces: list[str]) -> None:
+    backend = build_tokenizer(bpe_metadata(pre))
+    text = "it's 1234567 ,\"\n"
+    spans = [text[a:b] for _, (a, b) in backend.pre_tokenizer.pre_tokenize_str(text)]
+    assert spans == pieces
+    assert made(bpe_metadata(pre)).decode(backend.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_merges_bos_and_added_tokens_of_a_byte_level_file() -> None:
+    tokenizer = made({**bpe_metadata("gpt-2"), "tokenizer.ggml.add_bos_token": True})
+    names = [BPE_TOKENS[i] for i in tokenizer.encode(" the hell<tool><|end|>é")]
+    assert names == ["<|start|>", "Ġthe", "Ġ", "he", "ll", "<tool>", "<|end|>", "Ã", "©"]
+    assert tokenizer.decode(tokenizer.encode(" the<tool><|end|>é")) == " the<tool>é"
+    assert made(bpe_metadata("gpt-2")).encode("x") == [BPE_TOKENS.index("x")]
+    assert made(bpe_metadata("llama-bpe")).encode("x") == [1, BPE_TOKENS.index("x")]
+    assert made({**bpe_metadata("llama-bpe"), "tokenizer.ggml.add_bos_token": False}).encode("x") != [
+        1,
+        BPE_TOKENS.index("x"),
+    ]
+    composed, decomposed = "\u00e9", "e\u0301"
+    assert made(bpe_metadata("qwen2")).encode(decomposed) == made(bpe_metadata("qwen2")).encode(composed)
+
+
+def sentencepiece(text: str) -> list[str]:
+    """SentencePiece BPE as defined: always join the neighbours whose union scores highest, leftmost first."""
+    scores = dict(zip(SPM_TOKENS, SPM_SCORES, strict=True))
+    pieces = list("▁" + text.replace(" ", "▁"))
+    while joins := [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in scores]:
+        _, i = min(joins)
+        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+    spelled = [[piece] if piece in scores else [f"<0x{b:02X}>" for b in piece.encode()] for piece in pieces]
+    return [piece for spelling in spelled for piece in spelling]
+
+
+@given(st.text("abcdehlortw \n🙂é", min_size=1, max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_sentencepiece_file_follows_the_scores(text: str) -> None:
+    tokenizer = SPM
+    assert [SPM_TOKENS[i] for i in tokenizer.encode(text)] == ["<s>", *sentencepiece(text)]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+SPM = made(spm_metadata())
+
+
+def test_sentencepiece_bytes_and_spaces() -> None:
+    ids = SPM.encode(" hello\n", add_special_tokens=False)
+    assert [SPM_TOKENS[i] for i in ids] == ["▁▁", "hell", "o", "<0x0A>"]
+    assert b"".join(map(SPM.token_bytes, ids)) == b"  hello\n"
+    assert SPM.decode(ids) == " hello\n"
+    assert [SPM.token_bytes(i) for i in (0, 1, 2)] == [b"", b"", b""]
+    assert SPM.strips_leading_space
+
+
+def test_sentencepiece_agrees_with_transformers() -> None:
+    reference = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(SPM.to_json())
+    )
+    for text in TEXTS:
+        ids = SPM.encode(text)
+        assert ids == reference.encode(text)
+        assert SPM.decode(ids) == reference.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+
+def test_sentencepiece_without_prefix_and_with_defined_tokens() -> None:
+    metadata = spm_metadata()
+    kinds = list(metadata["tokenizer.ggml.token_type"])
+    kinds[SPM_TOKENS.index("▁▁")] = USER_DEFINED
+    metadata |= {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.token_type": kinds}
+    tokenizer = made(
+        {**metadata, "tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": True}
+    )
+    assert [SPM_TOKENS[i] for i in tokenizer.encode("a   b")] == ["a", "▁▁", "▁", "b", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("  a   b")) == "  a   b"
+    assert not tokenizer.strips_leading_space
+
+
+def test_limits_in_a_tokenizer_file_do_not_cut_prompts() -> None:
+    backend = build_tokenizer(bpe_metadata("gpt-2"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=4)
+    tokenizer = Tokenizer(backend, special_tokens={}, chat_template=None, eos_token_ids=())
+    assert len(tokenizer.encode("xyzxyz")) == 6
+    assert len(tokenizer.encode("x")) == 1
+
+
+def test_a_decoder_we_cannot_follow_is_named() -> None:
+    backend = tokenizers.Tokenizer.from_str(made(bpe_metadata("gpt-2")).to_json())
+    backend.decoder = tokenizers.decoders.WordPiece()
+    with pytest.raises(ModelError, match="WordPiece"):
+        Tokenizer(backend, special_tokens={}, chat_template=None, eos_token_ids=())
+
+
+def test_vocabulary_that_contradicts_its_merges_is_refused() -> None:
+    metadata = {**bpe_metadata("gpt-2"), "tokenizer.ggml.merges": ["Q zz"]}
+    with pytest.raises(ModelError, match="cannot be built"):
+        build_tokenizer(metadata)
+
+
+def test_tokenizer_json_is_what_the_model_publishes(default_model_dir: Path) -> None:
+    content = json.loads((default_model_dir / "tokenizer.json").read_text())
+    assert content["pre_tokenizer"] == {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Digits", "individual_digits": True},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        ],
+    }
+    assert [token["content"] for token in content["added_tokens"]][:3] == [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+    ]
