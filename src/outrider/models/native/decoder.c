@@ -5,14 +5,10 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "pool.h"
 #include "vector.h"
 
 #define SHARE(n) for (int i = thread; i < (n); i += threads)
-#ifdef _OPENMP
-#define BARRIER _Pragma("omp barrier")
-#else
-#define BARRIER
-#endif
 
 /* x / rms(x) * weight, fp32 in, `out` in the model's precision. size is a multiple of 16. */
 CLONES static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, int bf16) {
@@ -101,25 +97,25 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
     SHARE(rows)
         rms_norm(m->residual + (int64_t)i * hidden, layer->attention_norm, hidden, s->norm_eps, m->normed,
                  (int64_t)i * layer->qkv.depth, bf16);
-    BARRIER
+    pool_barrier();
     gemm(&layer->qkv, m->normed, rows, bf16, PLAIN, 0, m->qkv, layer->qkv.columns, thread, threads);
-    BARRIER
+    pool_barrier();
     SHARE(rows) prepare_heads(m, layer, pass, i);
-    BARRIER
+    pool_barrier();
     SHARE(rows * s->kv_heads) attend_row(m, layer, pass, i / s->kv_heads, i % s->kv_heads, thread);
-    BARRIER
+    pool_barrier();
     gemm(&layer->o, m->attended, rows, bf16, PLAIN, 0, m->update, layer->o.columns, thread, threads);
-    BARRIER
+    pool_barrier();
     SHARE(rows) {
         float *residual = m->residual + (int64_t)i * hidden;
         add(residual, m->update + (int64_t)i * layer->o.columns, layer->attention_out_norm, hidden, s->norm_eps);
         rms_norm(residual, layer->mlp_norm, hidden, s->norm_eps, m->normed, (int64_t)i * layer->gate_up.depth, bf16);
     }
-    BARRIER
+    pool_barrier();
     gemm(&layer->gate_up, m->normed, rows, bf16, GATED, s->activation, m->gated, layer->down.depth, thread, threads);
-    BARRIER
+    pool_barrier();
     gemm(&layer->down, m->gated, rows, bf16, PLAIN, 0, m->update, layer->down.columns, thread, threads);
-    BARRIER
+    pool_barrier();
     SHARE(rows)
         add(m->residual + (int64_t)i * hidden, m->update + (int64_t)i * layer->down.columns, layer->mlp_out_norm,
             hidden, s->norm_eps);
@@ -131,26 +127,29 @@ static void run(const Model *m, const Pass *pass, int thread, int threads) {
     SHARE(pass->rows) embed(m, pass->tokens[i], m->residual + (int64_t)i * s->hidden);
     for (int l = 0; l < s->layers; l++) run_layer(m, m->layers + l, pass, thread, threads);
     if (pass->wanted) {
-        BARRIER
+        pool_barrier();
         SHARE(pass->wanted)
             rms_norm(m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, s->hidden, s->norm_eps,
                      m->normed, (int64_t)i * m->head.depth, s->bf16);
-        BARRIER
+        pool_barrier();
         gemm(&m->head, m->normed, pass->wanted, s->bf16, PLAIN, 0, pass->logits, m->head.columns, thread, threads);
     }
     gemm_release();
 }
 
+typedef struct {
+    const Model *model;
+    const Pass *pass;
+} Job;
+
+static void run_job(const void *argument, int thread, int threads) {
+    const Job *job = argument;
+    run(job->model, job->pass, thread, threads);
+}
+
 void outrider_forward(const Model *m, const Pass *pass) {
-#ifdef _OPENMP
-#pragma omp parallel num_threads(m->shape.threads)
-    {
-        extern int omp_get_thread_num(void), omp_get_num_threads(void);
-        run(m, pass, omp_get_thread_num(), omp_get_num_threads());
-    }
-#else
-    run(m, pass, 0, 1);
-#endif
+    Job job = {m, pass};
+    pool_run(run_job, &job, m->shape.threads);
 }
 
 /* Move cache rows from[i] to to[i] of one slot, in order (see slots.py). */

@@ -1,0 +1,157 @@
+"""Level C: a row's bits depend on its own path alone.
+
+`torch.equal` on bf16 logits of the default model: one token a pass against k tokens a pass (chain, tree, batch), at any
+cache length, and after commits that moved rows. The compiled decoder is the one every speed figure uses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from outrider.models.architecture import Architecture
+from outrider.models.checkpoint import Checkpoint
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.torch_decoder import TorchDecoder
+from outrider.models.weights import load_weights
+from outrider.types import ROOT, LanguageModel, Rows
+
+LENGTH = 600
+
+
+@pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def decoder(request: pytest.FixtureRequest, default_checkpoint: Checkpoint) -> NativeDecoder:
+    architecture = Architecture.from_config(default_checkpoint.config)
+    weights = load_weights(
+        architecture, default_checkpoint.tensors(request.param), request.param, torch.device("cpu")
+    )
+    return NativeDecoder(architecture, weights, max_batch=4, max_context=1024, threads=2)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    return random.Random(0).choices(range(1000, 40_000), k=LENGTH)
+
+
+@pytest.fixture(scope="module")
+def one_by_one(decoder: NativeDecoder, tokens: list[int]) -> torch.Tensor:
+    """Logits after every prefix, one token a pass: what plain decoding computes."""
+    slot = decoder.open()
+    rows = []
+    for token in tokens:
+        rows.append(decoder.forward([Rows.chain(slot, [token])])[0].clone())
+        decoder.commit(slot, [0])
+    decoder.close(slot)
+    return torch.stack(rows)
+
+
+@pytest.fixture
+def slot(decoder: NativeDecoder) -> Iterator[int]:
+    slot = decoder.open()
+    yield slot
+    decoder.close(slot)
+
+
+@pytest.mark.parametrize("width", [2, 3, 16, 17, 31, 64, 128, 300])
+def test_chains(
+    decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int], slot: int, width: int
+) -> None:
+    for start in range(0, LENGTH, width):
+        part = tokens[start : start + width]
+        logits = decoder.forward([Rows.chain(slot, part)])
+        decoder.commit(slot, range(len(part)))
+        assert torch.equal(logits, one_by_one[start : start + len(part)])
+
+
+def fill(model: LanguageModel, slot: int, tokens: list[int]) -> None:
+    model.forward([Rows.chain(slot, tokens, logits=())])
+    model.commit(slot, range(len(tokens)))
+
+
+def test_every_cache_length(
+    decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int], slot: int
+) -> None:
+    """From each length 1..590: the true continuation as a chain of 3 inside a tree of decoys."""
+    for length in range(1, 590, 1 if decoder.dtype == torch.bfloat16 else 13):
+        decoder.rollback(slot, 0) if length == 1 else None
+        fill(decoder, slot, tokens[decoder.length(slot) : length])
+        nodes = [7, tokens[length], 8, 9, tokens[length + 1], 10, tokens[length + 2]]
+        logits = decoder.forward([Rows(slot, nodes, [ROOT, ROOT, 0, 1, 1, 4, 4])])
+        assert torch.equal(logits[[1, 4, 6]], one_by_one[length : length + 3]), f"at cache length {length}"
+        decoder.commit(slot, [])
+
+
+def test_batch_of_trees_and_moved_rows(
+    decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int]
+) -> None:
+    """Ragged random trees in one batch, step after step; accepted rows lie scattered and are moved together."""
+    rng = random.Random(5)
+    slots = [decoder.open() for _ in range(3)]
+    lengths = [1, 15, 200]
+    for slot, length in zip(slots, lengths, strict=True):
+        fill(decoder, slot, tokens[:length])
+    for _ in range(40):
+        batch, paths = [], []
+        for slot, length in zip(slots, lengths, strict=True):
+            nodes, parents, path = [], [], []
+            depth = rng.randint(1, 6)
+            for level in range(depth):  # decoys before and after the true node of each level
+                parent = path[-1] if path else ROOT
+                for true in rng.sample([False, False, True], 3):
+                    if true:
+                        path.append(len(nodes))
+                    nodes.append(tokens[length + level] if true else rng.randrange(1000))
+                    parents.append(parent)
+            batch.append(Rows(slot, nodes, parents))
+            paths.append(path)
+        logits = decoder.forward(batch)
+        start = 0
+        for i, (rows, path) in enumerate(zip(batch, paths, strict=True)):
+            mine = logits[[start + node for node in path]]
+            assert torch.equal(mine, one_by_one[lengths[i] : lengths[i] + len(path)])
+            decoder.commit(rows.slot, path)
+            lengths[i] += len(path)
+            start += len(rows.tokens)
+        if max(lengths) > LENGTH - 10:
+            break
+    for slot in slots:
+        decoder.close(slot)
+
+
+def test_threads_do_not_change_bits(default_checkpoint: Checkpoint, tokens: list[int]) -> None:
+    results = []
+    for threads in (1, 2, 3):
+        architecture = Architecture.from_config(default_checkpoint.config)
+        weights = load_weights(
+            architecture, default_checkpoint.tensors(torch.bfloat16), torch.bfloat16, torch.device("cpu")
+        )
+        decoder = NativeDecoder(architecture, weights, max_batch=1, max_context=64, threads=threads)
+        results.append(decoder.forward([Rows.chain(decoder.open(), tokens[:20])]).clone())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_pytorch_decoder_in_bitwise_mode(default_checkpoint: Checkpoint, tokens: list[int]) -> None:
+    """The same promise where there is no compiled decoder: chain, tree and batch against one by one."""
+    architecture = Architecture.from_config(default_checkpoint.config)
+    weights = load_weights(
+        architecture, default_checkpoint.tensors(torch.bfloat16), torch.bfloat16, torch.device("cpu")
+    )
+    decoder = TorchDecoder(architecture, weights, max_batch=3, max_context=128, bitwise=True)
+    one = decoder.open()
+    single = []
+    for token in tokens[:80]:
+        single.append(decoder.forward([Rows.chain(one, [token])])[0])
+        decoder.commit(one, [0])
+    expected = torch.stack(single)
+    two, three = decoder.open(), decoder.open()
+    assert torch.equal(decoder.forward([Rows.chain(two, tokens[:70])]), expected[:70])
+    decoder.commit(two, range(61))
+    fill(decoder, three, tokens[:5])
+    nodes, parents = [3, tokens[61], 4, tokens[62]], [ROOT, ROOT, 1, 1]
+    logits = decoder.forward([Rows(two, nodes, parents), Rows.chain(three, tokens[5:9])])
+    assert torch.equal(logits[[1, 3]], expected[61:63])
+    assert torch.equal(logits[4:], expected[5:9])
