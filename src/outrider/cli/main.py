@@ -1,54 +1,27 @@
-"""The `outrider` command. Thin and lazy: `--help` never imports torch."""
+"""The `outrider` command: runs the commands and turns what goes wrong into a sentence and an exit code.
+
+Imports nothing heavy itself, so that Ctrl-C is handled from the first moment.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import NoReturn
 
-import typer
-
-from outrider import __version__
-from outrider.cli.chat import chat
-from outrider.cli.generate import generate
-from outrider.cli.help import CONTEXT, HeadedCommand
-from outrider.cli.models import models
 from outrider.errors import OutriderError
-
-app = typer.Typer(
-    name="outrider",
-    help="Exact speculative decoding: the text your model would have written, several times sooner.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=CONTEXT,
-)
-app.command(cls=HeadedCommand)(generate)
-app.command(cls=HeadedCommand)(chat)
-app.add_typer(models, name="models")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"outrider {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None: ...
 
 
 def main() -> None:
-    """Run the command line. What a person can act on is one sentence on stderr; a traceback is a bug."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    """What a person can act on becomes one sentence on stderr; a traceback is a bug."""
     try:
+        from outrider.cli.app import app
+
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(
+                    errors="replace"
+                )  # a terminal that lacks a character shows a question mark
         app(prog_name="outrider")
     except OutriderError as error:
         _fail(str(error), 2)
@@ -62,8 +35,12 @@ def main() -> None:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
     except MemoryError:
         _fail("out of memory; try a smaller --max-context or a smaller model", 1)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's own; not imported here
+            raise
+        _fail("the GPU is out of memory; try a smaller --max-context, a smaller model or --device cpu", 1)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(code)

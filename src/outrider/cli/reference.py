@@ -11,7 +11,7 @@ from typing import Any
 
 import typer.main
 
-from outrider.cli.main import app
+from outrider.cli.app import app
 
 _HEAD = """# The command line
 

@@ -1,0 +1,40 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider import __version__
+from outrider.cli.chat import chat
+from outrider.cli.generate import generate
+from outrider.cli.help import CONTEXT, HeadedCommand
+from outrider.cli.models import models
+
+app = typer.Typer(
+    name="outrider",
+    help="Exact speculative decoding: the text your model would have written, several times sooner.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=CONTEXT,
+)
+app.command(cls=HeadedCommand)(generate)
+app.command(cls=HeadedCommand)(chat)
+app.add_typer(models, name="models")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None: ...
