@@ -43,17 +43,14 @@ def summary(done: Completion, drafter: str, colour: bool) -> list[RenderableType
     """Speed, tokens per target pass, acceptance, drafter and seed, then what the colours mean."""
     from rich.text import Text
 
-    facts = [
+    speed = [
         f"{count(len(done.token_ids), 'token')} in {done.seconds:.2f} s",
         f"{done.tokens_per_second:.1f} tokens/s",
         f"{done.mean_acceptance_length:.2f} tokens per target pass",
-        _acceptance(done),
-        f"drafter {drafter}",
-        f"seed {done.seed}",
+        *(["cut at the length limit"] if done.finish_reason == "length" else []),
     ]
-    if done.finish_reason == "length":
-        facts.append("cut at the length limit")
-    lines: list[RenderableType] = [Text(" · ".join(facts), style="dim")]
+    about = [f"drafter {drafter}", _acceptance(done), f"seed {done.seed}"]
+    lines: list[RenderableType] = [Text(" · ".join(facts), style="dim") for facts in (speed, about)]
     if colour:
         lines.append(_legend(done))
     return lines
@@ -66,16 +63,7 @@ def comparison(done: Completion, plain: Completion, drafter: str, verify: str) -
     from rich.text import Text
 
     arms = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in (
-        "",
-        "tokens",
-        "seconds",
-        "tokens/s",
-        "target passes",
-        "tokens per pass",
-        "drafted",
-        "accepted",
-    ):
+    for heading in ("", "tokens", "seconds", "tokens/s", "target passes", "tokens per pass"):
         arms.add_column(heading, justify="right" if heading else "left")
     for name, arm in ((drafter, done), ("plain", plain)):
         arms.add_row(
@@ -85,8 +73,6 @@ def comparison(done: Completion, plain: Completion, drafter: str, verify: str) -
             f"{arm.tokens_per_second:.1f}",
             str(arm.steps),
             f"{arm.mean_acceptance_length:.2f}",
-            str(arm.drafted),
-            str(arm.accepted),
         )
     return [arms, Text(verdict(done, plain, verify), style="bold")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ def words(tokenizer: Tokenizer) -> Word:
         text = tokenizer.token_bytes(token).decode("utf-8", errors="backslashreplace")
         if not text:
             return tokenizer.token(token) or f"[{token}]"
-        named = text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+        named = re.sub(" {3,}", lambda run: f"␣×{len(run[0])}", text)
+        named = named.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in named)
 
     return word
