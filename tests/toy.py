@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ Language = Callable[[tuple[int, ...]], list[float]]
 def language(vocab: int, seed: int, spread: float = 1.5) -> Language:
     """A random table of logits, conditioned on the whole text."""
 
+    @cache
     def logits(text: tuple[int, ...]) -> list[float]:
         rng = random.Random(f"{seed}/{text}")
         return [rng.gauss(0, spread) for _ in range(vocab)]
@@ -146,10 +148,6 @@ def sequence(prompt: Sequence[int], params: ResolvedParams, output: Sequence[int
 def resolved(vocab: int = 1000, eos: Sequence[int] = (), **options: Any) -> ResolvedParams:
     """`ResolvedParams` from `SamplingParams` options, with a fixed seed unless one is given."""
     return SamplingParams(**{"seed": 0, "temperature": 1.0, **options}).resolve({}, eos, vocab)
-
-
-def reseeded(params: ResolvedParams, seed: int) -> ResolvedParams:
-    return replace(params, seed=seed)
 
 
 def rows_of(language: Language, seq: Sequence_, draft: Draft) -> TargetRows:

@@ -43,6 +43,7 @@ def ranked_offers(
         Offer(
             likely=[(int(token), p) for token, p, _, _ in row],
             draw=_in_turn([(int(token), p) for _, _, token, p in row]),
+            random=params.temperature > 0,
         )
         for row in read
     ]
@@ -67,8 +68,9 @@ def sampled_offers(
     read = torch.stack([likely, probabilities.gather(-1, likely)], dim=-1).tolist()
     return [
         Offer(
-            [(int(token), p) for token, p in read[row]],
-            _without_replacement(probabilities[row], chance, partial(declared.append, logp[row])),
+            likely=[(int(token), p) for token, p in read[row]],
+            draw=_without_replacement(probabilities[row], chance, partial(declared.append, logp[row])),
+            random=True,
         )
         for row in range(len(logp))
     ]

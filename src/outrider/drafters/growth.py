@@ -23,6 +23,8 @@ class Offer:
 
     likely: Sequence[tuple[int, float]]
     draw: Callable[[int], tuple[int, float]]
+    random: bool
+    """Whether the target samples here (temperature above 0)."""
     drawn: set[int] = field(default_factory=set)
     expected: float = 0.0
     """How likely the target is to follow one of the children drawn so far."""
@@ -32,13 +34,17 @@ class Offer:
     def outlook(self) -> float:
         """How likely the target is to follow the next child, estimated before that is drawn.
 
-        The largest probability left estimates how well draft and target agree here: it is the usual
-        confidence when the draft is greedy, and close to 1 - TV when it samples.
+        A greedy target follows the draft about as often as the draft is sure of itself: its largest
+        probability left, m. A sampling one, which draws alike, also agrees about half of the time where the
+        draft is unsure: (1 + m) / 2. Once the first child was refused little of that is left, and m has to do.
         """
         best = max((p for token, p in self.likely if token not in self.drawn), default=0.0)
         if best <= 0:
             return 0.0
-        return (1.0 - self.expected) * best / max(1.0 - self.spent, best)
+        best /= max(1.0 - self.spent, best)
+        if self.random and not self.drawn:
+            best = (1.0 + best) / 2
+        return (1.0 - self.expected) * best
 
     def take(self, node: int) -> int:
         outlook = self.outlook()

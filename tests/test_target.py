@@ -1,0 +1,131 @@
+"""The target's rows: choices, batches, and reported log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toy import Sequence_, resolved, sequence
+
+from outrider.sampling.noise import gumbel
+from outrider.sampling.target import TargetRows, target_rows
+from outrider.sampling.warp import warp
+from outrider.types import ROOT, Draft
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+VOCAB = 300
+TREE = Draft([4, 7, 9, 4, 1], [ROOT, ROOT, 0, 2, 1])
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 1.4},
+    {"temperature": 0.0, "min_tokens": 4, "eos": [2, 3]},
+    {"temperature": 0.0, "verify": "rejection"},
+    {"temperature": 0.9},
+    {"temperature": 0.9, "verify": "rejection"},
+    {"temperature": 1.3, "top_k": 20, "top_p": 0.8, "frequency_penalty": 0.5},
+    {"temperature": 1.0, "min_p": 0.1, "logit_bias": {4: 3.0}},
+]
+
+
+def logits_of(rows: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def batch(device: str = "cpu") -> tuple[Tensor, list[Sequence_], list[Draft]]:
+    drafts = [TREE, Draft(), Draft([1, 2], [ROOT, 0])]
+    sequences, chosen = [], []
+    for i, options in enumerate(OPTIONS):
+        sequences.append(sequence([5, 6], resolved(VOCAB, seed=i, **options), [7, 1][: i % 3]))
+        chosen.append(drafts[i % 3])
+    return logits_of(sum(1 + len(d) for d in chosen)).to(device), sequences, chosen
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_choices_are_the_definition(device: str) -> None:
+    """argmax of log-probability + noise at the node's own position; temperature 0 without noise."""
+    logits, sequences, drafts = batch(device)
+    start = 0
+    for rows, seq, draft in zip(target_rows(logits, sequences, drafts), sequences, drafts, strict=True):
+        for node in range(ROOT, len(draft)):
+            path = [draft.tokens[i] for i in draft.path(node)]
+            logp = warp(logits[start + 1 + node].unsqueeze(0), seq.params, seq.history, [path])[0]
+            assert torch.equal(rows.logp(node), logp)
+            if seq.params.temperature > 0:
+                position = seq.generated + len(path)
+                logp = logp + gumbel(seq.params.seed, seq.params.choice, position, VOCAB, device)
+            assert rows.choose(node) == int(logp.argmax())
+        start += 1 + len(draft)
+
+
+def test_a_batch_equals_its_sequences_one_by_one() -> None:
+    logits, sequences, drafts = batch()
+    start = 0
+    for rows, seq, draft in zip(target_rows(logits, sequences, drafts), sequences, drafts, strict=True):
+        alone = target_rows(logits[start : start + 1 + len(draft)], [seq], [draft])[0]
+        for node in range(ROOT, len(draft)):
+            assert rows.choose(node) == alone.choose(node)
+        start += 1 + len(draft)
+
+
+def test_all_plain_greedy_is_the_argmax_of_the_logits() -> None:
+    params = resolved(VOCAB, temperature=0)
+    sequences = [sequence([1], params), sequence([2], params)]
+    logits = logits_of(7)
+    logits[3] = 1.0  # all equal: the lowest id
+    first, second = target_rows(logits, sequences, [TREE, Draft()])
+    assert [first.choose(node) for node in range(ROOT, 5)] == logits[:6].argmax(-1).tolist()
+    assert first.choose(2) == 0
+    assert second.choose(ROOT) == int(logits[6].argmax())
+
+
+def test_choices_of_one_seed_differ() -> None:
+    logits, draft = logits_of(1), Draft()
+
+    def choose(choice: int) -> int:
+        params = resolved(VOCAB, temperature=2.0)
+        object.__setattr__(params, "choice", choice)
+        return TargetRows(logits, params, sequence([1], params).history, draft).choose(ROOT)
+
+    assert len({choose(choice) for choice in range(20)}) > 5
+
+
+def test_rows_are_stale_once_the_sequence_moves_on() -> None:
+    seq = sequence([1], resolved(VOCAB, temperature=1.0))
+    rows = target_rows(logits_of(1), [seq], [Draft()])[0]
+    seq.push([3])
+    with pytest.raises(RuntimeError, match="moved on"):
+        rows.choose(ROOT)
+
+
+def test_raw_logprobs() -> None:
+    params = resolved(VOCAB, temperature=0.5, top_k=3, repetition_penalty=2.0, logprobs=4)
+    seq = sequence([5], params)
+    logits = logits_of(6)
+    got = target_rows(logits, [seq], [TREE])[0].logprobs(2, 17)
+    want = torch.log_softmax(logits[3].double(), -1)
+    assert got.token_id == 17
+    assert got.logprob == pytest.approx(float(want[17]), abs=1e-12)
+    values, ids = want.topk(4)
+    assert [token for token, _ in got.top] == ids.tolist()
+    assert [value for _, value in got.top] == pytest.approx(values.tolist(), abs=1e-12)
+
+
+def test_processed_logprobs_and_log_zero() -> None:
+    params = resolved(4, temperature=0.5, top_k=2, logprobs=3, processed_logprobs=True)
+    rows = target_rows(torch.tensor([[0.0, 2.0, 1.0, -1.0]]), [sequence([0], params)], [Draft()])[0]
+    high = -math.log1p(math.exp(-2.0))
+    assert rows.logprobs(ROOT, 1).logprob == pytest.approx(high)
+    assert rows.logprobs(ROOT, 3).logprob == -9999.0
+    assert [token for token, _ in rows.logprobs(ROOT, 1).top] == [1, 2, 0]
+    assert rows.logprobs(ROOT, 1).top[2][1] == -9999.0
+
+
+def test_zero_alternatives_and_tied_ones() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0]])
+    only = target_rows(logits, [sequence([0], resolved(4, logprobs=0))], [Draft()])[0]
+    assert only.logprobs(ROOT, 2).top == ()
+    two = target_rows(logits, [sequence([0], resolved(4, logprobs=2))], [Draft()])[0]
+    assert [token for token, _ in two.logprobs(ROOT, 2).top] == [1, 2]
