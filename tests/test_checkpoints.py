@@ -180,6 +180,7 @@ def only_slow(path: Path) -> None:
         (lambda path: (path / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be read"),
         (lambda path: (path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0hello"), "not a readable"),
         (lambda path: (path / "model.safetensors").write_bytes(b""), "not a readable"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0[]"), "not a readable"),
     ],
 )
 def test_what_a_folder_lacks_is_said(harm: Any, message: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
         return _open_folder(model, path, progress)
     if path.is_file():
         return _open_gguf(model, path, progress)
-    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf" and not path.parent.exists():
+    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return _open_folder(model, hub.snapshot(model), progress)
     close = difflib.get_close_matches(model, catalog.CATALOG, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known by name are {', '.join(catalog.CATALOG)}."

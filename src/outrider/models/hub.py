@@ -12,6 +12,8 @@ from outrider.models.progress import Progress
 from outrider.models.staging import make_folder, require_space
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_COPIES = ["consolidated*", "*/*"]
+"""The same weights once more, in another form or for another tool."""
 
 
 def pull(name: str, source: Path | None, progress: Progress) -> Path:
@@ -40,7 +42,7 @@ def _install(
     def make(folder: Path) -> None:
         from outrider.models.convert import GGUF_NAME, convert_folder  # imports torch
 
-        require_space(folder, model.disk_bytes)
+        require_space(destination.parent, model.disk_bytes)
         if source is None:
             download = folder.parent / "download"
             download.mkdir()
@@ -63,7 +65,7 @@ def snapshot(repository: str) -> Path:
             f"fetching {repository} needs the package huggingface_hub (pip install huggingface_hub)."
         ) from error
     try:
-        return Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
     except Exception as error:  # its errors, and those of the HTTP library below it, have no common base
         raise ModelError(
             f"cannot fetch {repository} from the hub ({_first_line(error)}); check the name and the network, "

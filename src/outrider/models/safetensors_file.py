@@ -55,7 +55,7 @@ class SafetensorsFile:
                 return SafetensorsFile(path, _parse(file))
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror or error}.") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
                 f"{path} is not a readable safetensors file ({error}); fetch it again."
             ) from error

