@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from outrider.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.progress import SilentProgress
@@ -19,3 +23,21 @@ def default_checkpoint() -> Checkpoint:
 @pytest.fixture(scope="session")
 def default_model_dir(default_checkpoint: Checkpoint) -> Path:
     return default_checkpoint.path
+
+
+@pytest.fixture(scope="session")
+def truncated_model_dir(default_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real draft model that shares the tokenizer: the default model's first ten layers."""
+    keep = 10
+    folder = tmp_path_factory.mktemp("truncated")
+    config = {**default_checkpoint.config, "num_hidden_layers": keep}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(default_checkpoint.path / name, folder)
+    tensors = {
+        name: tensor
+        for name, tensor in default_checkpoint.tensors(torch.bfloat16)
+        if not (name.startswith("model.layers.") and int(name.split(".")[2]) >= keep)
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder

@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Literal
 
-from outrider.control import AutoLength, Controller, FixedLength
+from outrider.control.auto import AutoLength
+from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.model import check_vocabularies
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import build
@@ -20,7 +21,7 @@ from outrider.models.load import load_model, placement
 from outrider.models.progress import Progress, SilentProgress
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, LanguageModel
+from outrider.types import Chunk, Completion, Drafter, LanguageModel
 
 Prompt = str | Sequence[int]
 Message = dict[str, str]
@@ -32,7 +33,7 @@ class LLM:
     >>> llm = LLM("smollm2-135m", drafter="suffix")
     >>> llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text
 
-    `drafter`: none, ngram, suffix, model:PATH or auto. `draft_length`: nodes per draft, or "auto" to stop when it does
+    `drafter`: none, ngram, suffix, model:PATH, auto, or a `Drafter` of your own. `draft_length`: nodes per draft, or "auto" to stop when it does
     not pay. Neither changes the text. `bitwise` None means: on wherever it is nearly free.
     """
 
@@ -40,7 +41,7 @@ class LLM:
         self,
         model: str = "smollm2-135m",
         *,
-        drafter: str = "auto",
+        drafter: str | Drafter = "auto",
         draft_length: int | Literal["auto"] = "auto",
         dtype: str = "auto",
         device: str = "auto",
@@ -69,8 +70,8 @@ class LLM:
             check_vocabularies(checkpoint.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
             return load_model(draft, place)
 
-        self.drafter = build(drafter, load_draft_model)
         self.model = load_model(checkpoint, place)
+        self.drafter = build(drafter, load_draft_model) if isinstance(drafter, str) else drafter
         self._engine = Engine(self.model, self.drafter, controller)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
         self._ids = count()

@@ -10,7 +10,7 @@ from time import perf_counter
 
 from outrider.control.controller import Controller
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import NO_SLOT, Sequence
 from outrider.sampling.chance import KeyedChance
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.types import ROOT, Chunk, Commit, Draft, Drafter, LanguageModel, Rows, StepTrace, Verdict
@@ -57,17 +57,19 @@ class Engine:
         self.scheduler.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Let go of a sequence, finished or aborted, and of everything held for it."""
-        if self.scheduler.remove(sequence) and sequence.slot >= 0:
+        """Let go of a sequence, finished or aborted, and of everything held for it; safe to repeat."""
+        self.scheduler.remove(sequence)
+        if sequence.slot != NO_SLOT:
             self.drafter.close(sequence)
             self.controller.forget(sequence)
             self.model.close(sequence.slot)
+            sequence.slot = NO_SLOT
 
     def _prefill(self, sequence: Sequence) -> None:
         """Fill the cache with every prompt token but the last, which the first step runs like any other."""
         started = perf_counter()
-        sequence.slot = self.model.open()
         self.drafter.open(sequence)
+        sequence.slot = self.model.open()
         for start in range(0, sequence.prompt_length - 1, self.model.chunk):
             chunk = sequence.tokens[start : min(start + self.model.chunk, sequence.prompt_length - 1)]
             self.model.forward([Rows.chain(sequence.slot, chunk, logits=())])

@@ -32,10 +32,8 @@ class Scheduler:
             self.running.append(joined[-1])
         return joined
 
-    def remove(self, sequence: Sequence) -> bool:
-        """Take a sequence out, finished or not; says whether it had been running."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-            return True
-        self._waiting.remove(sequence)
-        return False
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, waiting or running; one that has left already stays out."""
+        for group in (self.running, self._waiting):
+            if sequence in group:
+                group.remove(sequence)

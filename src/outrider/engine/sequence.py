@@ -9,6 +9,9 @@ from outrider.sampling.history import History
 from outrider.types import Completion, FinishReason, ResolvedParams, StepTrace, TokenLogprob
 
 
+NO_SLOT = -1
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Invariant between steps, while running: the target's cache holds every token but the last."""
@@ -22,7 +25,7 @@ class Sequence:
     stream: TextStream
     history: History
     keep_trace: bool = False
-    slot: int = -1
+    slot: int = NO_SLOT
     finish_reason: FinishReason | None = None
     origins: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)

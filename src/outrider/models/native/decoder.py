@@ -39,7 +39,6 @@ class NativeDecoder:
     """A `LanguageModel` on the CPU.
 
     A row's logits depend on its own path alone: not on other rows, other sequences, chain or tree, nor the cache layout.
-    The logits of a forward are valid until the next one.
     """
 
     supports_trees = True
@@ -123,11 +122,11 @@ class NativeDecoder:
                 for i, (token, path) in enumerate(zip(given.tokens, span.paths, strict=True))
             )
         total = sum(wanted for *_, wanted in rows)
-        logits = self._logits_buffer(total)
+        logits = torch.empty(total, self._model.head.columns)
         done = 0
         for start in range(0, len(rows), MAX_ROWS):
             done += self._run(rows[start : start + MAX_ROWS], logits[done:])
-        return logits[:total, : self.vocab_size]
+        return logits[:, : self.vocab_size]
 
     def _run(self, rows: list[_Row], logits: Tensor) -> int:
         paths = [path for _, _, path, _ in rows]
@@ -150,12 +149,6 @@ class NativeDecoder:
         )
         self._kernels.outrider_forward(byref(self._model), byref(step))
         return len(wanted)
-
-    def _logits_buffer(self, rows: int) -> Tensor:
-        """[rows or more, padded vocabulary], reused so that no pass pays for fresh pages."""
-        if rows > self._logits.shape[0]:
-            self._logits = torch.empty(-(-rows // 16) * 16, self._model.head.columns)
-        return self._logits
 
     def _fill_layer(self, layer: Layer, w: LayerWeights, capacity: int) -> None:
         a = self.architecture
@@ -181,7 +174,6 @@ class NativeDecoder:
         m.update = self._keep(torch.zeros(MAX_ROWS, widest, dtype=wide))
         m.gated = self._keep(torch.zeros(MAX_ROWS, self._layers[0].down.depth, dtype=self.dtype))
         m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
-        self._logits = torch.empty(LANES, m.head.columns)
 
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         columns = -(-weight.shape[0] // PAIR) * PAIR

@@ -1,0 +1,136 @@
+"""Level A and C on the real default model: with any drafter, draft length and batch, the same tokens as plain decoding.
+
+Every case is one (prompt, temperature, processors) with its own seed; plain decoding of all of them is computed once and
+every drafter must reproduce it token for token, alone or in a ragged batch. bf16 runs are bit-exact (level C), fp32 too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prompts import PROMPTS
+
+from outrider import LLM, SamplingParams
+from outrider.control.auto import AutoLength
+from outrider.control.controller import FixedLength
+from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
+from outrider.drafters.registry import build
+from outrider.engine.engine import Engine
+from outrider.models.checkpoint import open_checkpoint
+from outrider.models.load import load_model, placement
+from outrider.models.progress import SilentProgress
+from outrider.types import ROOT, Draft, Drafter, LanguageModel, SequenceView
+
+TOKENS = 34
+TEMPERATURES = (0.0, 0.7, 1.0, 1.5)
+PROCESSORS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 40},
+    {"top_p": 0.9},
+    {"min_p": 0.05},
+    {"repetition_penalty": 1.2},
+    {"frequency_penalty": 0.6, "presence_penalty": 0.4},
+    {"logit_bias": {198: -2.0, 284: 1.5}, "min_tokens": 12},
+    {"top_k": 50, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.1, "frequency_penalty": 0.3},
+    {"ignore_eos": True},
+]
+CASES = [
+    (prompt, SamplingParams(temperature=t, seed=1000 + i, max_tokens=TOKENS, **{"ignore_eos": True, **processors}))
+    for i, ((prompt, t), processors) in enumerate(
+        zip(itertools.product(PROMPTS, TEMPERATURES), itertools.cycle(PROCESSORS))
+    )
+]
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def llm(request: pytest.FixtureRequest) -> LLM:
+    return LLM(drafter="none", dtype=request.param, max_batch=8, max_context=512)
+
+
+@pytest.fixture(scope="module")
+def plain(llm: LLM) -> list[list[int]]:
+    prompts, params = zip(*CASES, strict=True)
+    return [c.token_ids for c in llm.generate(list(prompts), list(params), speculate=False)]
+
+
+@pytest.fixture(scope="module")
+def draft_model(llm: LLM, truncated_model_dir: Path) -> LanguageModel:
+    dtype = "fp32" if "float32" in str(llm.model.dtype) else "bf16"  # type: ignore[attr-defined]
+    place = placement(device="cpu", dtype=dtype, bitwise=None, threads=None, max_batch=8, max_context=512)
+    return load_model(open_checkpoint(str(truncated_model_dir), SilentProgress()), place)
+
+
+class Adversary:
+    """Random trees of likely and unlikely tokens: what no sane drafter proposes must not matter either."""
+
+    name = "adversary"
+
+    def open(self, sequence: SequenceView) -> None: ...
+    def observe(self, commits: object) -> None: ...
+    def close(self, sequence: SequenceView) -> None: ...
+
+    def propose(self, sequences: Any, budgets: Any) -> list[Draft]:
+        drafts = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            seen = sequence.tokens[-40:]
+            tokens, parents = [], []
+            for i in range(min(budget.nodes, 9)):
+                tokens.append(seen[(7 * i) % len(seen)] if i % 3 else 198 + i)
+                parents.append(i // 2 - 1)
+            unique = {(p, t): None for p, t in zip(parents, tokens, strict=True)}
+            if len(unique) < len(tokens):
+                tokens, parents = tokens[:1], [ROOT]
+            drafts.append(Draft(tokens, parents, [0.5] * len(tokens), self.name))
+        return drafts
+
+
+def make(name: str, draft_model: LanguageModel) -> Drafter:
+    if name == "adversary":
+        return Adversary()
+    if name == "tree":
+        return ModelDrafter(draft_model, ModelDrafterConfig(branching=3))
+    if name == "model":
+        return ModelDrafter(draft_model)
+    return build(name, lambda path: draft_model)
+
+
+def groups(sizes: Iterator[int]) -> Iterator[range]:
+    start = 0
+    while start < len(CASES):
+        size = next(sizes)
+        yield range(start, min(start + size, len(CASES)))
+        start += size
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [("ngram", 6), ("suffix", 12), ("model", 4), ("tree", 8), ("adversary", 9)]
+)
+def test_same_tokens_as_plain(
+    llm: LLM, plain: list[list[int]], draft_model: LanguageModel, name: str, length: int
+) -> None:
+    """All cases, in batches of 8, 3 and 1: more than 5,000 tokens for every drafter and precision."""
+    llm._engine = Engine(llm.model, make(name, draft_model), FixedLength(length))
+    compared = accepted = 0
+    for group in groups(itertools.cycle([8, 8, 3, 1])):
+        prompts, params = zip(*(CASES[i] for i in group), strict=True)
+        for i, completion in zip(group, llm.generate(list(prompts), list(params)), strict=True):
+            assert completion.token_ids == plain[i], f"{name}: case {i} differs: {CASES[i]}"
+            compared += len(completion.token_ids)
+            accepted += completion.accepted
+    assert compared >= 5000
+    assert name == "adversary" or accepted > 100, "too few accepted drafts for the comparison to mean anything"
+
+
+def test_auto_draft_length(llm: LLM, plain: list[list[int]]) -> None:
+    """The controller reacts to measured time, so its drafts vary from run to run; the tokens must not."""
+    llm._engine = Engine(llm.model, build("auto", _no_model), AutoLength())
+    prompts, params = zip(*CASES[::3], strict=True)
+    assert [c.token_ids for c in llm.generate(list(prompts), list(params))] == plain[::3]
+
+
+def _no_model(path: str) -> LanguageModel:
+    raise AssertionError("auto needs no draft model")
