@@ -18,7 +18,7 @@ $(READY): pyproject.toml $(wildcard src/outrider/models/native/*.[ch])
 	@echo "==> Making the environment in .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "==> Installing PyTorch (the large one)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	@$(BIN)/python -m pip install --disable-pip-version-check "torch==2.13.0"
 	@echo "==> Installing Outrider and its tools"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
