@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_gguf import BPE_TOKENS, bpe_metadata, write_hf_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import __version__
 from outrider.cli.main import main
@@ -168,6 +170,42 @@ def test_stdin_that_is_not_text_is_refused() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == b"error: prompt: stdin is not valid UTF-8; convert it first\n"
+
+
+def test_model_without_a_chat_template_continues_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = LlamaConfig(
+        vocab_size=len(BPE_TOKENS),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=64,
+    )
+    write_hf_model(
+        tmp_path / "tiny.gguf", LlamaForCausalLM(config), bpe_metadata(), **{"rope.freq_base": 1e4}
+    )
+    arguments = [
+        "generate",
+        "the hell",
+        "--model",
+        str(tmp_path / "tiny.gguf"),
+        "--json",
+        "--max-tokens",
+        "4",
+    ]
+    monkeypatch.setattr(sys, "argv", ["outrider", *arguments, "--ignore-eos", "--compare"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 0, shown.err
+    assert "no chat template" in shown.err
+    result = json.loads(shown.out)
+    assert result["identical"] is True
+    assert result["prompt_tokens"] < 10
 
 
 def test_models_list_and_path(default_checkpoint: Checkpoint) -> None:

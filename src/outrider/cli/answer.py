@@ -132,6 +132,7 @@ class Answerer:
             answers().print(trace.table(done.trace, self._word))
             sys.stdout.flush()
         console = notes()
+        console.print()
         for line in report.summary(done, drafter, self._colour):
             console.print(line)
         if plain is not None:

@@ -6,6 +6,7 @@ import sys
 
 from outrider.cli.answer import Answerer, Conversation, check_text
 from outrider.cli.options import Settings, takes_settings
+from outrider.errors import InvalidRequest
 
 _HELP = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
@@ -42,6 +43,12 @@ def _turn(answerer: Answerer, history: Conversation, message: str, interactive: 
         if not interactive:
             raise
         print("(stopped)", file=sys.stderr, flush=True)
+    except InvalidRequest as error:  # most likely the conversation has outgrown the context
+        if not interactive:
+            raise
+        history.pop()
+        print(f"error: {error} ({_HELP})", file=sys.stderr, flush=True)
+        return
     history.append({"role": "assistant", "content": answerer.shown})
 
 

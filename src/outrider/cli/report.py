@@ -43,11 +43,11 @@ def summary(done: Completion, drafter: str, colour: bool) -> list[RenderableType
     """Speed, tokens per target pass, acceptance, drafter and seed, then what the colours mean."""
     from rich.text import Text
 
+    limit = " (limit)" if done.finish_reason == "length" else ""
     speed = [
-        f"{count(len(done.token_ids), 'token')} in {done.seconds:.2f} s",
+        f"{count(len(done.token_ids), 'token')}{limit} in {done.seconds:.2f} s",
         f"{done.tokens_per_second:.1f} tokens/s",
         f"{done.mean_acceptance_length:.2f} tokens per target pass",
-        *(["cut at the length limit"] if done.finish_reason == "length" else []),
     ]
     about = [f"drafter {drafter}", _acceptance(done), f"seed {done.seed}"]
     lines: list[RenderableType] = [Text(" · ".join(facts), style="dim") for facts in (speed, about)]
@@ -111,7 +111,7 @@ def _sameness(done: Completion, plain: Completion, verify: str) -> str:
 def _acceptance(done: Completion) -> str:
     if not done.drafted:
         return "nothing drafted"
-    return f"{done.accepted} of {done.drafted} drafted tokens accepted ({done.accepted / done.drafted:.0%})"
+    return f"accepted {done.accepted} of {done.drafted} drafted ({done.accepted / done.drafted:.0%})"
 
 
 def _legend(done: Completion) -> RenderableType:
