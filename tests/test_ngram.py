@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -22,9 +23,12 @@ class Sequence_:
     prompt_length: int = 0
 
 
+WIDE = Budget(8, 8)
+
+
 def propose(
     tokens: list[int],
-    budget: Budget = Budget(8, 8),
+    budget: Budget = WIDE,
     config: NgramConfig | None = None,
 ) -> Draft:
     drafter, sequence = NgramDrafter(config), Sequence_(0, tokens)
@@ -81,7 +85,7 @@ def test_drafts_keep_the_invariants(text: list[int], budget: Budget) -> None:
     assert len(draft) <= min(budget.nodes, budget.depth)
     assert list(draft.parents) == list(range(-1, len(draft) - 1))
     assert all(budget.floor <= c <= 1 for c in draft.confidence)
-    assert all(a >= b for a, b in zip(draft.confidence, draft.confidence[1:], strict=False))
+    assert all(a >= b for a, b in pairwise(draft.confidence))
 
 
 def test_a_longer_match_is_claimed_with_more_confidence() -> None:

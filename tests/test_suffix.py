@@ -67,9 +67,7 @@ def build(documents: Sequence[Sequence[int]], counted: int = 1000) -> SuffixAuto
 
 
 def transitions(automaton: SuffixAutomaton) -> int:
-    return sum(t != NO_TOKEN for t in automaton.first) + sum(
-        len(b) for b in automaton.branches if b is not None
-    )
+    return sum(t != NO_TOKEN for t in automaton.first) + sum(len(b) for b in automaton.branches if b is not None)
 
 
 # -- the automaton
@@ -87,9 +85,7 @@ def test_link_of_last_is_the_longest_repeated_suffix(text: list[int]) -> None:
     automaton = SuffixAutomaton()
     for end, token in enumerate(text, 1):
         automaton.extend([token])
-        longest = max(
-            (n for n in range(1, end) if occurrences([text[:end]], text[end - n : end]) > 1), default=0
-        )
+        longest = max((n for n in range(1, end) if occurrences([text[:end]], text[end - n : end]) > 1), default=0)
         assert automaton.length[automaton.link[automaton.last]] == longest
 
 
@@ -132,9 +128,7 @@ def test_a_match_survives_the_growth_of_the_text(documents: list[list[int]], que
 
 @settings(max_examples=30)
 @given(st.integers(2, 40), st.integers(1, 7), st.integers(0, 2**32))
-def test_rolling_keeps_the_newest_half_and_never_more_than_the_limit(
-    limit: int, piece: int, seed: int
-) -> None:
+def test_rolling_keeps_the_newest_half_and_never_more_than_the_limit(limit: int, piece: int, seed: int) -> None:
     draw = random.Random(seed)
     rolling, text = RollingAutomaton(limit), []
     for _ in range(60):

@@ -9,7 +9,8 @@ the text.
 Size: at most 2n - 1 states and 3n - 4 transitions for n ≥ 3 tokens, whatever the text. Layout: parallel
 lists, the first transition of a state inline (most states have only that one) and a dict for the others; this
 halves the memory of one dict per state, about 240 bytes per token of source code, at the same speed, about 2
-µs per token."""
+µs per token.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class SuffixAutomaton:
     `count[s]` is how often the strings of state s occur. Every new token adds one occurrence to all of its
     suffixes, which can be as many as the text is long (a run of one token); only the `walk` longest ones are
     counted, so that a token costs O(1). Short strings inside very repetitive text are therefore undercounted,
-    never overcounted."""
+    never overcounted.
+    """
 
     __slots__ = ("branches", "count", "first", "last", "length", "link", "size", "target", "walk")
 
@@ -161,7 +163,8 @@ class RollingAutomaton:
 
     Once `live` is half full every token also goes into a second automaton, which takes over when `live` is
     full: the oldest half is dropped, the work per token at most doubles and no step ever stops for a rebuild.
-    `epoch` counts the take-overs; a state remembered from an earlier epoch means nothing any more."""
+    `epoch` counts the take-overs; a state remembered from an earlier epoch means nothing any more.
+    """
 
     __slots__ = ("_next", "epoch", "limit", "live")
 

@@ -14,7 +14,8 @@ class NgramConfig:
     """Longest and shortest run of tokens to look up.
 
     Runs of one token are worth it although they are right one time in three only: the claimed confidence says
-    so, and the controller drops them where rows are dear."""
+    so, and the controller drops them where rows are dear.
+    """
 
     max_ngram: int = 4
     min_ngram: int = 1
@@ -22,7 +23,7 @@ class NgramConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise InvalidRequest(
-                f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram} must satisfy 1 <= min_ngram <= max_ngram."
+                f"min_ngram={self.min_ngram} must be at least 1 and at most max_ngram={self.max_ngram}."
             )
 
 
@@ -36,7 +37,8 @@ class _Index:
     `after[run]` is the position of the token that followed the latest occurrence of `run` (a tuple of
     min_ngram to max_ngram tokens). A run enters when its continuation is known, so the sequence's own end
     never matches itself. Invariant: `size` tokens are indexed; each costs max_ngram - min_ngram + 1 dict
-    writes, and none is looked at again."""
+    writes, and none is looked at again.
+    """
 
     __slots__ = ("after", "size")
 

@@ -5,7 +5,8 @@ suffix automaton is grown token by token, so the longest match is always at hand
 target may say next is estimated like a data compressor would (PPM): the longest matching suffix predicts with
 a trust that grows with its length and with how often it was seen, and passes the rest of the probability to
 the next shorter suffix, of either text. The draft is then the most probable set of continuations that fits
-the budget."""
+the budget.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +42,10 @@ def _trust(scale: float, power: float) -> list[float]:
 
     Fitted by likelihood to 11,000 tokens a small chat model wrote (greedy; edits, code, summaries, questions,
     maths, translation), and calibrated there: a suffix of the own text of m tokens seen once is right with m
-    / (m + 2), about."""
+    / (m + 2), about.
+    """
     odds = [
-        scale * length**power * max(1, count) ** 1.25
-        for length in range(_LONGEST + 1)
-        for count in range(_MOST + 1)
+        scale * length**power * max(1, count) ** 1.25 for length in range(_LONGEST + 1) for count in range(_MOST + 1)
     ]
     return [value / (1 + value) for value in odds]
 
@@ -174,14 +174,13 @@ class SuffixDrafter:
         return Draft(tokens, parents, confidence, self.name)
 
 
-def continuations(
-    own: SuffixAutomaton, history: SuffixAutomaton, context: _Context, least: float
-) -> dict[int, float]:
+def continuations(own: SuffixAutomaton, history: SuffixAutomaton, context: _Context, least: float) -> dict[int, float]:
     """Probability of each likely next token after `context`; together at most 1.
 
     Suffixes are asked from the longest to the shortest, those of the history only while clearly longer than
     the own ones. Each gives its trust to its known continuations in proportion to their counts, and the rest
-    of `mass` to the next suffix; once less than `least` is left, nothing new can matter."""
+    of `mass` to the next suffix; once less than `least` is left, nothing new can matter.
+    """
     state, matched, other_state, other_matched = context
     likely: dict[int, float] = {}
     mass = 1.0

@@ -1,0 +1,225 @@
+"""Draft as much as pays, from step to step; nothing where nothing pays.
+
+The principle: a node is worth verifying if and only if
+
+    (its chance of acceptance) × (what a token costs now) > (what one more row costs + drafting it).
+
+All four are learned while running: acceptance per rank and level of the draft and per sequence (`profile`),
+by what drafters claim (`calibration`), pass and draft costs (`cost`). Costs are ratios to the passes made
+just now, because the machine's speed drifts. A token costs what the steps lately cost divided by the tokens
+they lately brought; with that price, taking every node that pays is what maximises tokens per second, plain
+decoding included.
+
+No verdict is final. A sequence whose drafts do not pay is probed again, rarely enough that all probes
+together cost about 2%, and while everything drafts a plain pass is made now and then, or the price of rows
+could not be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.control.calibration import Calibration
+from outrider.control.cost import CostCurve, DraftCost
+from outrider.control.plan import share_rows, worthwhile_depth
+from outrider.control.profile import Profile
+from outrider.errors import InvalidRequest
+from outrider.types import Budget, Commit, Draft, SequenceView
+
+_PROBE_SHARE = 0.02
+_PROBE_STEPS = 2
+_PROBE_NODES = 4
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 256
+_SHORTEST_GAP, _LONGEST_GAP = 32, 512
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one sequence."""
+
+    ranks: Profile
+    levels: Profile
+    steps: int = 0
+    idle: int = _SHORTEST_PAUSE // 2
+    """Steps since the last draft; a new sequence that may not draft is probed a little sooner."""
+    pause: int = _SHORTEST_PAUSE
+    probes: int = 0
+    """Steps of the current probe still to come."""
+    active: int = 0
+    """Drafting steps in a row that were decided, not probed."""
+    issued: Budget = field(default_factory=lambda: Budget(0, 0))
+
+
+class AutoLength:
+    """Budgets of at most `nodes` nodes per sequence and `rows` verified rows per step (one per sequence
+    included)."""
+
+    def __init__(self, nodes: int = 16, rows: int = 32) -> None:
+        if nodes < 1 or rows < 2:
+            raise InvalidRequest(f"nodes={nodes} must be at least 1 and rows={rows} at least 2.")
+        self.nodes = nodes
+        self.rows = rows
+        self._curve = CostCurve(rows)
+        self._draft = DraftCost()
+        self._calibrations: dict[str, Calibration] = {}
+        self._source = ""
+        self._states: dict[int, _State] = {}
+        self._ranks = Profile.hopeful(nodes)
+        self._levels = Profile.hopeful(nodes)
+        self._steps = 0
+        self._cost_per_step = 1.0
+        self._tokens_per_step = 0.0
+        self._since_plain = 0
+        self._gap = 8
+
+    # -- deciding
+
+    def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
+        states = [self._state(s) for s in sequences]
+        limits = [max(0, min(self.nodes, most)) for _, most in zip(sequences, room, strict=True)]
+        if self._since_plain >= self._gap or not self._steps or len(states) >= self.rows:
+            budgets = [Budget(0, 0, 0.0, tree) for _ in states]
+        else:
+            budgets = self._decide(states, limits, tree)
+        for state, budget in zip(states, budgets, strict=True):
+            state.issued = budget
+        return budgets
+
+    def _decide(self, states: list[_State], limits: list[int], tree: bool) -> list[Budget]:
+        plain = len(states)
+        # Rows are doubled step by step: on unknown hardware the first wide pass must not be the widest.
+        spare = min(self.rows, max(plain + 3, 2 * self._curve.widest)) - plain
+        costs = self._curve.costs()
+        value = self._token_value(costs[plain] / plain)
+        sizes, row = share_rows([s.ranks for s in states], limits, spare, value, costs)
+        drafting = sum(1 for size in sizes if size) or 1
+        per_level, fixed = self._draft.per_level / drafting, self._draft.fixed / drafting
+        floor = self._calibration().claim_for((row + per_level) / value)
+        spare -= sum(sizes)
+        budgets = []
+        for state, size, limit in zip(states, sizes, limits, strict=True):
+            depth = worthwhile_depth(state.levels, size, value, row, per_level, fixed)
+            if depth and floor <= 1:
+                state.probes = 0
+                budgets.append(Budget(size if tree else depth, depth, floor, tree))
+                continue
+            spare += size
+            probe = min(_PROBE_NODES if self._draft.per_level < 0.05 else _PROBE_NODES // 2, limit, spare)
+            if probe <= 0 or not self._probe_due(state, plain, probe):
+                probe = 0
+            spare -= probe
+            budgets.append(Budget(probe, probe, 0.0, tree))
+        return budgets
+
+    def _probe_due(self, state: _State, plain: int, nodes: int) -> bool:
+        if state.probes:
+            return True
+        costs = self._curve.costs()
+        base = costs[plain]
+        cost = self._draft.fixed + nodes * self._draft.per_level + costs[plain + nodes] - base
+        # Every sequence of the batch may be on pause at once: each gets its part of the allowance.
+        if state.idle < max(state.pause, _PROBE_STEPS * cost * plain / (_PROBE_SHARE * base)):
+            return False
+        state.probes = _PROBE_STEPS
+        state.pause = min(_LONGEST_PAUSE, 2 * state.pause)
+        return True
+
+    # -- learning
+
+    def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
+        plain = len(commits)
+        if not plain or target_seconds <= 0:
+            return
+        self._curve.observe(rows, target_seconds)
+        level = self._curve.level
+        self._note_plain(rows == plain)
+        self._steps += 1
+        for calibration in self._calibrations.values():
+            calibration.tick()
+        steady, deepest = True, 0
+        for commit in commits:
+            state = self._state(commit.sequence)
+            if not state.issued.nodes:
+                state.idle += 1
+                state.active = 0
+                continue
+            depth = _depth_of(commit.draft)
+            deepest = max(deepest, depth)
+            # After a pause the drafter may first have to catch up with the text: no measure of its cost.
+            steady = steady and state.idle == 0
+            self._learn(state, commit, depth)
+        if any(self._state(c.sequence).issued.nodes for c in commits) and steady:
+            self._draft.observe(deepest, draft_seconds / level)
+        rate = max(1 / 16, 1 / (self._steps + 1))
+        tokens = sum(len(c.tokens) for c in commits)
+        self._tokens_per_step += rate * (tokens - self._tokens_per_step)
+        self._cost_per_step += rate * ((draft_seconds + target_seconds) / level - self._cost_per_step)
+
+    def _learn(self, state: _State, commit: Commit, depth: int) -> None:
+        draft, issued = commit.draft, state.issued
+        if draft.tokens:
+            self._source = draft.source
+            self._calibration().observe(draft, commit.path)
+        order = sorted(range(len(draft)), key=lambda node: -draft.confidence[node])
+        path = set(commit.path)
+        hits = {rank for rank, node in enumerate(order) if node in path} if path else ()
+        state.steps += 1
+        # A probe follows a long silence: what it finds weighs more than what was true then.
+        rate = 0.3 if state.probes else max(1 / 24, 1 / (state.steps + 8))
+        slow = max(1 / 64, 1 / (self._steps + 4))
+        for ranks, levels, weight in (
+            (state.ranks, state.levels, rate),
+            (self._ranks, self._levels, slow),
+        ):
+            ranks.observe(issued.nodes, len(draft), hits, weight)
+            levels.observe(issued.depth, depth, range(len(path)), weight)
+        if state.probes:
+            state.probes -= 1
+            state.active = 0
+        else:
+            state.active += 1
+            if state.active >= _SHORTEST_PAUSE:
+                state.pause = _SHORTEST_PAUSE
+        state.idle = 0
+
+    def forget(self, sequence: SequenceView) -> None:
+        self._states.pop(sequence.id, None)
+
+    def _note_plain(self, plain: bool) -> None:
+        """Keep the price of rows known: a plain pass once in a while, sooner when the last one was a
+        surprise."""
+        if not plain:
+            self._since_plain += 1
+            return
+        if self._since_plain >= self._gap:
+            surprised = abs(self._curve.surprise) > 0.25
+            self._gap = max(_SHORTEST_GAP if self._steps > 64 else 8, self._gap // 2) if surprised else self._gap * 2
+            self._gap = min(_LONGEST_GAP, self._gap)
+        self._since_plain = 0
+
+    # -- small things
+
+    def _state(self, sequence: SequenceView) -> _State:
+        state = self._states.get(sequence.id)
+        if state is None:
+            state = self._states[sequence.id] = _State(self._ranks.copy(), self._levels.copy())
+        return state
+
+    def _calibration(self) -> Calibration:
+        known = self._calibrations.get(self._source)
+        if known is None:
+            known = self._calibrations[self._source] = Calibration()
+        return known
+
+    def _token_value(self, price: float) -> float:
+        """What a token costs now. Never more than `price`, plain decoding: that is always to be had, and a
+        price inflated by bad drafts would justify more of them."""
+        return min(price, self._cost_per_step / self._tokens_per_step) if self._tokens_per_step else price
+
+
+def _depth_of(draft: Draft) -> int:
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)

@@ -1,0 +1,52 @@
+"""What the k-th drafted node, or the k-th level of drafts, has lately brought."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+
+class Profile:
+    """Running averages per rank k (from 0): how often rank k was proposed, and how often it was accepted,
+    over the steps in which the budget allowed it.
+
+    `tried` is the largest rank allowed last time. Beyond it old averages say nothing about today, so
+    `accepted_at` continues the last two ranks geometrically: what improves is allowed more, step by step.
+    """
+
+    __slots__ = ("accepted", "proposed", "tried")
+
+    def __init__(self, accepted: list[float], proposed: list[float], tried: int) -> None:
+        self.accepted = accepted
+        self.proposed = proposed
+        self.tried = tried
+
+    @staticmethod
+    def hopeful(ranks: int) -> Profile:
+        """Before any evidence: a drafter that is right two times in three."""
+        return Profile([0.66 ** (k + 1) for k in range(ranks)], [1.0] * ranks, ranks)
+
+    def copy(self) -> Profile:
+        return Profile(self.accepted.copy(), self.proposed.copy(), self.tried)
+
+    def observe(self, tried: int, proposed: int, accepted: Collection[int], rate: float) -> None:
+        """One step: ranks below `tried` were allowed, those below `proposed` came, those in `accepted` were
+        right."""
+        if tried > self.tried:  # start from the estimates that led here
+            self.accepted[:tried], self.proposed[:tried] = self.expected(tried)
+        self.tried = tried
+        for k in range(tried):
+            self.proposed[k] += rate * ((k < proposed) - self.proposed[k])
+            self.accepted[k] += rate * ((k in accepted) - self.accepted[k])
+
+    def expected(self, ranks: int) -> tuple[list[float], list[float]]:
+        """Chance of being accepted and of being proposed at all, for each of the first `ranks` ranks if
+        allowed."""
+        known = min(self.tried, ranks)
+        accepted, proposed = self.accepted[:known], self.proposed[:known]
+        if known and known < ranks:
+            before = accepted[-2] if known > 1 else 1.0
+            ratio = min(1.0, accepted[-1] / before) if before > 0 else 0.0
+            for _ in range(known, ranks):
+                accepted.append(accepted[-1] * ratio)
+                proposed.append(proposed[-1])
+        return accepted, proposed
