@@ -21,6 +21,8 @@ ROOT = -1
 
 FinishReason = Literal["stop", "length"]
 VerifyRule = Literal["coupled", "rejection"]
+StepKind = Literal["target", "recovered", "bonus"]
+"""How the target's own token came about: nothing was drafted, a draft was refused, all of the path was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +217,7 @@ class StepTrace:
     path: tuple[int, ...]
     token: int | None
     """The target's own token; None when the step was cut (eos, stop, limit) inside the accepted path."""
-    kind: Literal["target", "recovered", "bonus"]
-    """`target`: nothing was drafted here."""
+    kind: StepKind
 
 
 @dataclass(frozen=True, slots=True)

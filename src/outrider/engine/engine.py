@@ -13,7 +13,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.sequence import NO_SLOT, Sequence
 from outrider.sampling.chance import KeyedChance
 from outrider.sampling.target import TargetRows, target_rows
-from outrider.types import ROOT, Chunk, Commit, Draft, Drafter, LanguageModel, Rows, StepTrace, Verdict
+from outrider.types import ROOT, Chunk, Commit, Draft, Drafter, LanguageModel, Rows, StepKind, StepTrace, Verdict
 from outrider.verify import RULES
 
 
@@ -110,6 +110,6 @@ def _rows(sequence: Sequence, draft: Draft) -> Rows:
 
 def _trace(draft: Draft, verdict: Verdict, kept: int) -> StepTrace:
     last = verdict.path[-1] if verdict.path else ROOT
-    kind = "target" if not draft else "recovered" if draft.children(last) else "bonus"
+    kind: StepKind = "target" if not draft else "recovered" if draft.children(last) else "bonus"
     token = verdict.token if kept > len(verdict.path) else None
     return StepTrace(draft, verdict.path[:kept], token, kind)

@@ -29,11 +29,22 @@ class UnsupportedArchitecture(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary frequencies: `inv_freq[j]` radians per position for the pair (j, j + head_dim/2), output scaled."""
+class Llama3Scaling:
+    """Llama 3.1 stretches only the slow frequencies, with a smooth passage between the two regimes."""
 
-    inv_freq: tuple[float, ...]
-    scale: float = 1.0
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: frequencies theta^(-2j/dim), divided by `factor` (all, or as `llama3` says)."""
+
+    theta: float
+    dim: int
+    factor: float = 1.0
+    llama3: Llama3Scaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +191,15 @@ def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any], head_dim: in
     if float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise UnsupportedArchitecture("the fast decoder does not do partial rotary embeddings")
     theta = float(parameters.get("rope_theta") or 10_000.0)
-    inv_freq = [theta ** (-2.0 * j / head_dim) for j in range(head_dim // 2)]
     if kind == "default":
-        return Rope(tuple(inv_freq))
+        return Rope(theta, head_dim)
     if kind == "linear":
-        return Rope(tuple(f / float(parameters["factor"]) for f in inv_freq))
+        return Rope(theta, head_dim, float(parameters["factor"]))
     if kind == "llama3":
-        return Rope(tuple(_llama3(f, parameters) for f in inv_freq))
+        scaling = Llama3Scaling(
+            float(parameters["low_freq_factor"]),
+            float(parameters["high_freq_factor"]),
+            float(parameters["original_max_position_embeddings"]),
+        )
+        return Rope(theta, head_dim, float(parameters["factor"]), scaling)
     raise UnsupportedArchitecture(f"the fast decoder does not know the rotary scaling {kind!r}")
-
-
-def _llama3(frequency: float, parameters: Mapping[str, Any]) -> float:
-    """Llama 3.1 stretches only the slow frequencies, with a smooth passage between the two regimes."""
-    factor = float(parameters["factor"])
-    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    turns = float(parameters["original_max_position_embeddings"]) * frequency / (2 * math.pi)
-    smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
-    return (1 - smooth) * frequency / factor + smooth * frequency

@@ -68,7 +68,7 @@ def path_index(spans: Sequence[Span], window: int, device: torch.device) -> tupl
 
 
 def blocked(
-    q: Tensor, keys: Tensor, values: Tensor, index: tuple[Tensor, Tensor, Tensor], scale: float
+    q: Tensor, keys: Tensor, values: Tensor, index: tuple[Tensor, ...], scale: float
 ) -> Tensor:
     """As `masked`, with the reduction order fixed. Sums run inside a block, then over blocks in order of position;
     a block that a row does not see adds exact zeros, so it does not matter how many such blocks there are."""

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from outrider.models.architecture import Rope
+from outrider.models.architecture import Llama3Scaling, Rope
 
 
 def rotation_table(rope: Rope, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, head_dim/2] in fp32, from angles in fp64."""
-    frequencies = torch.tensor(rope.inv_freq, dtype=torch.float64)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
-    return (angles.cos() * rope.scale).float().to(device), (angles.sin() * rope.scale).float().to(device)
+    """cos and sin [length, dim/2].
+
+    In fp32 throughout, angles included, because that is how models are trained and run elsewhere: at position 4,000 the
+    rounding of the angle alone moves logits by more than everything else we do differently.
+    """
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.llama3 is None:
+        frequencies = frequencies / rope.factor
+    else:
+        frequencies = _stretched(frequencies, rope.factor, rope.llama3)
+    angles = torch.outer(torch.arange(length).float(), frequencies)
+    return angles.cos().to(device), angles.sin().to(device)
+
+
+def _stretched(frequencies: Tensor, factor: float, scaling: Llama3Scaling) -> Tensor:
+    turns = scaling.original_context * frequencies / (2 * math.pi)
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = smooth.clamp(0, 1)
+    return (1 - smooth) * frequencies / factor + smooth * frequencies

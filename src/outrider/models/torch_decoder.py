@@ -15,10 +15,8 @@ from outrider.models.slots import Slots, Span
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.types import Rows
 
-_Product = Callable[[Tensor], Tensor]
-
 BITWISE_ROWS = 32
-"""Rows of every matrix product in bitwise mode: a fixed shape keeps one kernel and one order of summation."""
+"""Rows of every sum in bitwise mode: libraries choose kernels, and so the order of summation, by shape alone."""
 
 
 class TorchDecoder:
@@ -91,7 +89,7 @@ class TorchDecoder:
 
     def _attention(self, index: int, w: LayerWeights, x: Tensor, step: _Step) -> Tensor:
         a, rows = self.architecture, x.shape[0]
-        q, k, v = self._linear(x, w.qkv, w.qkv_bias).split([a.q_width, a.kv_width, a.kv_width], dim=-1)
+        q, k, v = torch.split(self._linear(x, w.qkv, w.qkv_bias), [a.q_width, a.kv_width, a.kv_width], dim=-1)
         q, k = q.view(rows, a.heads, a.head_dim), k.view(rows, a.kv_heads, a.head_dim)
         if w.q_norm is not None and w.k_norm is not None:
             q, k = self._norm(q, w.q_norm), self._norm(k, w.k_norm)
@@ -124,17 +122,19 @@ class TorchDecoder:
         typed = None if bias is None else bias.to(x.dtype)
         return self._in_fixed_rows(x, lambda rows: linear(rows, weight, typed))
 
-    def _in_fixed_rows(self, x: Tensor, product: _Product) -> Tensor:
-        if not self.bitwise:
-            return product(x)
-        rows = x.shape[0]
-        padded = torch.nn.functional.pad(x, (0, 0, 0, -rows % BITWISE_ROWS))
-        return torch.cat([product(part) for part in padded.split(BITWISE_ROWS)])[:rows]
-
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.architecture.norm_eps)
-        return (wide * scale * weight).to(x.dtype)
+        def norm(rows: Tensor) -> Tensor:
+            wide = rows.float()
+            scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.architecture.norm_eps)
+            return (wide * scale * weight).to(x.dtype)
+
+        return self._in_fixed_rows(x, norm)
+
+    def _in_fixed_rows(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """function(x) for a row-wise function; in bitwise mode always on BITWISE_ROWS rows, the last ones padding."""
+        if not self.bitwise:
+            return function(x)
+        return torch.cat([function(part) for part in fixed_rows(x)])[: x.shape[0]]
 
 
 class _Step:
@@ -150,7 +150,7 @@ class _Step:
         windows = {layer.window for layer in a.layers}
         device = positions.device
         if bitwise:
-            self._indices = {window: path_index(spans, window, device) for window in windows}
+            self._indices = {window: _fixed_index(path_index(spans, window, device)) for window in windows}
         else:
             self._masks = {window: [visibility(s, window, device) for s in spans] for window in windows}
 
@@ -163,8 +163,22 @@ class _Step:
     def attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         window, scale = self._a.layers[layer].window, self._a.attention_scale
         if self._bitwise:
-            return blocked(q, keys, values, self._indices[window], scale)
+            parts = zip(fixed_rows(q), self._indices[window], strict=True)
+            return torch.cat([blocked(part, keys, values, index, scale) for part, index in parts])[: q.shape[0]]
         return masked(q, keys, values, self.spans, self._masks[window], scale)
+
+
+def fixed_rows(x: Tensor) -> tuple[Tensor, ...]:
+    """x cut into parts of exactly BITWISE_ROWS rows, zeros at the end."""
+    extra = x.new_zeros(-x.shape[0] % BITWISE_ROWS, *x.shape[1:])
+    return torch.split(torch.cat([x, extra]), BITWISE_ROWS)
+
+
+def _fixed_index(index: tuple[Tensor, Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
+    """`path_index` cut likewise; a padding row looks at one key, so that its softmax is defined."""
+    slots, positions, seen = (fixed_rows(part) for part in index)
+    seen[-1][:, 0] |= ~seen[-1].any(dim=1)
+    return list(zip(slots, positions, seen, strict=True))
 
 
 def _wanted_rows(batch: Sequence[Rows]) -> list[int]:

@@ -117,10 +117,10 @@ def _allocate(
             (("mlp.down_proj",), layer.down, layer.down_bias, [a.hidden]),
         ]
         for names, weight, bias, sizes in fused:
-            for name, part in zip(names, weight.split(sizes), strict=True):
+            for name, part in zip(names, torch.split(weight, sizes), strict=True):
                 places[f"layers.{i}.{name}.weight"] = part
             if bias is not None:
-                for name, part in zip(names, bias.split(sizes), strict=True):
+                for name, part in zip(names, torch.split(bias, sizes), strict=True):
                     places[f"layers.{i}.{name}.bias"] = part
         mlp_norm = "pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"
         norms = {

@@ -3,6 +3,7 @@
 #include "vector.h"
 
 #define KERNEL_ROWS 8 /* rows the generic kernel keeps in registers */
+#define SUMMED 64
 
 /* `block` holds fp32 results [rows][32] of one pair of panels. */
 CLONES static void finish(const Matrix *w, int pair, const float *block, int rows, int bf16, Epilogue epilogue,
@@ -24,38 +25,45 @@ CLONES static void finish(const Matrix *w, int pair, const float *block, int row
     }
 }
 
-/* Any CPU: `count` (constant, at most KERNEL_ROWS) rows against one pair of panels. */
+/* Any CPU: `count` (constant, at most KERNEL_ROWS) rows against one pair of panels. Sums run over SUMMED terms at a time
+ * and then over those sums: in fp32 that halves the rounding error of one long sum. */
 INLINE void kernel(const char *panels, int64_t panel_bytes, const char *x, int depth, int count, int bf16,
                    float *block) {
-    v16 first[KERNEL_ROWS], second[KERNEL_ROWS];
-    for (int r = 0; r < count; r++) first[r] = second[r] = splat(0.0f);
     const int64_t stride = (int64_t)depth * (bf16 ? 2 : 4);
-    if (bf16) {
-        const u16v *a = (const u16v *)panels, *b = (const u16v *)(panels + panel_bytes);
-        for (int k = 0; k < depth / 2; k++) {
-            v16 a0 = (v16)(a[k] << 16), a1 = (v16)(a[k] & 0xffff0000u);
-            v16 b0 = (v16)(b[k] << 16), b1 = (v16)(b[k] & 0xffff0000u);
-            for (int r = 0; r < count; r++) {
-                const uint16_t *row = (const uint16_t *)(x + r * stride) + 2 * k;
-                v16 x0 = splat(bf16_to_float(row[0])), x1 = splat(bf16_to_float(row[1]));
-                first[r] = first[r] + x0 * a0;
-                second[r] = second[r] + x0 * b0;
-                first[r] = first[r] + x1 * a1;
-                second[r] = second[r] + x1 * b1;
+    for (int r = 0; r < count; r++)
+        *(v16 *)(block + r * PANEL_PAIR) = *(v16 *)(block + r * PANEL_PAIR + PANEL) = splat(0.0f);
+    for (int start = 0; start < depth; start += SUMMED) {
+        const int stop = depth < start + SUMMED ? depth : start + SUMMED;
+        v16 first[KERNEL_ROWS], second[KERNEL_ROWS];
+        for (int r = 0; r < count; r++) first[r] = second[r] = splat(0.0f);
+        if (bf16) {
+            const u16v *a = (const u16v *)panels, *b = (const u16v *)(panels + panel_bytes);
+            for (int k = start / 2; k < stop / 2; k++) {
+                v16 a0 = (v16)(a[k] << 16), a1 = (v16)(a[k] & 0xffff0000u);
+                v16 b0 = (v16)(b[k] << 16), b1 = (v16)(b[k] & 0xffff0000u);
+                for (int r = 0; r < count; r++) {
+                    const uint16_t *row = (const uint16_t *)(x + r * stride) + 2 * k;
+                    v16 x0 = splat(bf16_to_float(row[0])), x1 = splat(bf16_to_float(row[1]));
+                    first[r] = first[r] + x0 * a0;
+                    second[r] = second[r] + x0 * b0;
+                    first[r] = first[r] + x1 * a1;
+                    second[r] = second[r] + x1 * b1;
+                }
             }
+        } else {
+            const v16 *a = (const v16 *)panels, *b = (const v16 *)(panels + panel_bytes);
+            for (int k = start; k < stop; k++)
+                for (int r = 0; r < count; r++) {
+                    v16 value = splat(((const float *)(x + r * stride))[k]);
+                    first[r] = first[r] + value * a[k];
+                    second[r] = second[r] + value * b[k];
+                }
         }
-    } else {
-        const v16 *a = (const v16 *)panels, *b = (const v16 *)(panels + panel_bytes);
-        for (int k = 0; k < depth; k++)
-            for (int r = 0; r < count; r++) {
-                v16 value = splat(((const float *)(x + r * stride))[k]);
-                first[r] = first[r] + value * a[k];
-                second[r] = second[r] + value * b[k];
-            }
-    }
-    for (int r = 0; r < count; r++) {
-        *(v16 *)(block + r * PANEL_PAIR) = first[r];
-        *(v16 *)(block + r * PANEL_PAIR + PANEL) = second[r];
+        for (int r = 0; r < count; r++) {
+            v16 *total = (v16 *)(block + r * PANEL_PAIR);
+            total[0] = total[0] + first[r];
+            total[1] = total[1] + second[r];
+        }
     }
 }
 
@@ -63,22 +71,19 @@ CLONES static void pair_generic(const Matrix *w, int pair, const char *x, int ro
     const int64_t panel_bytes = (int64_t)w->depth * PANEL * (bf16 ? 2 : 4);
     const int64_t stride = (int64_t)w->depth * (bf16 ? 2 : 4);
     const char *panels = (const char *)w->data + 2 * pair * panel_bytes;
-    /* Two widths, so that one row does not pay for eight; both sum in the same order. */
-    for (int r = 0; r < rows;) {
-        if (rows - r >= KERNEL_ROWS) {
-            if (bf16)
-                kernel(panels, panel_bytes, x + r * stride, w->depth, KERNEL_ROWS, 1, block + r * PANEL_PAIR);
-            else
-                kernel(panels, panel_bytes, x + r * stride, w->depth, KERNEL_ROWS, 0, block + r * PANEL_PAIR);
-            r += KERNEL_ROWS;
-        } else {
-            if (bf16)
-                kernel(panels, panel_bytes, x + r * stride, w->depth, 1, 1, block + r * PANEL_PAIR);
-            else
-                kernel(panels, panel_bytes, x + r * stride, w->depth, 1, 0, block + r * PANEL_PAIR);
-            r += 1;
-        }
-    }
+    /* Several widths, so that few rows do not pay for many; all sum in the same order. */
+#define ROWS(COUNT)                                                                                        \
+    for (; rows - r >= COUNT; r += COUNT)                                                                   \
+        if (bf16)                                                                                          \
+            kernel(panels, panel_bytes, x + r * stride, w->depth, COUNT, 1, block + r * PANEL_PAIR);        \
+        else                                                                                               \
+            kernel(panels, panel_bytes, x + r * stride, w->depth, COUNT, 0, block + r * PANEL_PAIR);
+    int r = 0;
+    ROWS(8)
+    ROWS(4)
+    ROWS(2)
+    ROWS(1)
+#undef ROWS
 }
 
 #if defined(__x86_64__) && defined(__linux__)

@@ -1,0 +1,101 @@
+"""After any history of accepting, rejecting and rolling back, the next logits are those of a fresh prefill."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from test_decoder import decoder_of, logits_of, reference
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.errors import InvalidRequest
+from outrider.models.hf import HFModel
+from outrider.models.slots import Slots
+from outrider.types import ROOT, LanguageModel, Rows
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gpt2", vocab_size=97, n_positions=128, n_embd=48, n_layer=3, n_head=3)
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+@pytest.fixture(scope="module", params=["torch", "torch-bitwise", "native", "hf"])
+def pair(request: pytest.FixtureRequest) -> tuple[Any, LanguageModel]:
+    if request.param == "hf":
+        model = gpt2()
+        return model, HFModel(model, max_batch=3, max_context=128)
+    model = reference("qwen3")
+    return model, decoder_of(model, request.param)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories(pair: tuple[Any, LanguageModel], seed: int) -> None:
+    """Several slots at once; each step verifies a random tree (or chain), keeps a random path, may roll back."""
+    model, cache = pair
+    rng = random.Random(seed)
+    texts: dict[int, list[int]] = {cache.open(): [] for _ in range(3)}
+    for _ in range(12):
+        batch, kept = [], {}
+        for slot in texts:
+            size = rng.randint(1, 7)
+            nodes = rng.choices(range(97), k=size)
+            chain = not cache.supports_trees or rng.random() < 0.4
+            parents = [i - 1 if chain else rng.randint(ROOT, i - 1) for i in range(size)]
+            node = rng.randint(ROOT, size - 1)
+            path: list[int] = []
+            while node != ROOT:
+                path.insert(0, node)
+                node = parents[node]
+            batch.append(Rows(slot, nodes, parents, logits=[]))
+            kept[slot] = (path, [nodes[i] for i in path])
+        cache.forward(batch)
+        for slot, (path, tokens) in kept.items():
+            cache.commit(slot, path)
+            texts[slot] += tokens
+            if rng.random() < 0.2:
+                keep = rng.randint(0, len(texts[slot]))
+                cache.rollback(slot, keep)
+                del texts[slot][keep:]
+            assert cache.length(slot) == len(texts[slot])
+    for slot, text in texts.items():
+        logits = cache.forward([Rows(slot, [5], [ROOT])])[0]
+        torch.testing.assert_close(logits, logits_of(model, [*text, 5])[-1], atol=1e-4, rtol=0)
+        cache.close(slot)
+
+
+def test_a_reused_slot_starts_empty(pair: tuple[Any, LanguageModel]) -> None:
+    model, cache = pair
+    slot = cache.open()
+    cache.forward([Rows.chain(slot, [1, 2, 3])])
+    cache.commit(slot, [0, 1])
+    cache.close(slot)
+    slot = cache.open()
+    logits = cache.forward([Rows.chain(slot, [9, 8])])
+    torch.testing.assert_close(logits, logits_of(model, [9, 8]), atol=1e-4, rtol=0)
+    cache.close(slot)
+
+
+def test_overrun_is_refused() -> None:
+    slots = Slots(1, 4)
+    slot = slots.open()
+    slots.extend(Rows.chain(slot, [1, 2, 3]))
+    with pytest.raises(InvalidRequest, match="context of 4"):
+        slots.extend(Rows.chain(slot, [4, 5]))
+
+
+def test_no_slot_left_is_refused() -> None:
+    slots = Slots(1, 4)
+    slots.open()
+    with pytest.raises(InvalidRequest, match="max_batch"):
+        slots.open()
+
+
+def test_only_paths_can_be_committed() -> None:
+    slots = Slots(1, 8)
+    slot = slots.open()
+    slots.extend(Rows(slot, [1, 2, 3], [ROOT, ROOT, 0]))
+    with pytest.raises(ValueError, match="not a path"):
+        slots.commit(slot, [1, 2])

@@ -1,0 +1,100 @@
+"""Independent references: transformers' own `generate`, its logits on the default model, and its models behind ours."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prompts import PROMPTS
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+
+from outrider import LLM, ModelError, SamplingParams
+from outrider.models.checkpoint import Checkpoint
+from outrider.models.hf import HFModel
+from outrider.types import Rows
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def transformers_model(default_checkpoint: Checkpoint) -> Any:
+    """transformers' Llama in fp32 with the very weights ours decodes."""
+    config = AutoConfig.for_model(**default_checkpoint.config)
+    model = LlamaForCausalLM(config).eval()
+    missing, unexpected = model.load_state_dict(dict(default_checkpoint.tensors(torch.float32)), strict=False)
+    assert missing == ["lm_head.weight"]
+    assert not unexpected
+    model.tie_weights()
+    return model
+
+
+def generate(model: Any, ids: list[int], eos: tuple[int, ...], tokens: int) -> list[int]:
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([ids]), max_new_tokens=tokens, do_sample=False, eos_token_id=list(eos), pad_token_id=eos[0]
+        )
+    return [int(t) for t in out[0][len(ids) :]]
+
+
+def test_default_model_logits(default_checkpoint: Checkpoint, transformers_model: Any) -> None:
+    llm = LLM(drafter="none", dtype="fp32", max_batch=1, max_context=256)
+    ids = default_checkpoint.tokenizer.encode("\n".join(PROMPTS))[:200]
+    slot = llm.model.open()
+    ours = llm.model.forward([Rows.chain(slot, ids)])
+    with torch.inference_mode():
+        theirs = transformers_model(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("drafter", ["model", "suffix"])
+def test_greedy_equals_transformers_generate(
+    drafter: str, truncated_model_dir: Path, default_checkpoint: Checkpoint, transformers_model: Any
+) -> None:
+    """A real draft pair, and suffix lookup, against a decoder we did not write."""
+    spec = f"model:{truncated_model_dir}" if drafter == "model" else drafter
+    llm = LLM(drafter=spec, draft_length=4, dtype="fp32", max_batch=4, max_context=512)
+    prompts = PROMPTS[::4]
+    accepted = 0
+    for prompt, completion in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
+        ids = default_checkpoint.tokenizer.encode(prompt)
+        expected = generate(transformers_model, ids, default_checkpoint.tokenizer.eos_token_ids, 40)
+        assert completion.token_ids == expected
+        accepted += completion.accepted
+    assert accepted > 20
+
+
+@pytest.fixture(scope="module")
+def gpt2_dir(default_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of an architecture the fast decoder does not know, with the default tokenizer."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("gpt2")
+    config = AutoConfig.for_model(
+        "gpt2", vocab_size=49152, n_positions=128, n_embd=48, n_layer=2, n_head=3, eos_token_id=2, bos_token_id=1
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(default_checkpoint.path / name, folder)
+    return folder
+
+
+def test_other_architectures_run_through_transformers(gpt2_dir: Path) -> None:
+    llm = LLM(str(gpt2_dir), drafter="ngram", draft_length=5, dtype="fp32", max_batch=2)
+    assert isinstance(llm.model, HFModel)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    prompts = ["one two three one two three one two", "a b"]
+    completions = llm.generate(prompts, params)
+    model = AutoModelForCausalLM.from_pretrained(gpt2_dir).eval()
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert completion.token_ids == generate(model, llm.tokenizer.encode(prompt), (49151,), 30)
+    assert sum(c.accepted for c in completions) > 5
+    sampled = SamplingParams(temperature=1.0, top_k=5, seed=3, max_tokens=20)
+    assert llm.generate(prompts, sampled)[0].token_ids == llm.generate(prompts, sampled, speculate=False)[0].token_ids
+
+
+def test_models_that_cannot_roll_back_are_refused() -> None:
+    config = AutoConfig.for_model("mamba", vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+    with pytest.raises(ModelError, match="roll its state back"):
+        HFModel(AutoModelForCausalLM.from_config(config), max_batch=1, max_context=64)
