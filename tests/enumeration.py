@@ -73,16 +73,12 @@ def outcomes(process: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
 # ---- the target's own distribution, independently --------------------------------------------------------
 
 
-def plain_probabilities(
-    logits: list[float], params: ResolvedParams, prompt: Sequence[int], output: Sequence[int]
-):
+def plain_probabilities(logits: list[float], params: ResolvedParams, prompt: Sequence[int], output: Sequence[int]):
     """The processors as DESIGN words them, in plain Python."""
     z = [float(x) for x in torch.tensor(logits, dtype=torch.float32)]
     for token in range(len(z)):
         if token in prompt or token in output:
-            z[token] = (
-                z[token] / params.repetition_penalty if z[token] > 0 else z[token] * params.repetition_penalty
-            )
+            z[token] = z[token] / params.repetition_penalty if z[token] > 0 else z[token] * params.repetition_penalty
         times = list(output).count(token)
         z[token] -= params.frequency_penalty * times + params.presence_penalty * (times > 0)
         z[token] += params.logit_bias.get(token, 0.0)

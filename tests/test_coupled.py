@@ -25,7 +25,7 @@ from toy import (
 
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
 from outrider.sampling.chance import KeyedChance
-from outrider.sampling.noise import gumbel, gumbel_rows
+from outrider.sampling.noise import Key, gumbel, gumbel_rows
 from outrider.types import ROOT, Budget, Draft, ResolvedParams
 from outrider.verify import RULES
 
@@ -60,9 +60,7 @@ def plain(target: Language, params: ResolvedParams) -> list[int]:
     return output
 
 
-def speculative(
-    target: Language, propose: Propose, params: ResolvedParams, budget: Budget
-) -> tuple[list[int], int]:
+def speculative(target: Language, propose: Propose, params: ResolvedParams, budget: Budget) -> tuple[list[int], int]:
     """The tokens, and the number of target passes."""
     seq = sequence(PROMPT, params)
     passes = 0
@@ -173,9 +171,7 @@ def test_a_draft_model_equal_to_the_target_is_always_right(temperature: float, b
     """Only with the very same noise at the very same positions."""
     target = language(VOCAB, 2)
     for seed in range(5):
-        params = resolved(
-            VOCAB, max_tokens=LENGTH, temperature=temperature, seed=seed, repetition_penalty=1.3
-        )
+        params = resolved(VOCAB, max_tokens=LENGTH, temperature=temperature, seed=seed, repetition_penalty=1.3)
         _, passes = speculative(target, from_model(target, branching), params, Budget(3 * branching, 3))
         assert passes == math.ceil(LENGTH / 4)
 
@@ -186,7 +182,7 @@ def test_agreement_is_as_good_as_coupling_promises() -> None:
     near = between(target, language(VOCAB, 4), 0.5)
     p, q = (torch.softmax(torch.tensor(lang(PROMPT), dtype=torch.float64), -1) for lang in (target, near))
     distance = float((p - q).abs().sum()) / 2
-    noise = gumbel_rows(0, 0, range(4000), VOCAB)
+    noise = gumbel_rows([Key(0, 0, position) for position in range(4000)], VOCAB)
     agree = int(((p.log() + noise).argmax(-1) == (q.log() + noise).argmax(-1)).sum())
     promise = (1 - distance) / (1 + distance)
     assert agree / 4000 > promise - 5 * math.sqrt(promise * (1 - promise) / 4000)

@@ -63,9 +63,7 @@ def assert_well_formed(draft: Draft, budget: Budget, branching: int) -> None:
     ],
     ids=str,
 )
-def test_drafts_keep_within_their_budget(
-    budget: Budget, branching: int, temperature: float, verify: str
-) -> None:
+def test_drafts_keep_within_their_budget(budget: Budget, branching: int, temperature: float, verify: str) -> None:
     for seed in range(3):
         params = resolved(VOCAB, temperature=temperature, verify=verify, seed=seed)
         draft = draft_of(sequence([1, 2, 3], params), budget, branching)
@@ -100,9 +98,7 @@ def test_the_same_draft_whatever_the_company() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"repetition_penalty": 1.5, "frequency_penalty": 0.3}])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_coupled_children_are_the_top_k_under_the_shared_noise(
-    options: dict[str, Any], temperature: float
-) -> None:
+def test_coupled_children_are_the_top_k_under_the_shared_noise(options: dict[str, Any], temperature: float) -> None:
     params = resolved(VOCAB, temperature=temperature, seed=11, **options)
     seq = sequence([1, 2], params, [3, 3, 4])
     draft = draft_of(seq, Budget(9, 3), branching=3)
@@ -143,9 +139,7 @@ def test_sampled_children_follow_the_declared_q() -> None:
 
 
 def test_greedy_rejection_proposes_bare_trees() -> None:
-    draft = draft_of(
-        sequence([1], resolved(VOCAB, temperature=0, verify="rejection")), Budget(6, 2), branching=3
-    )
+    draft = draft_of(sequence([1], resolved(VOCAB, temperature=0, verify="rejection")), Budget(6, 2), branching=3)
     assert draft.q is None
     assert len(draft.children(ROOT)) == 3
 

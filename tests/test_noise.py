@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.sampling.noise import gumbel, gumbel_at, gumbel_rows, hash64, integers
+from outrider.sampling.noise import Key, gumbel, gumbel_at, gumbel_rows, hash64, integers
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 M32 = (1 << 32) - 1
@@ -34,8 +34,8 @@ def reference(seed: int, choice: int, position: int, token: int) -> int:
 def draws(seeds: Iterable[int], positions: Iterable[int], tokens: int) -> Tensor:
     """k as integers: [seeds, positions, tokens]."""
     positions = list(positions)
-    rows = [integers(seed, 0, positions, torch.arange(tokens)).long() + (1 << 31) for seed in seeds]
-    return torch.stack(rows)
+    keys = [[Key(seed, 0, position) for position in positions] for seed in seeds]
+    return torch.stack([integers(row, torch.arange(tokens)).long() + (1 << 31) for row in keys])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -43,7 +43,7 @@ def draws(seeds: Iterable[int], positions: Iterable[int], tokens: int) -> Tensor
 def test_integers_are_those_of_plain_arithmetic(seed: int, device: str) -> None:
     tokens = torch.tensor([0, 1, 2, 3, 1000, 49151, 151935, 262143], device=device)
     positions = [0, 1, 2, 31, 4096, 10**6]
-    got = integers(seed, 3, positions, tokens).cpu().long() + (1 << 31)
+    got = integers([Key(seed, 3, position) for position in positions], tokens).cpu().long() + (1 << 31)
     want = [[reference(seed, 3, position, int(token)) for token in tokens] for position in positions]
     assert got.tolist() == want
 
@@ -68,11 +68,11 @@ def test_gumbel_values(device: str) -> None:
 
 @pytest.mark.parametrize("vocab", [5, 1000, 1003, 49152])
 def test_a_row_does_not_depend_on_the_others(vocab: int) -> None:
-    together = gumbel_rows(3, 0, [4, 9, 5], vocab)
+    together = gumbel_rows([Key(3, 0, 4), Key(3, 0, 9), Key(3, 0, 5)], vocab)
     for row, position in zip(together, [4, 9, 5], strict=True):
         assert torch.equal(row, gumbel(3, 0, position, vocab))
     some = torch.arange(0, vocab, 3)
-    assert torch.allclose(gumbel_at(3, 0, [9], some)[0], together[1][some], rtol=1e-15, atol=0)
+    assert torch.allclose(gumbel_at([Key(3, 0, 9)], some)[0], together[1][some], rtol=1e-15, atol=0)
 
 
 def test_extreme_draws_stay_finite() -> None:
@@ -118,8 +118,8 @@ def test_every_seed_bit_flips_half_of_the_output(bit: int) -> None:
 @pytest.mark.parametrize("bit", range(17))
 def test_every_token_bit_flips_half_of_the_output(bit: int) -> None:
     tokens = torch.arange(2000)
-    a = integers(1, 0, [0], tokens).long()
-    b = integers(1, 0, [0], tokens ^ (1 << bit)).long()
+    a = integers([Key(1, 0, 0)], tokens).long()
+    b = integers([Key(1, 0, 0)], tokens ^ (1 << bit)).long()
     changed = torch.stack([((a ^ b) >> i & 1).double().mean() for i in range(32)])
     # Pairs are counted twice where the flipped partner is among the tokens too: 1000 draws, 5 sigma is 0.079.
     assert float((changed - 0.5).abs().max()) < 0.08
@@ -128,7 +128,7 @@ def test_every_token_bit_flips_half_of_the_output(bit: int) -> None:
 def test_the_largest_follows_softmax() -> None:
     """What the noise is for: argmax(logp + G) is distributed as p (chi-square, 40,000 draws)."""
     p = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.024, 0.001], dtype=torch.float64)
-    noise = torch.cat([gumbel_rows(seed, 0, range(400), 6) for seed in range(100)])
+    noise = gumbel_rows([Key(seed, 0, position) for seed in range(100) for position in range(400)], 6)
     counts = torch.bincount((p.log() + noise).argmax(-1), minlength=6).double()
     expected = p * len(noise)
     assert float(((counts - expected) ** 2 / expected).sum()) < 31  # 5 degrees of freedom: 1 in 100,000

@@ -183,9 +183,7 @@ def test_the_model_drafter_declares_what_it_draws(name: str, shape: Shape) -> No
         key = (tuple(draft.tokens), tuple(draft.parents))
         drawn[key] = drawn.get(key, 0.0) + weight
         declared[key] = declared_probability(draft)
-        for node in range(
-            len(draft)
-        ):  # the declared q is the draft model's own, warped along the node's path
+        for node in range(len(draft)):  # the declared q is the draft model's own, warped along the node's path
             path = [draft.tokens[i] for i in draft.path(node)][:-1]
             q = plain_probabilities(draft_language((*seq.tokens, *path)), params, PROMPT, [1, 2, *path])
             assert draft.q is not None
@@ -343,9 +341,7 @@ def test_the_exchangeable_rule_is_exact_unbroken(shape: Shape) -> None:
     ],
     ids=lambda part: part.__name__ if callable(part) else "",
 )
-def test_broken_rules_and_drafters_are_caught(
-    rule: Rule, drafter: Callable[[Propose], Propose], shape: Shape
-) -> None:
+def test_broken_rules_and_drafters_are_caught(rule: Rule, drafter: Callable[[Propose], Propose], shape: Shape) -> None:
     params, target, draft_language = case(4, 3, seed=8)
     exact = plain_distribution(target, PROMPT, params)
     propose = drafter(model_drafter(draft_language, 4, shape.branching))
@@ -363,3 +359,39 @@ def test_penalties_that_ignore_the_path_are_caught(name: str, shape: Shape) -> N
         return PathBlind(target, seq, draft)
 
     assert error(exact, speculative_distribution(target, propose, PROMPT, params, shape, view=blind)) > CAUGHT
+
+
+def test_a_refusal_by_rounding_leaves_something_to_sample() -> None:
+    """Where q exceeds p by rounding only, the residual is empty; p itself must then be sampled."""
+
+    class Refuse:
+        """Refuses whatever may be refused, and demands that what is left can be sampled."""
+
+        def bernoulli(self, p: float, stream: Stream, node: int) -> bool:
+            return p >= 1
+
+        def categorical(self, weights: Tensor, stream: Stream, node: int) -> int:
+            assert float(weights.sum()) == pytest.approx(1)
+            return int(weights.argmax())
+
+    class Fixed:
+        def __init__(self, logp: Tensor) -> None:
+            self._logp = logp
+
+        def choose(self, node: int) -> int:
+            raise AssertionError("not the rejection rule's business")
+
+        def logp(self, node: int) -> Tensor:
+            return self._logp
+
+    empty = 0
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+        logp = torch.log_softmax(torch.randn(3, dtype=torch.float64, generator=generator), -1)
+        logq = logp.clone()
+        logq[0] = torch.nextafter(logq[0], torch.zeros((), dtype=torch.float64))
+        p, q = unit(logp.exp()), unit(logq.exp())
+        empty += bool(p[0] < q[0]) and float((p - q).clamp(min=0).sum()) == 0
+        draft = Draft([0], [ROOT], [1.0], "test", logq.unsqueeze(0))
+        rejection(draft, Fixed(logp), Refuse())
+    assert empty > 5

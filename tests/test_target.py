@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from toy import Sequence_, resolved, sequence
 
+from outrider.sampling import target
 from outrider.sampling.noise import gumbel
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.sampling.warp import warp
@@ -79,6 +80,30 @@ def test_all_plain_greedy_is_the_argmax_of_the_logits() -> None:
     assert [first.choose(node) for node in range(ROOT, 5)] == logits[:6].argmax(-1).tolist()
     assert first.choose(2) == 0
     assert second.choose(ROOT) == int(logits[6].argmax())
+
+
+def test_greedy_sequences_keep_their_order_whatever_else_they_ask() -> None:
+    """Top-k means nothing at temperature 0, so it must not sort the sequences either."""
+    options: list[dict[str, Any]] = [{"top_k": 5}, {}, {"top_k": 5}, {"top_p": 0.5}]
+    sequences = [sequence([1], resolved(VOCAB, temperature=0, **option)) for option in options]
+    logits = logits_of(4)
+    rows = target_rows(logits, sequences, [Draft()] * 4)
+    assert [row.choose(ROOT) for row in rows] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("elements", [1, 7 * VOCAB, 1 << 25])
+def test_choices_made_together_are_those_made_alone(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does for a whole batch, in lots of any size, against one node at a time."""
+    monkeypatch.setattr(target, "_ELEMENTS", elements)
+    logits, sequences, drafts = batch()
+    logits, sequences, drafts = logits.repeat(2, 1), sequences * 2, drafts * 2
+    rows = target_rows(logits, sequences, drafts)
+    lots = list(target._batches(rows, VOCAB))
+    assert sorted(map(id, rows)) == sorted(id(row) for lot in lots for row in lot)
+    assert (len(lots) == len(rows)) == (elements == 1)
+    for lot in lots:
+        together = target._choices([(row, row.nodes) for row in lot]).tolist()
+        assert together == [row.choose(node) for row in lot for node in row.nodes]
 
 
 def test_choices_of_one_seed_differ() -> None:

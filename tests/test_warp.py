@@ -106,9 +106,7 @@ def test_equals_plain_python_with_many_ties(
 def test_ties_at_an_edge_are_kept_whole() -> None:
     flat = torch.zeros(1, 6)
     for options in ({"top_k": 2}, {"top_p": 0.2}, {"min_p": 1.0}):
-        assert warp(flat, resolved(6, **options), History([]), [[]])[0].exp().tolist() == pytest.approx(
-            [1 / 6] * 6
-        )
+        assert warp(flat, resolved(6, **options), History([]), [[]])[0].exp().tolist() == pytest.approx([1 / 6] * 6)
     two = torch.tensor([[2.0, 1.0, 2.0, 1.0, 0.0]])
     kept = warp(two, resolved(5, top_k=3), History([]), [[]])[0] > -math.inf
     assert kept.tolist() == [True, True, True, True, False]

@@ -167,6 +167,4 @@ def emitted(seq: Sequence_, draft: Draft, path: Sequence[int], token: int) -> li
 
 
 def finished(seq: Sequence_) -> bool:
-    return seq.generated >= seq.params.max_tokens or (
-        seq.generated > 0 and seq.tokens[-1] in seq.params.stop_token_ids
-    )
+    return seq.generated >= seq.params.max_tokens or (seq.generated > 0 and seq.tokens[-1] in seq.params.stop_token_ids)

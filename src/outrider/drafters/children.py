@@ -12,6 +12,7 @@ from outrider.drafters.growth import Offer
 from outrider.sampling.chance import Chance, Stream
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
+from outrider.sampling.noise import Key
 from outrider.sampling.warp import process, truncate, warp
 from outrider.types import ResolvedParams
 
@@ -35,8 +36,8 @@ def ranked_offers(
     probabilities = torch.softmax(z, dim=-1)
     likely = ranked = _top(z, count)
     if params.temperature > 0:
-        positions = [history.generated + len(path) for path in paths]
-        ranked = _top(perturb(z, params.seed, params.choice, positions), count)
+        keys = [Key(params.seed, params.choice, history.generated + len(path)) for path in paths]
+        ranked = _top(perturb(z, keys), count)
     columns = [likely, probabilities.gather(-1, likely), ranked, probabilities.gather(-1, ranked)]
     read = torch.stack(columns, dim=-1).tolist()  # one wait for the device
     return [

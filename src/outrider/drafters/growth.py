@@ -36,7 +36,7 @@ class Offer:
 
         A greedy target follows the draft about as often as the draft is sure of itself: its largest
         probability left, m. A sampling one, which draws alike, also agrees about half of the time where the
-        draft is unsure: (1 + m) / 2. Once the first child was refused little of that is left, and m has to do.
+        draft is unsure: (1 + m) / 2. Once the first child is refused little of that is left: m has to do.
         """
         best = max((p for token, p in self.likely if token not in self.drawn), default=0.0)
         if best <= 0:

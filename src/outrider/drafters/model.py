@@ -179,9 +179,7 @@ class _Plan:
         self.held = held
         self.growth = growth
         self._chance = chance
-        self._q: list[
-            Tensor
-        ] = []  # per node, where nodes are sampled: the log-probabilities [V] at its parent
+        self._q: list[Tensor] = []  # per node, where nodes are sampled: the log-probabilities [V] at its parent
 
     def grow(self, logits: Tensor, branching: int) -> None:
         """Add a level, given the logits [R, V] of the last one's nodes."""

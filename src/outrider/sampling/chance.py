@@ -57,9 +57,7 @@ class KeyedChance:
         # Inverse CDF, on the host: its running sum never decreases, which a parallel scan does not promise.
         edges = weights.to("cpu", torch.float64).cumsum(0)
         point = edges[-1] * self._uniform(stream, node)
-        index = int(
-            torch.searchsorted(edges, point, right=True)
-        )  # the first edge beyond the point: weight > 0
+        index = int(torch.searchsorted(edges, point, right=True))  # the first edge beyond the point: weight > 0
         if index == len(edges):  # the product was rounded up to the total
             index = int(torch.searchsorted(edges, edges[-1]))  # the last weight > 0
         return index

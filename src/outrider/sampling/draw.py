@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.sampling.noise import gumbel_at, gumbel_rows
+from outrider.sampling.noise import Key, gumbel_at, gumbel_rows
 
 
 def argmax(scores: Tensor) -> Tensor:
@@ -20,26 +20,29 @@ def argmax(scores: Tensor) -> Tensor:
     return scores.argmax(dim=-1)
 
 
-def perturb(scores: Tensor, seed: int, choice: int, positions: Sequence[int]) -> Tensor:
-    """Add the shared Gumbel noise of its generated position to each row of `scores` [R, V] fp64, in place.
+def perturb(scores: Tensor, keys: Sequence[Key]) -> Tensor:
+    """Add to each row of `scores` [R, V] fp64 the shared Gumbel noise of its key, in place.
 
     The largest of a row is then a sample of softmax(scores), the k largest are k samples without replacement.
     """
     vocab = scores.shape[-1]
     if scores.device.type != "cpu":
-        distinct = sorted(set(positions))
-        noise = gumbel_rows(seed, choice, distinct, vocab, scores.device)
-        return scores.add_(noise[[distinct.index(position) for position in positions]])
-    dense: dict[int, Tensor] = {}  # siblings stand at the same position
-    for row, position in zip(scores, positions, strict=True):
+        distinct = list(dict.fromkeys(keys))  # siblings stand at the same position
+        noise = gumbel_rows(distinct, vocab, scores.device)
+        if len(distinct) < len(keys):
+            where = {key: i for i, key in enumerate(distinct)}
+            noise = noise[[where[key] for key in keys]]
+        return scores.add_(noise)
+    dense: dict[Key, Tensor] = {}
+    for row, key in zip(scores, keys, strict=True):
         values = row.numpy()
         if values.min() == -math.inf:
             live = np.flatnonzero(values > -math.inf)
             if 4 * len(live) < vocab:  # truncated: hashing just the survivors is far cheaper
                 tokens = torch.from_numpy(live)
-                row.index_add_(0, tokens, gumbel_at(seed, choice, [position], tokens)[0])
+                row.index_add_(0, tokens, gumbel_at([key], tokens)[0])
                 continue
-        if position not in dense:
-            dense[position] = gumbel_rows(seed, choice, [position], vocab)[0]
-        row.add_(dense[position])
+        if key not in dense:
+            dense[key] = gumbel_rows([key], vocab)[0]
+        row.add_(dense[key])
     return scores

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,34 +34,41 @@ def hash64(stream: str, *numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def integers(seed: int, choice: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
-    """The int32 values x (k = x + 2^31) of `tokens` [N] at each position: [positions, N]."""
-    keys = [hash64(_COUPLED, seed, choice, position) for position in positions]
-    low = _words([key & 0xFFFFFFFF for key in keys], tokens.device)  # [R, 1]
-    high = _words([key >> 32 for key in keys], tokens.device)  # [R, 1]
-    x = tokens.to(torch.int32).mul(_STEP).bitwise_xor(low)  # [R, N]
+class Key(NamedTuple):
+    """What a row of noise depends on."""
+
+    seed: int
+    choice: int
+    position: int
+    """Of the token to be chosen, among the generated ones."""
+
+
+def integers(keys: Sequence[Key], tokens: Tensor) -> Tensor:
+    """The int32 values x (k = x + 2^31) of `tokens` [N] under each key: [keys, N]."""
+    words = [hash64(_COUPLED, *key) for key in keys]
+    low = _column([word & 0xFFFFFFFF for word in words], tokens.device)  # [keys, 1]
+    high = _column([word >> 32 for word in words], tokens.device)  # [keys, 1]
+    x = tokens.to(torch.int32).mul(_STEP).bitwise_xor(low)  # [keys, N]
     return _mix(_mix(x).add_(high))
 
 
-def gumbel_at(seed: int, choice: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
-    """Gumbel noise of `tokens` [N] at each position: [positions, N] fp64."""
-    u = integers(seed, choice, positions, tokens).to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32)
+def gumbel_at(keys: Sequence[Key], tokens: Tensor) -> Tensor:
+    """Gumbel noise of `tokens` [N] under each key: [keys, N] fp64."""
+    u = integers(keys, tokens).to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32)
     return u.log_().neg_().log_().neg_()
+
+
+def gumbel_rows(keys: Sequence[Key], vocab: int, device: torch.device | str = "cpu") -> Tensor:
+    """Gumbel noise of a whole vocabulary under each key: [keys, vocab] fp64."""
+    return gumbel_at(keys, torch.arange(vocab, dtype=torch.int32, device=device))
 
 
 def gumbel(seed: int, choice: int, position: int, vocab: int, device: torch.device | str = "cpu") -> Tensor:
     """Gumbel noise of a whole vocabulary at one generated position: [vocab] fp64."""
-    return gumbel_rows(seed, choice, [position], vocab, device)[0]
+    return gumbel_rows([Key(seed, choice, position)], vocab, device)[0]
 
 
-def gumbel_rows(
-    seed: int, choice: int, positions: Sequence[int], vocab: int, device: torch.device | str = "cpu"
-) -> Tensor:
-    """`gumbel` at many positions: [positions, vocab] fp64."""
-    return gumbel_at(seed, choice, positions, torch.arange(vocab, dtype=torch.int32, device=device))
-
-
-def _words(values: list[int], device: torch.device) -> Tensor:
+def _column(values: list[int], device: torch.device) -> Tensor:
     """Unsigned 32-bit integers as a column of int32: [R, 1]."""
     signed = [value - (1 << 32) if value >> 31 else value for value in values]
     return torch.tensor(signed, dtype=torch.int32, device=device).unsqueeze(1)

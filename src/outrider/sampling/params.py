@@ -57,9 +57,7 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, low=1)
         _integer("min_tokens", self.min_tokens, low=0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
-            )
+            raise InvalidRequest(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
         for name in _MODEL_DEFAULTS:
             value = getattr(self, name)
             if value is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -11,11 +11,15 @@ from torch import Tensor
 
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
+from outrider.sampling.noise import Key
 from outrider.sampling.warp import process, truncate, warp
 from outrider.types import ROOT, Draft, ResolvedParams, TokenLogprob
 
 LOG_ZERO = -9999.0
 """How a log-probability of -inf is reported."""
+
+_ELEMENTS = 1 << 25
+"""Scores worked on at once: 256 MiB of fp64 per temporary tensor."""
 
 
 class Sampled(Protocol):
@@ -35,72 +39,60 @@ class TargetRows:
     """
 
     def __init__(self, logits: Tensor, params: ResolvedParams, history: History, draft: Draft) -> None:
+        self.params = params
+        self.nodes = range(ROOT, len(draft))
         self._logits = logits
-        self._params = params
         self._history = history
         self._draft = draft
         self._position = history.generated
-        self.nodes = range(ROOT, len(draft))
         self._settled: list[int] | None = None
-        self.plain_greedy = params.verify == "coupled" and _plain_greedy(params)
-        """Whether a choice is just the argmax of the raw logits."""
-        self.choose_ahead = self.plain_greedy or (params.verify == "coupled" and logits.device.type != "cpu")
-        """Whether choices for all nodes at once cost less than for one after the other."""
 
     def choose(self, node: int) -> int:
         """The target's token after `node` (or ROOT) under the coupled rule: argmax of logp + noise."""
         if self._settled is not None:
             return self._settled[1 + node]
-        return int(self.choices(range(node, node + 1)))
+        return int(_choices([(self, range(node, node + 1))]))
+
+    def settle(self, chosen: list[int]) -> None:
+        """Fix the choices at all nodes, the root's first."""
+        self._settled = chosen
 
     def logp(self, node: int) -> Tensor:
         """The target's log-probabilities [V] fp64 after `node`."""
-        nodes = range(node, node + 1)
-        return warp(self._rows(nodes), self._params, self._history, self._paths(nodes))[0]
+        return warp(self._logits[1 + node : 2 + node], self.params, self._history, [self._path(node)])[0]
 
     def logprobs(self, node: int, token: int) -> TokenLogprob:
         """What to report of `token`, emitted after `node`: of the raw logits, or processed if so asked."""
-        if self._params.processed_logprobs:
+        if self.params.processed_logprobs:
             logp = self.logp(node)
         else:
             logp = torch.log_softmax(self._logits[1 + node].double(), dim=-1)
-        count = min(self._params.logprobs or 0, len(logp))
+        count = min(self.params.logprobs or 0, len(logp))
         top: list[tuple[int, float]] = []
         if count:
             # By value first: which of several tied tokens a top-k returns is not defined.
             likely = (logp >= torch.topk(logp, count).values[-1]).nonzero().flatten().tolist()
-            ranked = sorted(
-                (-value, other) for other, value in zip(likely, logp[likely].tolist(), strict=True)
-            )
-            top = [(other, _reported(-value)) for value, other in ranked[:count]]
+            ranked = sorted((-v, other) for other, v in zip(likely, logp[likely].tolist(), strict=True))
+            top = [(other, _reported(-v)) for v, other in ranked[:count]]
         return TokenLogprob(token, _reported(float(logp[token])), tuple(top))
 
-    def choices(self, nodes: range) -> Tensor:
-        """`choose` for a range of nodes at once: token ids [nodes], on the logits' device."""
-        if self.plain_greedy:
-            return argmax(self._rows(nodes))
-        paths = self._paths(nodes)
-        scores = process(self._rows(nodes), self._params, self._history, paths)
-        if self._params.temperature > 0:
-            positions = [self._position + len(path) for path in paths]
-            scores = truncate(scores, self._params)
-            scores = perturb(scores, self._params.seed, self._params.choice, positions)
-        return argmax(scores)
+    def processed(self, nodes: range) -> Tensor:
+        """Logits [nodes, V] after penalties, bias and mask (fp32 and not a copy where there are none)."""
+        logits = self._logits[1 + nodes.start : 1 + nodes.stop]
+        if _bare(self.params):
+            return logits
+        return process(logits, self.params, self._history, [self._path(node) for node in nodes])
 
-    def settle(self, chosen: list[int]) -> list[int]:
-        """Take this sequence's choices off the front of a list; returns the rest."""
-        count = len(self._logits)
-        self._settled = chosen[:count]
-        return chosen[count:]
+    def keys(self, nodes: range) -> list[Key]:
+        """The noise that belongs to each node."""
+        seed, choice = self.params.seed, self.params.choice
+        return [Key(seed, choice, self._position + len(self._path(node))) for node in nodes]
 
-    def _rows(self, nodes: range) -> Tensor:
-        return self._logits[1 + nodes.start : 1 + nodes.stop]
-
-    def _paths(self, nodes: range) -> list[list[int]]:
-        """The drafted tokens that lead to each node."""
+    def _path(self, node: int) -> list[int]:
+        """The drafted tokens that lead to `node`."""
         if self._history.generated != self._position:
             raise RuntimeError("TargetRows was asked after its sequence had moved on")
-        return [[self._draft.tokens[step] for step in self._draft.path(node)] for node in nodes]
+        return [self._draft.tokens[step] for step in self._draft.path(node)]
 
 
 def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[Draft]) -> list[TargetRows]:
@@ -114,25 +106,66 @@ def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[D
         end = start + 1 + len(draft)
         rows.append(TargetRows(logits[start:end], sequence.params, sequence.history, draft))
         start = end
-    ahead = [row for row in rows if row.choose_ahead]
-    if ahead:
-        everything = all(row.plain_greedy for row in rows)
-        chosen = argmax(logits) if everything else torch.cat([row.choices(row.nodes) for row in ahead])
-        read = chosen.tolist()
-        for row in ahead:
-            read = row.settle(read)
+    lazy = logits.device.type == "cpu"
+    ahead = [row for row in rows if row.params.verify == "coupled" and not (lazy and not _plain(row.params))]
+    batches = list(_batches(ahead, logits.shape[-1]))
+    if len(ahead) == len(rows) and all(_plain(row.params) for row in rows):
+        chosen = [argmax(logits)]
+    else:
+        chosen = [_choices([(row, row.nodes) for row in batch]) for batch in batches]
+    read = torch.cat(chosen).tolist() if chosen else []
+    for row in (row for batch in batches for row in batch):
+        count = len(row.nodes)
+        row.settle(read[:count])
+        read = read[count:]
     return rows
 
 
-def _plain_greedy(params: ResolvedParams) -> bool:
+def _choices(parts: Sequence[tuple[TargetRows, range]]) -> Tensor:
+    """The choices [sum of nodes] at some nodes of sequences that agree in temperature and truncation."""
+    params = parts[0][0].params
+    pieces = [rows.processed(nodes) for rows, nodes in parts]
+    scores = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    if params.temperature > 0:
+        # Truncation works in place, so on a copy: the logits are still needed.
+        scores = truncate(scores.to(torch.float64, copy=len(pieces) == 1), params)
+        scores = perturb(scores, [key for rows, nodes in parts for key in rows.keys(nodes)])
+    return argmax(scores)
+
+
+def _batches(rows: Sequence[TargetRows], vocab: int) -> Iterator[list[TargetRows]]:
+    """Sequences whose choices can be made together, in lots that fit in memory; greedy ones stay in order."""
+    alike: dict[tuple[float, ...], list[TargetRows]] = {}
+    for row in rows:
+        p = row.params
+        manner = (p.temperature, p.top_k, p.top_p, p.min_p) if p.temperature > 0 else ()
+        alike.setdefault(manner, []).append(row)
+    for group in alike.values():
+        batch: list[TargetRows] = []
+        size = 0
+        for row in group:
+            size += len(row.nodes) * vocab
+            if batch and size > _ELEMENTS:
+                yield batch
+                batch, size = [], len(row.nodes) * vocab
+            batch.append(row)
+        yield batch
+
+
+def _bare(params: ResolvedParams) -> bool:
+    """Whether no penalty, bias or mask can change the logits."""
     return (
-        params.temperature == 0
-        and params.repetition_penalty == 1
+        params.repetition_penalty == 1
         and not params.frequency_penalty
         and not params.presence_penalty
         and not params.logit_bias
         and not params.min_tokens
     )
+
+
+def _plain(params: ResolvedParams) -> bool:
+    """Whether a choice is just the argmax of the raw logits."""
+    return params.temperature == 0 and _bare(params)
 
 
 def _reported(logprob: float) -> float:

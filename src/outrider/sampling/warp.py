@@ -37,9 +37,7 @@ def warp(logits: Tensor, params: ResolvedParams, history: History, paths: Sequen
     return torch.full_like(z, -math.inf).scatter_(-1, best, 0.0)
 
 
-def process(
-    logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]
-) -> Tensor:
+def process(logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> Tensor:
     """A new [R, V] fp64 tensor: logits after penalties, bias and mask; its argmax is the greedy choice."""
     z = logits.to(torch.float64, copy=True)
     if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:

@@ -13,9 +13,7 @@ from outrider.verify.rule import Target
 
 def coupled(draft: Draft, target: Target, chance: Chance) -> Verdict:
     """Needs no chance: the noise is in the target's choices."""
-    child = {
-        (parent, token): i for i, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
-    }
+    child = {(parent, token): i for i, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     path: list[int] = []
     node = ROOT
     while True:
