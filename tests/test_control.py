@@ -196,6 +196,16 @@ def test_stops_again_when_acceptance_goes_away() -> None:
     assert ran.since(650) > 0.95
 
 
+def test_bad_drafts_do_not_raise_the_price_of_a_token() -> None:
+    """They would justify more of themselves."""
+    controller, sequence = AutoLength(), Running(0)
+    for _ in range(100):
+        controller.budgets([sequence], True, [100])  # type: ignore[list-item]
+        commit = Commit(sequence, Draft([1], [-1], [0.9], "x"), (), (2,))  # type: ignore[arg-type]
+        controller.observe([commit], 2, 0.05, 0.01)
+    assert controller._token_value(price=1.0) == 1.0
+
+
 # -- batches
 
 
