@@ -3,7 +3,7 @@
 #ifndef OUTRIDER_ATTENTION_H
 #define OUTRIDER_ATTENTION_H
 
-#include <stdint.h>
+#include "vector.h"
 
 #define MAX_HEAD_DIM 256
 
@@ -14,8 +14,106 @@ typedef struct {
     int chain;           /* path[i] == base + i throughout */
 } RowPath;
 
+#define GROUP 4 /* query heads handled together: what fits in registers */
+
+/* Sixteen keys side by side per dimension, [head_dim][16], for positions 16*block.. of row's path: straight from the cache
+ * where the path runs through it in order, else gathered into `tile`. Both give the same numbers in the same lanes. */
+INLINE const void *key_block(const RowPath *row, const void *keys, int block, int dim, int bf16, void *tile) {
+    const int start = block * LANES;
+    if (row->chain || start + LANES <= row->base)
+        return (const char *)keys + (int64_t)block * dim * LANES * (bf16 ? 2 : 4);
+    for (int lane = 0; lane < LANES; lane++) {
+        int position = start + lane;
+        if (position >= row->length) position = row->length - 1; /* masked later; any finite key will do */
+        int index = position < row->base ? position : row->path[position - row->base];
+        int64_t from = (int64_t)(index / LANES) * dim * LANES + index % LANES;
+        for (int d = 0; d < dim; d++) {
+            if (bf16)
+                ((uint16_t *)tile)[d * LANES + lane] = ((const uint16_t *)keys)[from + (int64_t)d * LANES];
+            else
+                ((float *)tile)[d * LANES + lane] = ((const float *)keys)[from + (int64_t)d * LANES];
+        }
+    }
+    return tile;
+}
+
+INLINE void attend_group(const RowPath *row, const float *q, const void *keys, const void *values, int dim, int count,
+                         int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at) {
+    float tile[MAX_HEAD_DIM * LANES] __attribute__((aligned(64)));
+    const int oldest = window && row->length > window ? row->length - window : 0;
+    const int first = oldest / LANES, last = (row->length - 1) / LANES;
+    const v16 never = splat(-__builtin_inff());
+    const i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    v16 highest[GROUP], total[GROUP];
+    for (int h = 0; h < count; h++) highest[h] = never;
+    for (int block = first; block <= last; block++) {
+        const void *k = key_block(row, keys, block, dim, bf16, tile);
+        v16 dot[GROUP];
+        for (int h = 0; h < count; h++) dot[h] = splat(0.0f);
+        for (int d = 0; d < dim; d++) {
+            v16 key = load(k, (int64_t)d * LANES, bf16);
+            for (int h = 0; h < count; h++) dot[h] = dot[h] + splat(q[h * dim + d]) * key;
+        }
+        i16 position = lanes + block * LANES;
+        i16 seen = (position >= oldest) & (position < row->length);
+        for (int h = 0; h < count; h++) {
+            v16 score = choose(seen, dot[h] * splat(scale), never);
+            highest[h] = maximum(score, highest[h]);
+            *(v16 *)(scores + (int64_t)h * capacity + block * LANES) = score;
+        }
+    }
+    for (int h = 0; h < count; h++) {
+        const v16 peak = splat(max_lane(highest[h]));
+        total[h] = splat(0.0f);
+        for (int block = first; block <= last; block++) {
+            v16 *score = (v16 *)(scores + (int64_t)h * capacity + block * LANES);
+            v16 weight = choose(*score > never, exponential(*score - peak), splat(0.0f));
+            total[h] = total[h] + weight;
+            *score = weight;
+        }
+    }
+    for (int part = 0; part < dim; part += 64) { /* 64 dimensions of GROUP heads: sixteen registers */
+        const int vectors = (dim - part < 64 ? dim - part : 64) / LANES;
+        v16 sums[GROUP][4];
+        for (int h = 0; h < count; h++)
+            for (int j = 0; j < 4; j++) sums[h][j] = splat(0.0f);
+        for (int position = oldest; position < row->length; position++) {
+            int64_t index = position < row->base ? position : row->path[position - row->base];
+            for (int j = 0; j < vectors; j++) {
+                v16 value = load(values, index * dim + part + j * LANES, bf16);
+                for (int h = 0; h < count; h++)
+                    sums[h][j] = sums[h][j] + splat(scores[(int64_t)h * capacity + position]) * value;
+            }
+        }
+        for (int h = 0; h < count; h++) {
+            v16 inverse = splat(1.0f / sum(total[h]));
+            for (int j = 0; j < vectors; j++)
+                store(out, out_at + h * dim + part + j * LANES, sums[h][j] * inverse, bf16);
+        }
+    }
+}
+
+/* The group size and precision must be constants in the inner loops to stay in registers. */
+#define CASE(COUNT, BF16)                                                                                          \
+    attend_group(row, q + h * dim, keys, values, dim, COUNT, window, scale, BF16, scores, capacity, out, at)
+
 /* `heads` query heads sharing one key head; keys and values of that head and slot; scores: [4, capacity] scratch. */
-void attend(const RowPath *row, const float *q, const void *keys, const void *values, int heads, int dim, int window,
-            float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at);
+static void attend(const RowPath *row, const float *q, const void *keys, const void *values, int heads, int dim,
+                   int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at) {
+    for (int h = 0; h < heads; h += GROUP) {
+        const int64_t at = out_at + h * dim;
+        const int count = heads - h < GROUP ? heads - h : GROUP;
+        switch (count * 2 + bf16) {
+            case 2: CASE(1, 0); break;
+            case 3: CASE(1, 1); break;
+            case 4: CASE(2, 0); break;
+            case 5: CASE(2, 1); break;
+            case 6: CASE(3, 0); break;
+            case 7: CASE(3, 1); break;
+            case 8: CASE(4, 0); break;
+            default: CASE(4, 1); break;
+        }
+    }
+}
 
 #endif

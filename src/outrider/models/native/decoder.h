@@ -62,4 +62,10 @@ typedef struct {
     float *logits; /* [wanted padded to ROW_TILE, columns of head] */
 } Pass;
 
+/* The share of `thread` of `threads` of one pass; each instruction set has its own, see isa_*.c. */
+typedef void (*PassFunction)(const Model *, const Pass *, int thread, int threads);
+void pass_v4(const Model *, const Pass *, int thread, int threads);
+void pass_v3(const Model *, const Pass *, int thread, int threads);
+void pass_base(const Model *, const Pass *, int thread, int threads);
+
 #endif

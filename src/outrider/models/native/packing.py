@@ -12,10 +12,13 @@ DEPTH = 32
 
 
 def packed(weight: Tensor) -> Tensor:
-    """[columns, depth] → panels of 16 columns: fp32 [panel, depth, 16], bf16 [panel, depth/2, 16, 2] as int32 pairs."""
-    weight = pad(weight, (0, -weight.shape[1] % DEPTH, 0, -weight.shape[0] % PAIR))
-    lanes = weight.contiguous().view(torch.int32 if weight.dtype == torch.bfloat16 else torch.float32)
-    return lanes.view(-1, PANEL, lanes.shape[1]).transpose(1, 2).contiguous()
+    """[columns, depth] in the order the kernel reads: fp32 [pair, depth, 32], bf16 [pair, depth/32, panel, 16, 16] with
+    two neighbouring inputs in one int32."""
+    weight = pad(weight, (0, -weight.shape[1] % DEPTH, 0, -weight.shape[0] % PAIR)).contiguous()
+    if weight.dtype == torch.float32:
+        return weight.view(-1, PAIR, weight.shape[1]).transpose(1, 2).contiguous()
+    lanes = weight.view(torch.int32).view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2)
+    return lanes.permute(0, 3, 1, 4, 2).contiguous()
 
 
 def interleaved(gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-/* Sixteen floats at a time, on any CPU: GCC's vector types become AVX-512, AVX2 or plain code per clone.
+/* Sixteen floats at a time, on any CPU: GCC's vector types become AVX-512, AVX2 or plain code, as isa_*.c asks.
  *
  * Everything here is element-wise or sums in one fixed order, so results never depend on how rows are grouped.
  */
@@ -10,11 +10,8 @@
 
 #define LANES 16
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
+/* Short loops over arrays of vectors: unrolled, the arrays become registers. */
+#define UNROLL _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 
 /* aligned(4): loads and stores may be unaligned. */
@@ -23,7 +20,8 @@ typedef int32_t i16 __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t u16v __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
 
-INLINE v16 splat(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+/* Subtracting zero is exact and folds away; listing x sixteen times makes GCC insert it sixteen times. */
+INLINE v16 splat(float x) { return x - (v16){0}; }
 
 INLINE float bf16_to_float(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;

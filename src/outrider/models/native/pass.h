@@ -1,0 +1,143 @@
+/* One pass of the whole decoder over ragged rows, compiled once per instruction set (isa_*.c). */
+#ifndef OUTRIDER_PASS_H
+#define OUTRIDER_PASS_H
+
+#include "decoder.h"
+
+#include <math.h>
+
+#include "attention.h"
+#include "gemm.h"
+#include "pool.h"
+#include "vector.h"
+
+#define SHARE(n) for (int i = thread; i < (n); i += threads)
+
+/* x / rms(x) * weight, fp32 in, `out` in the model's precision. size is a multiple of 16. */
+static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, int bf16) {
+    v16 squares = splat(0.0f);
+    for (int j = 0; j < size; j += LANES) {
+        v16 part = *(const v16 *)(x + j);
+        squares = squares + part * part;
+    }
+    v16 scale = splat(1.0f / sqrtf(sum(squares) / (float)size + eps));
+    for (int j = 0; j < size; j += LANES)
+        store(out, at + j, *(const v16 *)(x + j) * scale * *(const v16 *)(weight + j), bf16);
+}
+
+/* residual += update, normalised first where the family asks for it. */
+static void add(float *residual, float *update, const float *out_norm, int size, float eps) {
+    if (out_norm) rms_norm(update, out_norm, size, eps, update, 0, 0);
+    for (int j = 0; j < size; j += LANES)
+        *(v16 *)(residual + j) = *(const v16 *)(residual + j) + *(const v16 *)(update + j);
+}
+
+static void embed(const Model *m, int token, float *out) {
+    const int hidden = m->shape.hidden;
+    for (int j = 0; j < hidden; j += LANES)
+        *(v16 *)(out + j) = load(m->embedding, (int64_t)token * hidden + j, m->shape.bf16) * splat(m->shape.embed_scale);
+}
+
+/* Turn one head in place: pairs (j, j + dim/2). */
+static void rotate(float *x, const float *cosines, const float *sines, int dim) {
+    const int half = dim / 2;
+    for (int j = 0; j < half; j++) {
+        float first = x[j], second = x[j + half];
+        x[j] = first * cosines[j] - second * sines[j];
+        x[j + half] = second * cosines[j] + first * sines[j];
+    }
+}
+
+/* Normalise and rotate the row's queries and keys, and write keys and values to the cache. */
+static void prepare_heads(const Model *m, const Layer *layer, const Pass *pass, int row) {
+    const Shape *s = &m->shape;
+    const int dim = s->head_dim, end = pass->starts[row + 1];
+    const int index = pass->paths[end - 1], slot = pass->slots[row];
+    const int position = pass->bases[row] + end - pass->starts[row] - 1;
+    const float *cosines = layer->cosines + (int64_t)position * (dim / 2);
+    const float *sines = layer->sines + (int64_t)position * (dim / 2);
+    float *qkv = m->qkv + (int64_t)row * layer->qkv.columns;
+    for (int h = 0; h < s->heads + s->kv_heads; h++) {
+        float *x = qkv + h * dim;
+        const float *norm = h < s->heads ? layer->q_norm : layer->k_norm;
+        if (norm) rms_norm(x, norm, dim, s->norm_eps, x, 0, 0);
+        rotate(x, cosines, sines, dim);
+    }
+    for (int h = 0; h < s->kv_heads; h++) {
+        const float *key = qkv + (s->heads + h) * dim, *value = key + s->kv_heads * dim;
+        const int64_t head = ((int64_t)slot * s->kv_heads + h) * s->capacity * dim;
+        const int64_t at = head + (int64_t)(index / LANES) * dim * LANES + index % LANES;
+        for (int d = 0; d < dim; d += LANES) {
+            uint16_t narrow_key[LANES];
+            if (s->bf16) *(h16 *)narrow_key = narrow(*(const v16 *)(key + d));
+            for (int j = 0; j < LANES; j++) {
+                if (s->bf16)
+                    ((uint16_t *)layer->keys)[at + (int64_t)(d + j) * LANES] = narrow_key[j];
+                else
+                    ((float *)layer->keys)[at + (int64_t)(d + j) * LANES] = key[d + j];
+            }
+            store(layer->values, head + (int64_t)index * dim + d, *(const v16 *)(value + d), s->bf16);
+        }
+    }
+}
+
+static void attend_row(const Model *m, const Layer *layer, const Pass *pass, int row, int kv_head, int thread) {
+    const Shape *s = &m->shape;
+    const int dim = s->head_dim, group = s->heads / s->kv_heads, start = pass->starts[row];
+    RowPath path = {.base = pass->bases[row], .path = pass->paths + start, .chain = 1};
+    path.length = path.base + pass->starts[row + 1] - start;
+    for (int i = 0; i < path.length - path.base; i++) path.chain &= path.path[i] == path.base + i;
+    const int64_t head = ((int64_t)pass->slots[row] * s->kv_heads + kv_head) * s->capacity * dim * (s->bf16 ? 2 : 4);
+    attend(&path, m->qkv + (int64_t)row * layer->qkv.columns + kv_head * group * dim, (const char *)layer->keys + head,
+           (const char *)layer->values + head, group, dim, layer->window, s->attention_scale, s->bf16,
+           m->scores + (int64_t)thread * 4 * s->capacity, s->capacity, m->attended,
+           (int64_t)row * layer->o.depth + kv_head * group * dim);
+}
+
+static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int thread, int threads) {
+    const Shape *s = &m->shape;
+    const int rows = pass->rows, hidden = s->hidden, bf16 = s->bf16;
+    SHARE(rows)
+        rms_norm(m->residual + (int64_t)i * hidden, layer->attention_norm, hidden, s->norm_eps, m->normed,
+                 (int64_t)i * layer->qkv.depth, bf16);
+    pool_barrier();
+    gemm(&layer->qkv, m->normed, rows, bf16, PLAIN, 0, m->qkv, layer->qkv.columns, thread, threads);
+    pool_barrier();
+    SHARE(rows) prepare_heads(m, layer, pass, i);
+    pool_barrier();
+    SHARE(rows * s->kv_heads) attend_row(m, layer, pass, i / s->kv_heads, i % s->kv_heads, thread);
+    pool_barrier();
+    gemm(&layer->o, m->attended, rows, bf16, PLAIN, 0, m->update, layer->o.columns, thread, threads);
+    pool_barrier();
+    SHARE(rows) {
+        float *residual = m->residual + (int64_t)i * hidden;
+        add(residual, m->update + (int64_t)i * layer->o.columns, layer->attention_out_norm, hidden, s->norm_eps);
+        rms_norm(residual, layer->mlp_norm, hidden, s->norm_eps, m->normed, (int64_t)i * layer->gate_up.depth, bf16);
+    }
+    pool_barrier();
+    gemm(&layer->gate_up, m->normed, rows, bf16, GATED, s->activation, m->gated, layer->down.depth, thread, threads);
+    pool_barrier();
+    gemm(&layer->down, m->gated, rows, bf16, PLAIN, 0, m->update, layer->down.columns, thread, threads);
+    pool_barrier();
+    SHARE(rows)
+        add(m->residual + (int64_t)i * hidden, m->update + (int64_t)i * layer->down.columns, layer->mlp_out_norm,
+            hidden, s->norm_eps);
+}
+
+static void run(const Model *m, const Pass *pass, int thread, int threads) {
+    const Shape *s = &m->shape;
+    gemm_prepare();
+    SHARE(pass->rows) embed(m, pass->tokens[i], m->residual + (int64_t)i * s->hidden);
+    for (int l = 0; l < s->layers; l++) run_layer(m, m->layers + l, pass, thread, threads);
+    if (pass->wanted) {
+        pool_barrier();
+        SHARE(pass->wanted)
+            rms_norm(m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, s->hidden, s->norm_eps,
+                     m->normed, (int64_t)i * m->head.depth, s->bf16);
+        pool_barrier();
+        gemm(&m->head, m->normed, pass->wanted, s->bf16, PLAIN, 0, pass->logits, m->head.columns, thread, threads);
+    }
+    gemm_release();
+}
+
+#endif
