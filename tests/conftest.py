@@ -27,8 +27,8 @@ def default_model_dir(default_checkpoint: Checkpoint) -> Path:
 
 @pytest.fixture(scope="session")
 def truncated_model_dir(default_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real draft model that shares the tokenizer: the default model's first ten layers."""
-    keep = 10
+    """A real draft model that shares the tokenizer: the default model's first twenty layers."""
+    keep = 20
     folder = tmp_path_factory.mktemp("truncated")
     config = {**default_checkpoint.config, "num_hidden_layers": keep}
     (folder / "config.json").write_text(json.dumps(config))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-FUNCTION = '''def total(items):
+FUNCTION = """def total(items):
     result = 0
     for item in items:
         result += item.price * item.count
     return result
-'''
+"""
 
 PROMPTS = [
     "The capital of France is",
@@ -24,7 +24,7 @@ PROMPTS = [
     "List three fruits:\n1.",
     "SELECT name, age FROM users WHERE",
     "In a shocking finding, scientists discovered a herd of",
-    "{\"name\": \"Ada\", \"age\": 36, \"city\": \"London\"}\n{\"name\": \"Alan\",",
+    '{"name": "Ada", "age": 36, "city": "London"}\n{"name": "Alan",',
     "def total(items):\n",
     "Summarise: The meeting began at nine. The budget was agreed. The next meeting is in May.\nSummary:",
     "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(",

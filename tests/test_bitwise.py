@@ -25,9 +25,7 @@ LENGTH = 600
 @pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 def decoder(request: pytest.FixtureRequest, default_checkpoint: Checkpoint) -> NativeDecoder:
     architecture = Architecture.from_config(default_checkpoint.config)
-    weights = load_weights(
-        architecture, default_checkpoint.tensors(request.param), request.param, torch.device("cpu")
-    )
+    weights = load_weights(architecture, default_checkpoint.tensors(request.param), request.param, torch.device("cpu"))
     return NativeDecoder(architecture, weights, max_batch=4, max_context=1024, threads=2)
 
 
@@ -56,9 +54,7 @@ def slot(decoder: NativeDecoder) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("width", [2, 3, 16, 17, 31, 64, 128, 300])
-def test_chains(
-    decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int], slot: int, width: int
-) -> None:
+def test_chains(decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int], slot: int, width: int) -> None:
     for start in range(0, LENGTH, width):
         part = tokens[start : start + width]
         logits = decoder.forward([Rows.chain(slot, part)])
@@ -71,9 +67,7 @@ def fill(model: LanguageModel, slot: int, tokens: list[int]) -> None:
     model.commit(slot, range(len(tokens)))
 
 
-def test_every_cache_length(
-    decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int], slot: int
-) -> None:
+def test_every_cache_length(decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int], slot: int) -> None:
     """From each length 1..590: the true continuation as a chain of 3 inside a tree of decoys."""
     for length in range(1, 590, 1 if decoder.dtype == torch.bfloat16 else 13):
         decoder.rollback(slot, 0) if length == 1 else None
@@ -84,9 +78,7 @@ def test_every_cache_length(
         decoder.commit(slot, [])
 
 
-def test_batch_of_trees_and_moved_rows(
-    decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int]
-) -> None:
+def test_batch_of_trees_and_moved_rows(decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int]) -> None:
     """Ragged random trees in one batch, step after step; accepted rows lie scattered and are moved together."""
     rng = random.Random(5)
     slots = [decoder.open() for _ in range(3)]

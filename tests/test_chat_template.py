@@ -37,9 +37,7 @@ def reference(default_model_dir: Path) -> Any:
 @pytest.mark.parametrize("source", TEMPLATES)
 @pytest.mark.parametrize("prompt", [True, False])
 def test_renders_as_transformers_does(source: str, prompt: bool, reference: Any) -> None:
-    expected = reference.apply_chat_template(
-        CHAT, chat_template=source, add_generation_prompt=prompt, tokenize=False
-    )
+    expected = reference.apply_chat_template(CHAT, chat_template=source, add_generation_prompt=prompt, tokenize=False)
     ours = ChatTemplate(source, {"bos_token": reference.bos_token, "eos_token": reference.eos_token})
     assert ours.render(CHAT, prompt) == expected
 
@@ -65,9 +63,7 @@ def test_default_model_chats_as_transformers_does(
     ],
 )
 def test_messages_that_cannot_be_rendered(messages: list[Any], message: str) -> None:
-    template = ChatTemplate(
-        "{% if messages[0].role == 'robot' %}{{ raise_exception('only humans') }}{% endif %}", {}
-    )
+    template = ChatTemplate("{% if messages[0].role == 'robot' %}{{ raise_exception('only humans') }}{% endif %}", {})
     with pytest.raises(InvalidRequest, match=message):
         template.render(messages)
 

@@ -59,9 +59,7 @@ def change(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize(("shard_size", "shards"), [("1GB", 1), ("20kB", 3)])
 @pytest.mark.parametrize("tied", [False, True])
-def test_folder_gives_the_models_own_weights(
-    shard_size: str, shards: int, tied: bool, tmp_path: Path
-) -> None:
+def test_folder_gives_the_models_own_weights(shard_size: str, shards: int, tied: bool, tmp_path: Path) -> None:
     model = make_folder(tmp_path, shard_size, tie_word_embeddings=tied)
     assert len(list(tmp_path.glob("*.safetensors"))) >= shards
     checkpoint = opened(tmp_path)
@@ -83,9 +81,7 @@ def test_a_stored_head_of_a_tied_model_is_left_out(tmp_path: Path) -> None:
 
 def test_folder_tokenizer_and_what_ends_a_text(tmp_path: Path) -> None:
     make_folder(tmp_path)
-    write(
-        tmp_path / "generation_config.json", {"eos_token_id": [5, 7], "temperature": 0.6, "do_sample": True}
-    )
+    write(tmp_path / "generation_config.json", {"eos_token_id": [5, 7], "temperature": 0.6, "do_sample": True})
     checkpoint = opened(tmp_path)
     assert checkpoint.generation_config["temperature"] == 0.6
     assert checkpoint.tokenizer.eos_token_ids == (5, 7, END)
@@ -97,9 +93,7 @@ def test_folder_tokenizer_and_what_ends_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bos_in_file", [False, True])
 @pytest.mark.parametrize("bos_in_settings", [None, False, True])
-def test_bos_is_added_as_transformers_adds_it(
-    bos_in_file: bool, bos_in_settings: bool | None, tmp_path: Path
-) -> None:
+def test_bos_is_added_as_transformers_adds_it(bos_in_file: bool, bos_in_settings: bool | None, tmp_path: Path) -> None:
     make_folder(tmp_path)
     metadata = {**bpe_metadata("gpt-2"), "tokenizer.ggml.add_bos_token": bos_in_file}
     build_tokenizer(metadata).save(str(tmp_path / "tokenizer.json"))
@@ -137,9 +131,7 @@ def test_tokens_named_only_in_the_settings_are_added(tmp_path: Path) -> None:
 def test_chat_template_in_each_of_its_places(tmp_path: Path) -> None:
     make_folder(tmp_path)
     settings = tmp_path / "tokenizer_config.json"
-    change(
-        settings, chat_template=[{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    )
+    change(settings, chat_template=[{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}])
     assert opened(tmp_path).tokenizer.chat_template == "D"
     (tmp_path / "chat_template.jinja").write_text("J")
     assert opened(tmp_path).tokenizer.chat_template == "J"
@@ -292,9 +284,7 @@ def run(script: str, *arguments: str, **environment: str) -> list[str]:
     """What a fresh Python prints."""
     environment = {**os.environ, **environment}
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_hub_id_comes_from_the_hub_cache_or_says_why_not(tmp_path: Path) -> None:
@@ -338,9 +328,7 @@ def test_loading_the_default_model_is_lean(default_model_dir: Path) -> None:
     assert float(seconds) < 5  # 0.3 s on an idle machine
 
 
-def test_default_model_opens_in_transformers_too(
-    default_model_dir: Path, default_checkpoint: Checkpoint
-) -> None:
+def test_default_model_opens_in_transformers_too(default_model_dir: Path, default_checkpoint: Checkpoint) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(str(default_model_dir))
     assert model.dtype == torch.bfloat16
     assert model.config.rope_parameters["rope_theta"] == 100_000.0

@@ -35,9 +35,7 @@ FIELDS = {
 
 
 def environment(**extra: str) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")
-    }
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
     return {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "TERM": "xterm", **extra}
 
 
@@ -185,9 +183,7 @@ def test_model_without_a_chat_template_continues_the_text(
         head_dim=32,
         max_position_embeddings=64,
     )
-    write_hf_model(
-        tmp_path / "tiny.gguf", LlamaForCausalLM(config), bpe_metadata(), **{"rope.freq_base": 1e4}
-    )
+    write_hf_model(tmp_path / "tiny.gguf", LlamaForCausalLM(config), bpe_metadata(), **{"rope.freq_base": 1e4})
     arguments = [
         "generate",
         "the hell",
@@ -237,18 +233,14 @@ def test_json_has_every_field_and_streams_nothing_else(default_checkpoint: Check
 def test_sampled_text_is_plain_decoding_s_too() -> None:
     sampling = ["--temperature", "0.9", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.01", "--seed", "7"]
     penalties = ["--repetition-penalty", "1.1", "--frequency-penalty", "0.2", "--presence-penalty", "0.1"]
-    result = generate(
-        "-", *sampling, *penalties, "--drafter", "ngram", "--compare", stdin="Say hello, hello, hello."
-    )
+    result = generate("-", *sampling, *penalties, "--drafter", "ngram", "--compare", stdin="Say hello, hello, hello.")
     assert result["identical"] is True
     assert result["seed"] == 7
     assert result["drafter"] == "ngram"
 
 
 def test_text_goes_to_stdout_and_the_rest_to_stderr() -> None:
-    done = outrider(
-        "generate", PROMPT, "--raw", "--max-tokens", "8", "--temperature", "0", "--trace", "--compare"
-    )
+    done = outrider("generate", PROMPT, "--raw", "--max-tokens", "8", "--temperature", "0", "--trace", "--compare")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(" four five.")
     assert "\x1b" not in done.stdout + done.stderr

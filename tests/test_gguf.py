@@ -170,9 +170,7 @@ def test_scaled_rotary_frequencies_are_recovered(tmp_path: Path) -> None:
     assert checkpoint.config["rope_scaling"]["factor"] == 32.0
     assert torch.allclose(rebuilt(checkpoint).model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
 
-    write_gguf(
-        with_factors, "llama", metadata, {**tensors, "rope_freqs.weight": divisors.numpy()[::-1].copy()}
-    )
+    write_gguf(with_factors, "llama", metadata, {**tensors, "rope_freqs.weight": divisors.numpy()[::-1].copy()})
     with pytest.raises(ModelError, match="rotary"):
         open_checkpoint(str(with_factors), SilentProgress())
 
@@ -183,9 +181,7 @@ def test_default_model_has_the_weights_transformers_reads(default_checkpoint: Ch
     with torch.device("meta"):
         config = transformers.AutoConfig.for_model(**default_checkpoint.config)
         model = transformers.AutoModelForCausalLM.from_config(config)
-    theirs = load_gguf_checkpoint(
-        str(default_checkpoint.path / "model.gguf"), return_tensors=True, model_to_load=model
-    )
+    theirs = load_gguf_checkpoint(str(default_checkpoint.path / "model.gguf"), return_tensors=True, model_to_load=model)
     expected = theirs["tensors"]
     count = 0
     for name, tensor in default_checkpoint.tensors(torch.float32):
@@ -250,9 +246,7 @@ def test_damaged_header_never_escapes_as_another_error(whole_file: bytes, tmp_pa
         ({"tokenizer.ggml.merges": None}, "no merges"),
     ],
 )
-def test_what_a_file_lacks_is_named(
-    change: dict[str, Any], message: str, whole_file: bytes, tmp_path: Path
-) -> None:
+def test_what_a_file_lacks_is_named(change: dict[str, Any], message: str, whole_file: bytes, tmp_path: Path) -> None:
     source = _open_bytes(whole_file, tmp_path / "source.gguf")
     metadata = {**source.metadata, **change}
     arch = metadata.pop("general.architecture")

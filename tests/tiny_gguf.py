@@ -36,9 +36,7 @@ _GEMMA3_NAMES = {
 
 BYTE_ALPHABET = [
     chr(b) if 33 <= b < 127 or 161 <= b < 173 or b > 173 else chr(256 + i)
-    for i, b in [
-        (sum(not (33 <= x < 127 or 161 <= x < 173 or x > 173) for x in range(b)), b) for b in range(256)
-    ]
+    for i, b in [(sum(not (33 <= x < 127 or 161 <= x < 173 or x > 173) for x in range(b)), b) for b in range(256)]
 ]
 MERGES = ["Ġ t", "h e", "Ġt he", "i n", "l l", "Ġ h", "e ll"]
 BPE_TOKENS = ["<|end|>", "<|start|>", *BYTE_ALPHABET, *(m.replace(" ", "") for m in MERGES), "<tool>"]

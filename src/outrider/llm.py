@@ -33,8 +33,8 @@ class LLM:
     >>> llm = LLM("smollm2-135m", drafter="suffix")
     >>> llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text
 
-    `drafter`: none, ngram, suffix, model:PATH, auto, or a `Drafter` of your own. `draft_length`: nodes per draft, or "auto" to stop when it does
-    not pay. Neither changes the text. `bitwise` None means: on wherever it is nearly free.
+    `drafter`: none, ngram, suffix, model:PATH, auto, or a `Drafter` of your own. `draft_length`: nodes per draft, or
+    "auto" to stop when it does not pay. Neither changes the text. `bitwise` None means: on wherever it is nearly free.
     """
 
     def __init__(

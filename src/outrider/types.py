@@ -145,8 +145,8 @@ class Rows:
 class LanguageModel(Protocol):
     """A causal model over a cache of `max_batch` slots, each holding up to `max_context` tokens.
 
-    Per slot the cache is a committed prefix plus pending rows. `forward` appends pending rows, `commit` keeps one
-    root path of them (renumbering it contiguously) and drops the rest, `rollback` cuts the prefix and drops all pending.
+    Per slot the cache is a committed prefix plus pending rows. `forward` appends pending rows, `commit` keeps one root
+    path of them (renumbering it contiguously) and drops the rest, `rollback` cuts the prefix and drops all pending.
     Invariant: after any history the next logits are those of a fresh prefill of the committed tokens.
     """
 

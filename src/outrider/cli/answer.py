@@ -118,9 +118,7 @@ class Answerer:
 
     def _print_json(self, done: Completion, plain: Completion | None) -> None:
         model, drafter = self._settings.model, self._llm.drafter.name
-        result = report.as_json(
-            done, model=model, drafter=drafter, word=self._word, steps=self._settings.trace
-        )
+        result = report.as_json(done, model=model, drafter=drafter, word=self._word, steps=self._settings.trace)
         if plain is not None:
             result["plain"] = report.as_json(plain, model=model, drafter="none", word=self._word, steps=False)
             result["identical"] = plain.token_ids == done.token_ids

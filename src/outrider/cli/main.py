@@ -19,9 +19,7 @@ def main() -> None:
 
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(
-                    errors="replace"
-                )  # a terminal that lacks a character shows a question mark
+                stream.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
         app(prog_name="outrider")
     except OutriderError as error:
         _fail(str(error), 2)

@@ -10,9 +10,7 @@ import typer
 from outrider.cli.options import DEFAULT_MODEL
 from outrider.cli.screen import answers, note
 
-models = typer.Typer(
-    help="List, fetch and find the models known by name.", no_args_is_help=True, rich_markup_mode=None
-)
+models = typer.Typer(help="List, fetch and find the models known by name.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `outrider models list`.")]
 
@@ -40,9 +38,7 @@ def pull(
     name: Name = DEFAULT_MODEL,
     source: Annotated[
         Path | None,
-        typer.Option(
-            "--from", metavar="FILE", help="Take it from this file (for machines without a network)."
-        ),
+        typer.Option("--from", metavar="FILE", help="Take it from this file (for machines without a network)."),
     ] = None,
 ) -> None:
     """Fetch a model into the cache, and check it if it is already there."""

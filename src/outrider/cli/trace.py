@@ -85,9 +85,7 @@ def _drawn(step: StepTrace, word: Word) -> Text:
 
     def write(node: int, indent: str) -> None:
         """`node` and what follows it; the cursor stands where its word goes."""
-        drawn.append(
-            word(step.draft.tokens[node]), rich_colour(step.draft.source) if node in accepted else "dim"
-        )
+        drawn.append(word(step.draft.tokens[node]), rich_colour(step.draft.source) if node in accepted else "dim")
         below(node, indent)
 
     def below(node: int, indent: str) -> None:

@@ -28,8 +28,7 @@ class Engine:
 
     def step(self) -> list[Chunk]:
         """Advance every running sequence by one target pass; returns what each of them gained."""
-        for joined in self.scheduler.admit():
-            self._prefill(joined)
+        self._prefill(self.scheduler.admit())
         running = list(self.scheduler.running)
         started = perf_counter()
         budgets = self.controller.budgets(running, self.model.supports_trees, [s.room for s in running])
@@ -65,16 +64,30 @@ class Engine:
             self.model.close(sequence.slot)
             sequence.slot = NO_SLOT
 
-    def _prefill(self, sequence: Sequence) -> None:
-        """Fill the cache with every prompt token but the last, which the first step runs like any other."""
+    def _prefill(self, joined: list[Sequence]) -> None:
+        """Fill the cache with every prompt token but the last, which the first step runs like any other.
+
+        Prompts share passes: each pass takes up to `model.chunk` rows, the rest of one prompt and the next ones.
+        """
         started = perf_counter()
-        self.drafter.open(sequence)
-        sequence.slot = self.model.open()
-        for start in range(0, sequence.prompt_length - 1, self.model.chunk):
-            chunk = sequence.tokens[start : min(start + self.model.chunk, sequence.prompt_length - 1)]
-            self.model.forward([Rows.chain(sequence.slot, chunk, logits=())])
-            self.model.commit(sequence.slot, range(len(chunk)))
-        sequence.prefill_seconds = perf_counter() - started
+        for sequence in joined:
+            self.drafter.open(sequence)
+            sequence.slot = self.model.open()
+        waiting = [(s.slot, s.tokens[:-1]) for s in joined if s.prompt_length > 1]
+        while waiting:
+            batch: list[Rows] = []
+            room = self.model.chunk
+            while waiting and room:
+                slot, tokens = waiting.pop(0)
+                batch.append(Rows.chain(slot, tokens[:room], logits=()))
+                if tokens[room:]:
+                    waiting.insert(0, (slot, tokens[room:]))
+                room -= len(batch[-1].tokens)
+            self.model.forward(batch)
+            for rows in batch:
+                self.model.commit(rows.slot, range(len(rows.tokens)))
+        for sequence in joined:
+            sequence.prefill_seconds = perf_counter() - started
 
     def _commit(self, sequence: Sequence, draft: Draft, target: TargetRows, verdict: Verdict) -> Chunk:
         """Take the verdict's tokens up to the first that ends the sequence; keep just those in the cache."""

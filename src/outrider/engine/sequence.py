@@ -8,7 +8,6 @@ from outrider.engine.text import TextStream
 from outrider.sampling.history import History
 from outrider.types import Completion, FinishReason, ResolvedParams, StepTrace, TokenLogprob
 
-
 NO_SLOT = -1
 
 

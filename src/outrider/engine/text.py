@@ -9,8 +9,8 @@ from collections.abc import Callable
 class TextStream:
     """Text of one growing sequence.
 
-    `push` returns what may be shown now. Held back: half a UTF-8 character, and any ending that could still become a stop
-    string. Invariant: the pieces returned so far, plus the last one from `finish`, are exactly `text`.
+    `push` returns what may be shown now. Held back: half a UTF-8 character, and any ending that could still become a
+    stop string. Invariant: the pieces returned so far, plus the last one from `finish`, are exactly `text`.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], stop: tuple[str, ...], strip_leading_space: bool) -> None:

@@ -145,9 +145,7 @@ _FAMILIES: Mapping[str, frozenset[str]] = {
 }
 
 
-def _layers(
-    family: str, config: Mapping[str, Any], head_dim: int
-) -> tuple[tuple[Rope, ...], tuple[LayerShape, ...]]:
+def _layers(family: str, config: Mapping[str, Any], head_dim: int) -> tuple[tuple[Rope, ...], tuple[LayerShape, ...]]:
     """Rotary tables and the per-layer choice among them, with the window where the layer slides."""
     count = int(config["num_hidden_layers"])
     window = int(config.get("sliding_window") or 0)

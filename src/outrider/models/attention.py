@@ -3,8 +3,8 @@
 Two forms with one contract: query row r attends to its slot's committed prefix plus its own ancestors.
 
 `masked` hands whole spans to PyTorch's fused attention; fast, but rounding depends on how many rows go together.
-`blocked` reduces keys in fixed blocks of absolute position along the row's own path, so a row's bits depend on that path
-alone: neither on other rows, nor on where in the cache its ancestors lie. It is the reference for the compiled CPU kernel.
+`blocked` reduces keys in fixed blocks of absolute position along the row's own path, so a row's bits depend on that
+path alone, not on where in the cache its ancestors lie; nor on other rows, if it is given a fixed number of them.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def path_index(spans: Sequence[Span], window: int, device: torch.device) -> tupl
     return slots.to(device), index.where(seen, 0).to(device), seen.to(device)
 
 
-def blocked(
-    q: Tensor, keys: Tensor, values: Tensor, index: tuple[Tensor, ...], scale: float
-) -> Tensor:
+def blocked(q: Tensor, keys: Tensor, values: Tensor, index: tuple[Tensor, ...], scale: float) -> Tensor:
     """As `masked`, with the reduction order fixed. Sums run inside a block, then over blocks in order of position;
     a block that a row does not see adds exact zeros, so it does not matter how many such blocks there are."""
     slots, positions, seen = index

@@ -44,9 +44,7 @@ class ChatTemplate:
             )
         except TemplateError as error:
             raise InvalidRequest(f"messages: the model's chat template refuses them: {error}") from error
-        except (
-            Exception
-        ) as error:  # a template is a program; whatever it trips over, it is the template's doing
+        except Exception as error:  # a template is a program; whatever it trips over, it is the template's doing
             raise ModelError(f"the model's chat template fails on these messages: {error}.") from error
 
     @cached_property
@@ -56,9 +54,7 @@ class ChatTemplate:
         try:
             return _environment().from_string(self.source)
         except TemplateSyntaxError as error:
-            raise ModelError(
-                f"the model's chat template is not valid: {error}; use --raw to go without."
-            ) from error
+            raise ModelError(f"the model's chat template is not valid: {error}; use --raw to go without.") from error
 
 
 def _environment() -> Environment:

@@ -70,16 +70,12 @@ def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
         return _open_folder(model, hub.snapshot(model), progress)
     close = difflib.get_close_matches(model, catalog.CATALOG, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known by name are {', '.join(catalog.CATALOG)}."
-    raise ModelError(
-        f"no model {model!r}: it is no known name, folder, GGUF file or hub id (org/name); {hint}"
-    )
+    raise ModelError(f"no model {model!r}: it is no known name, folder, GGUF file or hub id (org/name); {hint}")
 
 
 def _open_gguf(name: str, path: Path, progress: Progress) -> Checkpoint:
     if path.suffix == ".safetensors":
-        raise ModelError(
-            f"{path} is a weight file only; give the folder it lies in, with its config and tokenizer."
-        )
+        raise ModelError(f"{path} is a weight file only; give the folder it lies in, with its config and tokenizer.")
     file = GGUFFile.open(path)
     try:
         config, generation = model_config(file), generation_config(file)
@@ -101,9 +97,7 @@ def _open_folder(name: str, path: Path, progress: Progress) -> Checkpoint:
         if len(files) == 1:
             return _open_gguf(name, files[0], progress)
         if files:
-            raise ModelError(
-                f"{path} holds several GGUF files; name one: {', '.join(file.name for file in files)}."
-            )
+            raise ModelError(f"{path} holds several GGUF files; name one: {', '.join(file.name for file in files)}.")
         raise ModelError(f"{path} has no config.json, so it is not a model folder.")
     config = read_json(path / "config.json")
     generation = read_json(path / "generation_config.json", optional=True)

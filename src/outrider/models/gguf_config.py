@@ -29,9 +29,7 @@ _SAMPLING = {
 }
 
 _CONTROL_TOKEN = 3
-_TURN_ENDS = frozenset(
-    {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>"}
-)
+_TURN_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>"})
 """Control tokens after which a text is over, whichever of them the file calls its eos."""
 
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -52,9 +50,7 @@ def architecture(file: GGUFFile) -> str:
 def model_config(file: GGUFFile) -> dict[str, Any]:
     """The `config.json` of the model in the file."""
     if file.metadata.get("split.count", 1) > 1:
-        raise ModelError(
-            f"{file.path} is one part of a model in several files; join them (llama-gguf-split --merge)."
-        )
+        raise ModelError(f"{file.path} is one part of a model in several files; join them (llama-gguf-split --merge).")
     keys = _Keys(file, architecture(file))
     model_type, class_name = _ARCHITECTURES[keys.arch]
     if keys.integer("expert_count", 0):
@@ -64,9 +60,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         vocabulary = file.tensors["token_embd.weight"].shape[0]
         query_rows = file.tensors["blk.0.attn_q.weight"].shape[0]
     except KeyError as error:
-        raise ModelError(
-            f"{file.path} has no tensor {error}; it does not hold a whole language model."
-        ) from error
+        raise ModelError(f"{file.path} has no tensor {error}; it does not hold a whole language model.") from error
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
@@ -100,9 +94,7 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
     if (bos := metadata.get("tokenizer.ggml.bos_token_id")) is not None:
         config["bos_token_id"] = int(bos)
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    pairs = zip(
-        metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", []), strict=False
-    )
+    pairs = zip(metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", []), strict=False)
     ends += [i for i, (text, kind) in enumerate(pairs) if kind == _CONTROL_TOKEN and text in _TURN_ENDS]
     if unique := list(dict.fromkeys(int(end) for end in ends if end is not None)):
         config["eos_token_id"] = unique

@@ -43,8 +43,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Backend:
     }
     if kind not in builders:
         raise ModelError(
-            f"the GGUF file's tokenizer is of kind {kind!r}, which Outrider cannot build; "
-            "known are gpt2 and llama."
+            f"the GGUF file's tokenizer is of kind {kind!r}, which Outrider cannot build; known are gpt2 and llama."
         )
     try:
         backend = builders[kind](metadata)
@@ -131,9 +130,7 @@ def _words(digits: str) -> Callable[[], PreTokenizer]:
         from tokenizers import Regex, pre_tokenizers
 
         split = pre_tokenizers.Split(Regex(_WORDS.replace("DIGITS", digits)), "isolated")
-        return pre_tokenizers.Sequence(
-            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
     return make
 
@@ -197,11 +194,7 @@ def _add_marked_tokens(backend: Backend, metadata: Mapping[str, Any]) -> None:
     # Without a prefix the normaliser only writes ▁ for spaces; a defined run of ▁ is looked for after it.
     late = metadata.get(_KEY + "model") == "llama" and not metadata.get(_KEY + "add_space_prefix", True)
     backend.add_special_tokens(
-        [
-            AddedToken(text, special=True, normalized=False)
-            for text, kind in marked
-            if kind in (_CONTROL, _UNKNOWN)
-        ]
+        [AddedToken(text, special=True, normalized=False) for text, kind in marked if kind in (_CONTROL, _UNKNOWN)]
     )
     backend.add_tokens([AddedToken(text, normalized=late) for text, kind in marked if kind == _USER_DEFINED])
 

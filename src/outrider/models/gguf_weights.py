@@ -40,9 +40,7 @@ class GGUFWeights:
         self._arch = architecture(file)
         self._heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
         layers = _LAYER | _SANDWICH if self._arch == "gemma3" else _LAYER
-        self.names = {
-            _translate(file, name, layers): name for name in file.tensors if name != "rope_freqs.weight"
-        }
+        self.names = {_translate(file, name, layers): name for name in file.tensors if name != "rope_freqs.weight"}
 
     @property
     def parameters(self) -> int:

@@ -35,9 +35,7 @@ def folder_tokenizer(path: Path, config: Mapping[str, Any], generation: Mapping[
     settings = read_json(path / "tokenizer_config.json", optional=True)
     legacy = read_json(path / "special_tokens_map.json", optional=True)
     special = {
-        name: text
-        for name in _SPECIAL
-        if (text := _text(settings.get(name)) or _text(legacy.get(name))) is not None
+        name: text for name in _SPECIAL if (text := _text(settings.get(name)) or _text(legacy.get(name))) is not None
     }
     backend = _read_backend(path)
     _add_missing_tokens(backend, settings)
@@ -89,9 +87,7 @@ def _add_missing_tokens(backend: Backend, settings: Mapping[str, Any]) -> None:
             for key in ("special", "normalized", "lstrip", "rstrip", "single_word")
             if key in token
         }
-        (backend.add_special_tokens if flags.get("special") else backend.add_tokens)(
-            [AddedToken(text, **flags)]
-        )
+        (backend.add_special_tokens if flags.get("special") else backend.add_tokens)([AddedToken(text, **flags)])
         if backend.token_to_id(text) != i:
             raise ModelError(
                 f"tokenizer_config.json gives {text!r} the id {i}, tokenizer.json has no room for it there."
@@ -104,9 +100,7 @@ def _mark_special(backend: Backend, texts: Iterable[str]) -> None:
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     new = [text for text in texts if text not in known and backend.token_to_id(text) is not None]
-    backend.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(new)]
-    )
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(new)])
 
 
 def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:

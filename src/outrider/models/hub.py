@@ -34,9 +34,7 @@ def installed(name: str, progress: Progress) -> Path:
     return destination
 
 
-def _install(
-    name: str, destination: Path, source: Path | None, progress: Progress, *, thorough: bool
-) -> None:
+def _install(name: str, destination: Path, source: Path | None, progress: Progress, *, thorough: bool) -> None:
     model = find(name)
 
     def make(folder: Path) -> None:

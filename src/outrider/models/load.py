@@ -64,7 +64,8 @@ def placement(
 def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
     """The fastest decoder that runs this checkpoint at this place.
 
-    Bit-exact rows (level C) by default: on the CPU, where the compiled decoder computes no other way; elsewhere on request.
+    Bit-exact rows (level C) by default on the CPU, where the compiled decoder computes no other way; elsewhere on
+    request.
     """
     try:
         architecture = Architecture.from_config(checkpoint.config)

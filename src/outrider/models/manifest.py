@@ -18,8 +18,7 @@ _BLOCK = 1 << 20
 def write_manifest(folder: Path, hashes: Mapping[str, str]) -> None:
     """Record the files of `folder` with their sizes and sha256."""
     files = {
-        name: {"size": (folder / name).stat().st_size, "sha256": digest}
-        for name, digest in sorted(hashes.items())
+        name: {"size": (folder / name).stat().st_size, "sha256": digest} for name, digest in sorted(hashes.items())
     }
     (folder / NAME).write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
 
@@ -33,9 +32,7 @@ def is_complete(folder: Path) -> bool:
 def is_intact(folder: Path) -> bool:
     """Every file is there, byte for byte as it was written."""
     files = _read(folder)
-    return is_complete(folder) and all(
-        sha256(folder / name) == item["sha256"] for name, item in (files or {}).items()
-    )
+    return is_complete(folder) and all(sha256(folder / name) == item["sha256"] for name, item in (files or {}).items())
 
 
 def sha256(path: Path) -> str:
@@ -56,9 +53,6 @@ def _size(path: Path) -> int:
 def _read(folder: Path) -> dict[str, Any] | None:
     try:
         files = json.loads((folder / NAME).read_text(encoding="utf-8"))["files"]
-        return {
-            str(name): {"size": int(item["size"]), "sha256": str(item["sha256"])}
-            for name, item in files.items()
-        }
+        return {str(name): {"size": int(item["size"]), "sha256": str(item["sha256"])} for name, item in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -56,9 +56,7 @@ class SafetensorsFile:
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror or error}.") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(
-                f"{path} is not a readable safetensors file ({error}); fetch it again."
-            ) from error
+            raise ModelError(f"{path} is not a readable safetensors file ({error}); fetch it again.") from error
 
     def numel(self, name: str) -> int:
         return math.prod(self.entries[name].shape)
@@ -116,7 +114,5 @@ def write_bf16(
     write(text)
     for (name, tensor), (expected, shape) in zip(tensors, shapes.items(), strict=True):
         if (name, tuple(tensor.shape), tensor.dtype) != (expected, shape, torch.bfloat16):
-            raise ValueError(
-                f"expected {expected} {shape} in bf16, got {name} {tuple(tensor.shape)} {tensor.dtype}"
-            )
+            raise ValueError(f"expected {expected} {shape} in bf16, got {name} {tuple(tensor.shape)} {tensor.dtype}")
         write(tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data)

@@ -47,9 +47,7 @@ def shard_names(path: Path) -> list[str]:
         return [SINGLE]
     if not (path / INDEX).is_file():
         if list(path.glob("*.bin")) or list(path.glob("*.pth")):
-            raise ModelError(
-                f"{path} holds PyTorch pickles only; save the model with safe_serialization=True first."
-            )
+            raise ModelError(f"{path} holds PyTorch pickles only; save the model with safe_serialization=True first.")
         raise ModelError(f"{path} has neither {SINGLE} nor {INDEX}; is the download complete?")
     try:
         weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]

@@ -66,8 +66,8 @@ class Slots:
         first = state.length + len(state.parents)
         if first + len(rows.tokens) > self.capacity:
             raise InvalidRequest(
-                f"{first + len(rows.tokens)} tokens do not fit a context of {self.capacity}; shorten the prompt or raise "
-                "max_context"
+                f"{first + len(rows.tokens)} tokens do not fit a context of {self.capacity}; "
+                "shorten the prompt or raise max_context"
             )
         start = len(state.paths)
         for offset, parent in enumerate(rows.parents):
@@ -87,9 +87,7 @@ class Slots:
             if state.parents[row] != expected:
                 raise ValueError(f"rows {list(path)} are not a path from the committed prefix")
             expected = row
-        moves = [
-            (state.length + row, state.length + offset) for offset, row in enumerate(path) if row != offset
-        ]
+        moves = [(state.length + row, state.length + offset) for offset, row in enumerate(path) if row != offset]
         self._settle(state, state.length + len(path))
         return moves
 

@@ -85,8 +85,7 @@ def _explained(folder: Path) -> Iterator[None]:
         if error.errno in _FULL:
             raise _disk_full(folder) from error
         raise ModelError(
-            f"cannot write in {folder}: {error.strerror or error}; "
-            "set OUTRIDER_CACHE to a folder that can be written."
+            f"cannot write in {folder}: {error.strerror or error}; set OUTRIDER_CACHE to a folder that can be written."
         ) from error
 
 
@@ -98,6 +97,5 @@ def require_space(folder: Path, needed: int) -> None:
 
 def _disk_full(folder: Path, needed: str = "more space is") -> ModelError:
     return ModelError(
-        f"the disk that holds {folder} is full and {needed} needed; "
-        "free some, or set OUTRIDER_CACHE to another disk."
+        f"the disk that holds {folder} is full and {needed} needed; free some, or set OUTRIDER_CACHE to another disk."
     )

@@ -58,9 +58,7 @@ class Tokenizer:
     def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as text, by the model's own template."""
         if self._template is None:
-            raise ModelError(
-                "this model has no chat template, so it cannot chat; give it plain text (--raw) instead."
-            )
+            raise ModelError("this model has no chat template, so it cannot chat; give it plain text (--raw) instead.")
         return self._template.render(messages, add_generation_prompt)
 
     def apply_chat_template(

