@@ -29,8 +29,8 @@ from rich.progress import track
 from rich.table import Table
 
 from outrider import LLM, SamplingParams
-from outrider.models.checkpoint import open_checkpoint
-from outrider.models.progress import SilentProgress
+from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.models.checkpoints.progress import SilentProgress
 
 MODEL = "smollm2-135m"
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider.models.checkpoint import Checkpoint, open_checkpoint
-from outrider.models.progress import SilentProgress
+from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.checkpoints.progress import SilentProgress
 
 
 @pytest.fixture(scope="session")

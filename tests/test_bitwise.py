@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outrider.models.architecture import Architecture
-from outrider.models.checkpoint import Checkpoint
+from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.models.weights import load_weights

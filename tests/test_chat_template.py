@@ -9,8 +9,8 @@ import pytest
 import transformers
 
 from outrider.errors import InvalidRequest, ModelError
-from outrider.models.chat_template import ChatTemplate
-from outrider.models.checkpoint import Checkpoint
+from outrider.models.checkpoints.chat_template import ChatTemplate
+from outrider.models.checkpoints.checkpoint import Checkpoint
 
 CHAT = [
     {"role": "system", "content": "Be brief & <kind>."},

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from tiny_gguf import BPE_TOKENS, bpe_metadata
 
 from outrider.errors import ModelError
-from outrider.models.checkpoint import Checkpoint, open_checkpoint
-from outrider.models.gguf_tokenizer import build_tokenizer
-from outrider.models.progress import SilentProgress
-from outrider.models.safetensors_file import SafetensorsFile, write_bf16
+from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.checkpoints.gguf_tokenizer import build_tokenizer
+from outrider.models.checkpoints.progress import SilentProgress
+from outrider.models.checkpoints.safetensors_file import SafetensorsFile, write_bf16
 
 START, END = 1, 0
 
@@ -270,8 +270,8 @@ def test_folder_of_gguf_files(tmp_path: Path, default_model_dir: Path) -> None:
 HUB_CHILD = """
 import sys
 from outrider.errors import ModelError
-from outrider.models.checkpoint import open_checkpoint
-from outrider.models.progress import SilentProgress
+from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.models.checkpoints.progress import SilentProgress
 for name in sys.argv[1:]:
     try:
         print(open_checkpoint(name, SilentProgress()).config["model_type"])
@@ -303,8 +303,8 @@ def test_hub_id_comes_from_the_hub_cache_or_says_why_not(tmp_path: Path) -> None
 LOAD_CHILD = """
 import re, sys, time
 import torch
-from outrider.models.checkpoint import open_checkpoint
-from outrider.models.progress import SilentProgress
+from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.models.checkpoints.progress import SilentProgress
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 before, start = peak(), time.perf_counter()

@@ -22,8 +22,8 @@ from outrider import __version__
 from outrider.cli.main import main
 from outrider.cli.options import DEFAULT_MODEL
 from outrider.cli.reference import page
-from outrider.models import catalog
-from outrider.models.checkpoint import Checkpoint
+from outrider.models.checkpoints import catalog
+from outrider.models.checkpoints.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[1]
 OUTRIDER = [sys.executable, "-c", "from outrider.cli.main import main; main()"]

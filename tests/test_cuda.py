@@ -11,7 +11,7 @@ from prompts import PROMPTS
 
 from outrider import LLM, SamplingParams
 from outrider.models.architecture import Architecture
-from outrider.models.checkpoint import Checkpoint
+from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.models.weights import load_weights
 from outrider.sampling.noise import gumbel_rows, integers

@@ -19,9 +19,9 @@ from outrider.control.controller import FixedLength
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
 from outrider.drafters.registry import build
 from outrider.engine.engine import Engine
-from outrider.models.checkpoint import open_checkpoint
+from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
-from outrider.models.progress import SilentProgress
 from outrider.types import ROOT, Draft, Drafter, LanguageModel, SequenceView
 
 TOKENS = 34

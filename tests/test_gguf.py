@@ -15,9 +15,9 @@ from gguf.quants import dequantize, quantize
 from tiny_gguf import bpe_metadata, spm_metadata, write_gguf, write_hf_model
 
 from outrider.errors import ModelError
-from outrider.models.checkpoint import Checkpoint, open_checkpoint
-from outrider.models.gguf_file import SUPPORTED_TYPES, GGUFFile
-from outrider.models.progress import SilentProgress
+from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.checkpoints.gguf_file import SUPPORTED_TYPES, GGUFFile
+from outrider.models.checkpoints.progress import SilentProgress
 
 SMALL = {
     "vocab_size": 300,

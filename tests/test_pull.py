@@ -20,12 +20,12 @@ import torch
 from tiny_catalog import NAME, RecordedProgress, catalogue, make_wheel
 
 from outrider.errors import ModelError
-from outrider.models import catalog, hub
-from outrider.models.checkpoint import open_checkpoint
-from outrider.models.convert import GGUF_NAME, WEIGHTS_NAME, convert_folder
-from outrider.models.manifest import is_complete, is_intact, sha256
-from outrider.models.progress import SilentProgress
-from outrider.models.staging import make_folder
+from outrider.models.checkpoints import catalog, hub
+from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.models.checkpoints.convert import GGUF_NAME, WEIGHTS_NAME, convert_folder
+from outrider.models.checkpoints.manifest import is_complete, is_intact, sha256
+from outrider.models.checkpoints.progress import SilentProgress
+from outrider.models.checkpoints.staging import make_folder
 
 SCRIPT = Path(__file__).with_name("tiny_catalog.py")
 PADDING = 3 << 20

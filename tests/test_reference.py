@@ -12,7 +12,7 @@ from prompts import PROMPTS
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from outrider import LLM, ModelError, SamplingParams
-from outrider.models.checkpoint import Checkpoint
+from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
 from outrider.types import Rows
 

@@ -20,9 +20,9 @@ from outrider.control.controller import FixedLength
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
 from outrider.engine import engine as engine_module
 from outrider.engine.engine import Engine
-from outrider.models.checkpoint import open_checkpoint
+from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
-from outrider.models.progress import SilentProgress
 from outrider.sampling.chance import Chance, Stream
 from outrider.types import ROOT, Draft, LanguageModel, Verdict
 from outrider.verify import RULES, Target

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tiny_gguf import BPE_TOKENS, SPM_SCORES, SPM_TOKENS, USER_DEFINED, bpe_metadata, spm_metadata
 
 from outrider.errors import InvalidRequest, ModelError
-from outrider.models.checkpoint import Checkpoint
-from outrider.models.gguf_tokenizer import build_tokenizer, special_tokens
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.checkpoints.checkpoint import Checkpoint
+from outrider.models.checkpoints.gguf_tokenizer import build_tokenizer, special_tokens
+from outrider.models.checkpoints.tokenizer import Tokenizer
 
 TEXTS = [
     "The capital of France is",

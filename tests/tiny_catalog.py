@@ -18,9 +18,9 @@ import torch
 import transformers
 from tiny_gguf import bpe_metadata, write_hf_model
 
-from outrider.models import catalog, hub
-from outrider.models.catalog import CatalogModel, PinnedFile
-from outrider.models.manifest import sha256
+from outrider.models.checkpoints import catalog, hub
+from outrider.models.checkpoints.catalog import CatalogModel, PinnedFile
+from outrider.models.checkpoints.manifest import sha256
 
 NAME = "tiny"
 

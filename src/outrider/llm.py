@@ -16,9 +16,9 @@ from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
 from outrider.errors import InvalidRequest
-from outrider.models.checkpoint import open_checkpoint
+from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.models.load import load_model, placement
-from outrider.models.progress import Progress, SilentProgress
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.types import Chunk, Completion, Drafter, LanguageModel

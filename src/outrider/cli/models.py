@@ -21,7 +21,7 @@ def list_() -> None:
     from rich import box
     from rich.table import Table
 
-    from outrider.models.catalog import list_models
+    from outrider.models.checkpoints.catalog import list_models
 
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("name", "what it is", "license", "download", "in the cache"):
@@ -43,7 +43,7 @@ def pull(
 ) -> None:
     """Fetch a model into the cache, and check it if it is already there."""
     from outrider.cli.progress import RichProgress
-    from outrider.models import hub
+    from outrider.models.checkpoints import hub
 
     note(f"{name} is in {hub.pull(name, source, RichProgress())}")
 
@@ -51,7 +51,7 @@ def pull(
 @models.command()
 def path(name: Name = DEFAULT_MODEL) -> None:
     """Print the folder a model is, or will be, kept in."""
-    from outrider.models.catalog import model_path
+    from outrider.models.checkpoints.catalog import model_path
 
     print(model_path(name))
 

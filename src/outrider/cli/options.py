@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
-"""As in `outrider.models.catalog`, repeated here so that --help need not import it; a test compares them."""
+"""As in `models/checkpoints/catalog.py`, repeated so that --help need not import it; a test compares them."""
 
 _model = partial(typer.Option, rich_help_panel="Model")
 _speculation = partial(typer.Option, rich_help_panel="Speculation")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from outrider.cli.screen import notes
 
 if TYPE_CHECKING:
-    from outrider.models.progress import Advance
+    from outrider.models.checkpoints.progress import Advance
 
 _PATIENCE = 2.0
 """Seconds of silence before a log file hears about a task."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from outrider.models.tokenizer import Tokenizer
+    from outrider.models.checkpoints.tokenizer import Tokenizer
     from outrider.types import StepTrace
 
 Word = Callable[[int], str]

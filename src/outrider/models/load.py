@@ -9,7 +9,7 @@ import torch
 
 from outrider.errors import InvalidRequest
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
-from outrider.models.checkpoint import Checkpoint
+from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder, supported
 from outrider.models.torch_decoder import TorchDecoder

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequest, ModelError
-from outrider.models.chat_template import ChatTemplate
-from outrider.models.token_bytes import byte_rule
+from outrider.models.checkpoints.chat_template import ChatTemplate
+from outrider.models.checkpoints.token_bytes import byte_rule
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from outrider.errors import ModelError
-from outrider.models.progress import Progress
+from outrider.models.checkpoints.progress import Progress
 
 _PREFIX = ".staging-"
 _FULL = {errno.ENOSPC, errno.EDQUOT}

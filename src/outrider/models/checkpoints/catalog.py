@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from outrider.errors import ModelError
-from outrider.models.manifest import is_complete
+from outrider.models.checkpoints.manifest import is_complete
 
 DEFAULT_MODEL = "smollm2-135m"
 

@@ -12,17 +12,17 @@ from typing import Any, Protocol
 import torch
 
 from outrider.errors import ModelError
-from outrider.models import catalog, hub
-from outrider.models.convert import GGUF_NAME
-from outrider.models.gguf_config import generation_config, model_config
-from outrider.models.gguf_file import GGUFFile
-from outrider.models.gguf_tokenizer import build_tokenizer, special_tokens
-from outrider.models.gguf_weights import GGUFWeights
-from outrider.models.hf_folder import folder_tokenizer, read_json
-from outrider.models.manifest import is_complete
-from outrider.models.progress import Progress
-from outrider.models.safetensors_folder import SafetensorsFolder
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.checkpoints import catalog, hub
+from outrider.models.checkpoints.convert import GGUF_NAME
+from outrider.models.checkpoints.gguf_config import generation_config, model_config
+from outrider.models.checkpoints.gguf_file import GGUFFile
+from outrider.models.checkpoints.gguf_tokenizer import build_tokenizer, special_tokens
+from outrider.models.checkpoints.gguf_weights import GGUFWeights
+from outrider.models.checkpoints.hf_folder import folder_tokenizer, read_json
+from outrider.models.checkpoints.manifest import is_complete
+from outrider.models.checkpoints.progress import Progress
+from outrider.models.checkpoints.safetensors_folder import SafetensorsFolder
+from outrider.models.checkpoints.tokenizer import Tokenizer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.errors import ModelError
-from outrider.models import wheel
-from outrider.models.catalog import find, model_path
-from outrider.models.manifest import is_complete, is_intact
-from outrider.models.progress import Progress
-from outrider.models.staging import make_folder, require_space
+from outrider.models.checkpoints import wheel
+from outrider.models.checkpoints.catalog import find, model_path
+from outrider.models.checkpoints.manifest import is_complete, is_intact
+from outrider.models.checkpoints.progress import Progress
+from outrider.models.checkpoints.staging import make_folder, require_space
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_COPIES = ["consolidated*", "*/*"]
@@ -38,7 +38,7 @@ def _install(name: str, destination: Path, source: Path | None, progress: Progre
     model = find(name)
 
     def make(folder: Path) -> None:
-        from outrider.models.convert import GGUF_NAME, convert_folder  # imports torch
+        from outrider.models.checkpoints.convert import GGUF_NAME, convert_folder  # imports torch
 
         require_space(destination.parent, model.disk_bytes)
         if source is None:

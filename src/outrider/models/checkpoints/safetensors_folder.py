@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from outrider.errors import ModelError
-from outrider.models.safetensors_file import SafetensorsFile
+from outrider.models.checkpoints.safetensors_file import SafetensorsFile
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

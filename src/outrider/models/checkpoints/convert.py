@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from outrider.models.gguf_config import generation_config, model_config
-from outrider.models.gguf_file import GGUFFile
-from outrider.models.gguf_tokenizer import build_tokenizer, special_tokens
-from outrider.models.gguf_weights import GGUFWeights
-from outrider.models.manifest import write_manifest
-from outrider.models.progress import Advance, Progress
-from outrider.models.safetensors_file import write_bf16
+from outrider.models.checkpoints.gguf_config import generation_config, model_config
+from outrider.models.checkpoints.gguf_file import GGUFFile
+from outrider.models.checkpoints.gguf_tokenizer import build_tokenizer, special_tokens
+from outrider.models.checkpoints.gguf_weights import GGUFWeights
+from outrider.models.checkpoints.manifest import write_manifest
+from outrider.models.checkpoints.progress import Advance, Progress
+from outrider.models.checkpoints.safetensors_file import write_bf16
 
 GGUF_NAME = "model.gguf"
 WEIGHTS_NAME = "model.safetensors"

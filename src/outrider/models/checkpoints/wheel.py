@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from outrider.errors import ModelError
-from outrider.models.catalog import CatalogModel, PinnedFile
-from outrider.models.progress import Advance, Progress
+from outrider.models.checkpoints.catalog import CatalogModel, PinnedFile
+from outrider.models.checkpoints.progress import Advance, Progress
 
 _BLOCK = 1 << 20
 _POLL_SECONDS = 0.1

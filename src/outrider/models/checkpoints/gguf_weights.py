@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from outrider.errors import ModelError
-from outrider.models.gguf_config import architecture
-from outrider.models.gguf_file import GGUFFile
+from outrider.models.checkpoints.gguf_config import architecture
+from outrider.models.checkpoints.gguf_file import GGUFFile
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
-from outrider.models.gguf_file import GGUFFile
+from outrider.models.checkpoints.gguf_file import GGUFFile
 
 # GGUF architecture → (model_type, class name transformers knows it by). Mistral is written as llama.
 _ARCHITECTURES = {
