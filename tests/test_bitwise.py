@@ -16,7 +16,6 @@ from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.models.weights import load_weights
 from outrider.types import ROOT, LanguageModel, Rows
 
 LENGTH = 600
@@ -25,8 +24,8 @@ LENGTH = 600
 @pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 def decoder(request: pytest.FixtureRequest, default_checkpoint: Checkpoint) -> NativeDecoder:
     architecture = Architecture.from_config(default_checkpoint.config)
-    weights = load_weights(architecture, default_checkpoint.tensors(request.param), request.param, torch.device("cpu"))
-    return NativeDecoder(architecture, weights, max_batch=4, max_context=1024, threads=2)
+    tensors = default_checkpoint.tensors(request.param)
+    return NativeDecoder.load(architecture, tensors, request.param, max_batch=4, max_context=1024, threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +116,10 @@ def test_threads_do_not_change_bits(default_checkpoint: Checkpoint, tokens: list
     results = []
     for threads in (1, 2, 3):
         architecture = Architecture.from_config(default_checkpoint.config)
-        weights = load_weights(
-            architecture, default_checkpoint.tensors(torch.bfloat16), torch.bfloat16, torch.device("cpu")
+        tensors = default_checkpoint.tensors(torch.bfloat16)
+        decoder = NativeDecoder.load(
+            architecture, tensors, torch.bfloat16, max_batch=1, max_context=64, threads=threads
         )
-        decoder = NativeDecoder(architecture, weights, max_batch=1, max_context=64, threads=threads)
         results.append(decoder.forward([Rows.chain(decoder.open(), tokens[:20])]).clone())
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -129,10 +128,8 @@ def test_threads_do_not_change_bits(default_checkpoint: Checkpoint, tokens: list
 def test_pytorch_decoder_in_bitwise_mode(default_checkpoint: Checkpoint, tokens: list[int]) -> None:
     """The same promise where there is no compiled decoder: chain, tree and batch against one by one."""
     architecture = Architecture.from_config(default_checkpoint.config)
-    weights = load_weights(
-        architecture, default_checkpoint.tensors(torch.bfloat16), torch.bfloat16, torch.device("cpu")
-    )
-    decoder = TorchDecoder(architecture, weights, max_batch=3, max_context=128, bitwise=True)
+    tensors, cpu = default_checkpoint.tensors(torch.bfloat16), torch.device("cpu")
+    decoder = TorchDecoder.load(architecture, tensors, torch.bfloat16, cpu, max_batch=3, max_context=128, bitwise=True)
     one = decoder.open()
     single = []
     for token in tokens[:80]:

@@ -13,7 +13,6 @@ from outrider import LLM, SamplingParams
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.models.weights import load_weights
 from outrider.sampling.noise import gumbel_rows, integers
 from outrider.types import ROOT, Rows
 
@@ -32,8 +31,8 @@ def test_noise_has_the_same_integers_on_every_device() -> None:
 def test_bitwise_rows(default_checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     """`torch.equal`: one token a pass against chains, trees and batches."""
     architecture = Architecture.from_config(default_checkpoint.config)
-    weights = load_weights(architecture, default_checkpoint.tensors(dtype), dtype, torch.device("cuda"))
-    decoder = TorchDecoder(architecture, weights, max_batch=3, max_context=256, bitwise=True)
+    tensors, gpu = default_checkpoint.tensors(dtype), torch.device("cuda")
+    decoder = TorchDecoder.load(architecture, tensors, dtype, gpu, max_batch=3, max_context=256, bitwise=True)
     tokens = random.Random(0).choices(range(1000, 40_000), k=150)
     one = decoder.open()
     single = []

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.models.architecture import Architecture
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.models.weights import load_weights
 from outrider.types import LanguageModel, Rows
 
 SMALL = {
@@ -59,10 +58,12 @@ def reference(name: str) -> Any:
 def decoder_of(model: Any, kind: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
     architecture = Architecture.from_config(model.config.to_dict())
     tensors = ((name, tensor.to(dtype)) for name, tensor in model.state_dict().items())
-    weights = load_weights(architecture, tensors, dtype, torch.device("cpu"))
     if kind == "native":
-        return NativeDecoder(architecture, weights, max_batch=3, max_context=128, threads=2)
-    return TorchDecoder(architecture, weights, max_batch=3, max_context=128, bitwise=kind == "torch-bitwise")
+        return NativeDecoder.load(architecture, tensors, dtype, max_batch=3, max_context=128, threads=2)
+    bitwise = kind == "torch-bitwise"
+    return TorchDecoder.load(
+        architecture, tensors, dtype, torch.device("cpu"), max_batch=3, max_context=128, bitwise=bitwise
+    )
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))

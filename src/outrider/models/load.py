@@ -13,7 +13,6 @@ from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder, supported
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.models.weights import load_weights
 from outrider.types import LanguageModel
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,11 +74,11 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
         return HFModel.from_folder(
             checkpoint.path, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
         )
-    weights = load_weights(architecture, checkpoint.tensors(place.dtype), place.dtype, place.device)
     size = {
         "max_batch": place.max_batch,
         "max_context": min(architecture.max_context, place.max_context or DEFAULT_CONTEXT),
     }
+    tensors = checkpoint.tensors(place.dtype)
     if place.device.type == "cpu" and supported(architecture, place.dtype):
-        return NativeDecoder(architecture, weights, threads=place.threads, **size)
-    return TorchDecoder(architecture, weights, bitwise=bool(place.bitwise), **size)
+        return NativeDecoder.load(architecture, tensors, place.dtype, threads=place.threads, **size)
+    return TorchDecoder.load(architecture, tensors, place.dtype, place.device, bitwise=bool(place.bitwise), **size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,10 @@ from torch.nn.functional import gelu, linear, silu
 
 from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, masked, path_index, visibility
+from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Slots, Span
-from outrider.models.weights import DecoderWeights, LayerWeights
+from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.types import Rows
 
 BITWISE_ROWS = 32
@@ -30,7 +31,7 @@ class TorchDecoder:
     def __init__(
         self,
         architecture: Architecture,
-        weights: DecoderWeights,
+        weights: DecoderWeights[LayerWeights],
         *,
         max_batch: int,
         max_context: int,
@@ -49,9 +50,23 @@ class TorchDecoder:
         a = architecture
         shape = (len(a.layers), max_batch, a.kv_heads, max_context, a.head_dim)
         # Zeros, not empty: a masked key's value is multiplied by zero, and zero times a stray NaN is not zero.
-        self._keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self._values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self._keys = lazy_zeros(shape, self.dtype, self.device)
+        self._values = lazy_zeros(shape, self.dtype, self.device)
         self._rotations = [rotation_table(rope, max_context, self.device) for rope in a.ropes]
+
+    @staticmethod
+    def load(
+        architecture: Architecture,
+        tensors: Iterable[tuple[str, Tensor]],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_batch: int,
+        max_context: int,
+        bitwise: bool,
+    ) -> TorchDecoder:
+        weights = load_weights(architecture, tensors, dtype, device, lambda layer: layer)
+        return TorchDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, bitwise=bitwise)
 
     def open(self) -> int:
         return self._slots.open()

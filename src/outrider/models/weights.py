@@ -5,14 +5,16 @@ Filled one checkpoint tensor at a time, so loading never holds more than the wei
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.models.architecture import Architecture
+from outrider.models.memory import give_back, lazy_zeros
 
 
 @dataclass(slots=True)
@@ -35,25 +37,40 @@ class LayerWeights:
     down_bias: Tensor | None = None
 
 
+L = TypeVar("L")
+
+
 @dataclass(slots=True)
-class DecoderWeights:
+class DecoderWeights(Generic[L]):
+    """All weights, layers in the form `L` a decoder wants."""
+
     embedding: Tensor
     """[vocab, hidden]"""
     head: Tensor
     """[vocab, hidden]; the embedding itself where the two are tied."""
     norm: Tensor
-    layers: list[LayerWeights] = field(default_factory=list)
+    layers: list[L]
 
 
 def load_weights(
-    architecture: Architecture, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device
-) -> DecoderWeights:
-    """Gather checkpoint tensors under their Hugging Face names; a missing or misshapen one is a `ModelError`."""
-    weights, places = _allocate(architecture, dtype, device)
+    architecture: Architecture,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    device: torch.device,
+    finish: Callable[[LayerWeights], L],
+) -> DecoderWeights[L]:
+    """Gather checkpoint tensors under their Hugging Face names; a missing or misshapen one is a `ModelError`.
+
+    `finish` turns a layer into the decoder's form as soon as it is complete, so that a decoder that repacks its weights
+    never holds them twice.
+    """
+    weights: DecoderWeights[L]
+    weights, layers, places = _allocate(architecture, dtype, device)
     missing = set(places)
+    finished: list[L | None] = [None] * len(layers)
     for name, tensor in tensors:
         name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
-        place = places.get(name)
+        place = places.pop(name, None)
         if place is None:
             if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
                 continue
@@ -66,25 +83,35 @@ def load_weights(
         if architecture.norm_offset and "norm" in name:
             place.add_(architecture.norm_offset)
         missing.discard(name)
+        del place  # a view that would keep the layer's memory
+        prefix, _, rest = name.partition(".")
+        number = rest.partition(".")[0]
+        if prefix == "layers" and not any(other.startswith(f"layers.{number}.") for other in missing):
+            finished[int(number)] = finish(layers.pop(int(number)))
+            give_back()
     if missing:
         some = ", ".join(sorted(missing)[:3])
         raise ModelError(f"the checkpoint lacks {len(missing)} tensors ({some}, …); is the download complete?")
+    weights.layers = [layer for layer in finished if layer is not None]
     return weights
 
 
-def _allocate(a: Architecture, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Tensor]]:
-    """Empty weights, and the place of every checkpoint tensor in them (fused ones as views)."""
+def _allocate(
+    a: Architecture, dtype: torch.dtype, device: torch.device
+) -> tuple[DecoderWeights[L], dict[int, LayerWeights], dict[str, Tensor]]:
+    """Empty weights, empty layers, and the place of every checkpoint tensor in them (fused ones as views)."""
+    layers: dict[int, LayerWeights] = {}
     places: dict[str, Tensor] = {}
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.empty(rows, columns, dtype=dtype, device=device)
+        return lazy_zeros((rows, columns), dtype, device)
 
     def vector(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.float32, device=device)
 
     embedding = matrix(a.vocab_size, a.hidden)
     head = embedding if a.tied else matrix(a.vocab_size, a.hidden)
-    weights = DecoderWeights(embedding, head, vector(a.hidden))
+    weights: DecoderWeights[L] = DecoderWeights(embedding, head, vector(a.hidden), [])
     places["embed_tokens.weight"] = embedding
     places["norm.weight"] = weights.norm
     if not a.tied:
@@ -106,7 +133,7 @@ def _allocate(a: Architecture, dtype: torch.dtype, device: torch.device) -> tupl
             gate_up_bias=vector(2 * a.mlp) if a.mlp_bias else None,
             down_bias=vector(a.hidden) if a.mlp_bias else None,
         )
-        weights.layers.append(layer)
+        layers[i] = layer
         q, k, v = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
         fused: list[tuple[tuple[str, ...], Tensor, Tensor | None, list[int]]] = [
             ((q, k, v), layer.qkv, layer.qkv_bias, [a.q_width, a.kv_width, a.kv_width]),
@@ -133,4 +160,4 @@ def _allocate(a: Architecture, dtype: torch.dtype, device: torch.device) -> tupl
         for name, norm in norms.items():
             if norm is not None:
                 places[f"layers.{i}.{name}.weight"] = norm
-    return weights, places
+    return weights, layers, places

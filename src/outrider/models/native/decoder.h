@@ -40,7 +40,7 @@ typedef struct {
 typedef struct {
     Shape shape;
     const Layer *layers;
-    const void *embedding; /* [vocab, hidden], as stored */
+    const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
     const float *norm;
     Matrix head;
     /* workspace, rows = max_rows */

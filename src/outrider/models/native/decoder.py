@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import byref
 
 import numpy as np
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from outrider.models.architecture import Architecture
+from outrider.models.memory import lazy_zeros
 from outrider.models.native.library import Layer, Matrix, Model, Pass, Shape, library
-from outrider.models.native.packing import DEPTH, PAIR, interleaved, packed, padded_bias
+from outrider.models.native.packing import DEPTH, PackedLayer, PackedMatrix, pack_layer, pack_matrix
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Slots, Span
-from outrider.models.weights import DecoderWeights, LayerWeights
+from outrider.models.weights import DecoderWeights, load_weights
 from outrider.types import Rows
 
 MAX_ROWS = 128
@@ -46,7 +47,13 @@ class NativeDecoder:
     bitwise = True
 
     def __init__(
-        self, architecture: Architecture, weights: DecoderWeights, *, max_batch: int, max_context: int, threads: int
+        self,
+        architecture: Architecture,
+        weights: DecoderWeights[PackedLayer],
+        *,
+        max_batch: int,
+        max_context: int,
+        threads: int,
     ) -> None:
         kernels = library()
         assert kernels is not None, "ask supported() first"
@@ -62,15 +69,8 @@ class NativeDecoder:
         self._kept: list[Tensor] = []
         """Everything the C side points into."""
         capacity = -(-max_context // LANES) * LANES
-        tables = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
-        layers = (Layer * len(a.layers))()
-        for i, layer in enumerate(layers):
-            self._fill_layer(layer, weights.layers[i], capacity)
-            weights.layers[i] = None  # type: ignore[call-overload]  # packed now: free the original
-            cosines, sines = tables[a.layers[i].rope]
-            layer.cosines, layer.sines = self._keep(cosines), self._keep(sines)
-            layer.window = a.layers[i].window
-        self._layers = layers
+        self._layers = (Layer * len(a.layers))()
+        self._fill_layers(weights.layers, capacity)
         self._model = Model(
             shape=Shape(
                 layers=len(a.layers),
@@ -89,12 +89,27 @@ class NativeDecoder:
                 attention_scale=a.attention_scale,
                 embed_scale=a.embed_scale,
             ),
-            layers=layers,
-            embedding=self._keep(weights.embedding),
+            layers=self._layers,
+            # Tied: the kernel reads embeddings out of the packed head, so there is no second copy of them.
+            embedding=None if a.tied else self._keep(weights.embedding),
             norm=self._keep(weights.norm),
-            head=self._matrix(weights.head, None),
+            head=self._matrix(pack_matrix(weights.head, None)),
         )
         self._make_workspace(threads, capacity)
+
+    @staticmethod
+    def load(
+        architecture: Architecture,
+        tensors: Iterable[tuple[str, Tensor]],
+        dtype: torch.dtype,
+        *,
+        max_batch: int,
+        max_context: int,
+        threads: int,
+    ) -> NativeDecoder:
+        """From checkpoint tensors, packed layer by layer as they come."""
+        weights = load_weights(architecture, tensors, dtype, torch.device("cpu"), pack_layer)
+        return NativeDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, threads=threads)
 
     def open(self) -> int:
         return self._slots.open()
@@ -151,18 +166,21 @@ class NativeDecoder:
         self._kernels.outrider_forward(byref(self._model), byref(step))
         return len(wanted)
 
-    def _fill_layer(self, layer: Layer, w: LayerWeights, capacity: int) -> None:
+    def _fill_layers(self, packed: list[PackedLayer], capacity: int) -> None:
         a = self.architecture
-        layer.qkv = self._matrix(w.qkv, w.qkv_bias)
-        layer.o = self._matrix(w.o, w.o_bias)
-        gate_up_bias = None if w.gate_up_bias is None else interleaved(w.gate_up_bias)
-        layer.gate_up = self._matrix(interleaved(w.gate_up), gate_up_bias)
-        layer.down = self._matrix(w.down, w.down_bias)
-        layer.attention_norm, layer.mlp_norm = self._keep(w.attention_norm), self._keep(w.mlp_norm)
-        layer.q_norm, layer.k_norm = self._keep(w.q_norm), self._keep(w.k_norm)
-        layer.attention_out_norm, layer.mlp_out_norm = self._keep(w.attention_out_norm), self._keep(w.mlp_out_norm)
-        size = self.max_batch * a.kv_heads * capacity * a.head_dim
-        layer.keys, layer.values = self._zeros(size), self._zeros(size)
+        tables = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
+        cache = (len(packed), 2, self.max_batch * a.kv_heads * capacity * a.head_dim)
+        for i, (layer, weights, room) in enumerate(
+            zip(self._layers, packed, lazy_zeros(cache, self.dtype, self.device), strict=True)
+        ):
+            for name in ("qkv", "o", "gate_up", "down"):
+                setattr(layer, name, self._matrix(getattr(weights, name)))
+            for name, norm in weights.norms.items():
+                setattr(layer, name, self._keep(norm))
+            cosines, sines = tables[a.layers[i].rope]
+            layer.cosines, layer.sines = self._keep(cosines), self._keep(sines)
+            layer.keys, layer.values = self._keep(room[0]), self._keep(room[1])
+            layer.window = a.layers[i].window
 
     def _make_workspace(self, threads: int, capacity: int) -> None:
         a, m = self.architecture, self._model
@@ -176,21 +194,16 @@ class NativeDecoder:
         m.gated = self._keep(torch.zeros(MAX_ROWS, self._layers[0].down.depth, dtype=self.dtype))
         m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
 
-    def _matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
-        columns = -(-weight.shape[0] // PAIR) * PAIR
-        depth = -(-weight.shape[1] // DEPTH) * DEPTH
-        return Matrix(data=self._keep(packed(weight)), bias=self._keep(padded_bias(bias)), columns=columns, depth=depth)
+    def _matrix(self, matrix: PackedMatrix) -> Matrix:
+        return Matrix(
+            data=self._keep(matrix.data), bias=self._keep(matrix.bias), columns=matrix.columns, depth=matrix.depth
+        )
 
     def _keep(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
         self._kept.append(tensor)
         return tensor.data_ptr()
-
-    def _zeros(self, size: int) -> int | None:
-        """Cache memory the system commits only as it is touched: a long context costs nothing until it is used."""
-        element = np.int16 if self.dtype == torch.bfloat16 else np.int32
-        return self._keep(torch.from_numpy(np.zeros(size, dtype=element)))
 
 
 _Row = tuple[int, Span, list[int], bool]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from outrider.models.memory import lazy_zeros
+from outrider.models.weights import LayerWeights
 
 PANEL = 16
 PAIR = 32
@@ -14,11 +19,15 @@ DEPTH = 32
 def packed(weight: Tensor) -> Tensor:
     """[columns, depth] in the order the kernel reads: fp32 [pair, depth, 32], bf16 [pair, depth/32, panel, 16, 16] with
     two neighbouring inputs in one int32."""
-    weight = pad(weight, (0, -weight.shape[1] % DEPTH, 0, -weight.shape[0] % PAIR)).contiguous()
+    missing = (0, -weight.shape[1] % DEPTH, 0, -weight.shape[0] % PAIR)
+    if any(missing):  # padding copies even where there is nothing to pad
+        weight = pad(weight, missing)
     if weight.dtype == torch.float32:
-        return weight.view(-1, PAIR, weight.shape[1]).transpose(1, 2).contiguous()
-    lanes = weight.view(torch.int32).view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2)
-    return lanes.permute(0, 3, 1, 4, 2).contiguous()
+        order = weight.view(-1, PAIR, weight.shape[1]).transpose(1, 2)
+    else:
+        lanes = weight.view(torch.int32).view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2)
+        order = lanes.permute(0, 3, 1, 4, 2)
+    return lazy_zeros(tuple(order.shape), order.dtype, weight.device).copy_(order)
 
 
 def interleaved(gate_up: Tensor) -> Tensor:
@@ -28,5 +37,45 @@ def interleaved(gate_up: Tensor) -> Tensor:
     return torch.stack(panels, dim=1).flatten(0, 2)
 
 
-def padded_bias(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else pad(bias.float(), (0, -bias.shape[0] % PAIR)).contiguous()
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A linear map ready for the kernel; `columns` and `depth` count the padding."""
+
+    data: Tensor
+    bias: Tensor | None
+    columns: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    qkv: PackedMatrix
+    o: PackedMatrix
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    norms: dict[str, Tensor | None]
+    """By their names in the C structure."""
+
+
+def pack_matrix(weight: Tensor, bias: Tensor | None) -> PackedMatrix:
+    columns = -(-weight.shape[0] // PAIR) * PAIR
+    depth = -(-weight.shape[1] // DEPTH) * DEPTH
+    padded = None if bias is None else pad(bias.float(), (0, columns - bias.shape[0])).contiguous()
+    return PackedMatrix(packed(weight), padded, columns, depth)
+
+
+def pack_layer(w: LayerWeights) -> PackedLayer:
+    return PackedLayer(
+        qkv=pack_matrix(w.qkv, w.qkv_bias),
+        o=pack_matrix(w.o, w.o_bias),
+        gate_up=pack_matrix(interleaved(w.gate_up), None if w.gate_up_bias is None else interleaved(w.gate_up_bias)),
+        down=pack_matrix(w.down, w.down_bias),
+        norms={
+            "attention_norm": w.attention_norm,
+            "mlp_norm": w.mlp_norm,
+            "q_norm": w.q_norm,
+            "k_norm": w.k_norm,
+            "attention_out_norm": w.attention_out_norm,
+            "mlp_out_norm": w.mlp_out_norm,
+        },
+    )

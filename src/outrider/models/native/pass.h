@@ -32,8 +32,21 @@ static void add(float *residual, float *update, const float *out_norm, int size,
         *(v16 *)(residual + j) = *(const v16 *)(residual + j) + *(const v16 *)(update + j);
 }
 
+/* One input of the packed head: see gemm.h for the layout. */
+INLINE float head_element(const Matrix *head, int column, int k, int bf16) {
+    const int64_t pair = column / PANEL_PAIR;
+    if (!bf16) return ((const float *)head->data)[(pair * head->depth + k) * PANEL_PAIR + column % PANEL_PAIR];
+    const int panel = column % PANEL_PAIR / PANEL, lane = column % PANEL;
+    const int64_t tile = (pair * (head->depth / 32) + k / 32) * 2 + panel;
+    return bf16_to_float(((const uint16_t *)head->data)[((tile * 16 + k % 32 / 2) * 16 + lane) * 2 + k % 2]);
+}
+
 static void embed(const Model *m, int token, float *out) {
     const int hidden = m->shape.hidden;
+    if (!m->embedding) {
+        for (int j = 0; j < hidden; j++) out[j] = head_element(&m->head, token, j, m->shape.bf16) * m->shape.embed_scale;
+        return;
+    }
     for (int j = 0; j < hidden; j += LANES)
         *(v16 *)(out + j) = load(m->embedding, (int64_t)token * hidden + j, m->shape.bf16) * splat(m->shape.embed_scale);
 }
