@@ -94,7 +94,7 @@ def make(name: str, draft_model: LanguageModel) -> Drafter:
         return ModelDrafter(draft_model, ModelDrafterConfig(branching=3))
     if name == "model":
         return ModelDrafter(draft_model)
-    return build(name, lambda path: draft_model)
+    return build(name, lambda path: draft_model, draft_model.vocab_size)
 
 
 DRAFTERS = [("ngram", 6), ("suffix", 12), ("model", 4), ("tree", 8), ("adversary", 9)]
@@ -139,7 +139,7 @@ def test_same_tokens_as_plain_with_every_drafter(
 
 def test_auto_draft_length(llm: LLM, plain: list[list[int]]) -> None:
     """The controller reacts to measured time, so its drafts vary from run to run; the tokens must not."""
-    llm._engine = Engine(llm.model, build("auto", _no_model), AutoLength())
+    llm._engine = Engine(llm.model, build("auto", _no_model, llm.model.vocab_size), AutoLength())
     prompts, params = zip(*CASES[::4], strict=True)
     assert [c.token_ids for c in llm.generate(list(prompts), list(params))] == plain[::4]
 

@@ -71,7 +71,7 @@ class LLM:
             return load_model(draft, place)
 
         self.model = load_model(checkpoint, place)
-        self.drafter = build(drafter, load_draft_model) if isinstance(drafter, str) else drafter
+        self.drafter = build(drafter, load_draft_model, self.model.vocab_size) if isinstance(drafter, str) else drafter
         self._engine = Engine(self.model, self.drafter, controller)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
         self._ids = count()
