@@ -13,7 +13,7 @@ from outrider import LLM, SamplingParams
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.sampling.noise import gumbel_rows, integers
+from outrider.sampling.noise import Key, gumbel_rows, integers
 from outrider.types import ROOT, Rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 def test_noise_has_the_same_integers_on_every_device() -> None:
     tokens = torch.arange(50_000, dtype=torch.int32)
-    there = integers(2**63 + 5, 1, [0, 7, 10**6], tokens.cuda()).cpu()
-    assert torch.equal(there, integers(2**63 + 5, 1, [0, 7, 10**6], tokens))
-    a, b = gumbel_rows(3, 0, [1, 2], 50_000, "cuda").cpu(), gumbel_rows(3, 0, [1, 2], 50_000)
-    torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    keys = [Key(2**63 + 5, 1, position) for position in (0, 7, 10**6)]
+    assert torch.equal(integers(keys, tokens.cuda()).cpu(), integers(keys, tokens))
+    there, here = gumbel_rows(keys, 50_000, "cuda").cpu(), gumbel_rows(keys, 50_000, "cpu")
+    torch.testing.assert_close(there, here, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
