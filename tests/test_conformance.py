@@ -1,0 +1,148 @@
+"""What every drafter in the registry must do, under every rule and over every kind of cache.
+
+A new drafter is picked up from the registry and goes through all of it: it keeps its budget and its lifecycle, leaves
+the target's cache as a fresh prefill would, and the text as plain decoding gives it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_cache import gpt2
+from test_decoder import decoder_of, logits_of, reference
+
+from outrider import SamplingParams
+from outrider.control.controller import FixedLength
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.registry import DRAFTERS, build
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence as Running
+from outrider.engine.text import TextStream
+from outrider.models.hf import HFModel
+from outrider.sampling.history import History
+from outrider.types import ROOT, Budget, Commit, Draft, Drafter, LanguageModel, Rows, SequenceView
+
+VOCAB = 97
+PATHS = {"model": "model:tiny"}
+"""What to write after the name for drafters that need it."""
+CACHES = ["native", "torch", "torch-bitwise", "hf"]
+
+
+@pytest.fixture(scope="module", params=CACHES)
+def target(request: pytest.FixtureRequest) -> tuple[Any, LanguageModel]:
+    if request.param == "hf":
+        model = gpt2()
+        return model, HFModel(model, max_batch=3, max_context=128)
+    model = reference("llama")
+    return model, decoder_of(model, request.param)
+
+
+@pytest.fixture(params=list(DRAFTERS))
+def drafter(request: pytest.FixtureRequest) -> Checked:
+    spec = PATHS.get(request.param, request.param)
+    return Checked(build(spec, lambda path: decoder_of(reference("qwen3"), "native"), VOCAB))
+
+
+class Checked:
+    """A drafter under watch: budgets, tree invariants and the order of calls."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.opened: set[int] = set()
+
+    def open(self, sequence: SequenceView) -> None:
+        assert sequence.id not in self.opened
+        self.opened.add(sequence.id)
+        self.inner.open(sequence)
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = self.inner.propose(sequences, budgets)
+        assert len(drafts) == len(sequences)
+        for draft, budget in zip(drafts, budgets, strict=True):
+            self._check(draft, budget)
+        return drafts
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        assert {commit.sequence.id for commit in commits} <= self.opened
+        self.inner.observe(commits)
+
+    def close(self, sequence: SequenceView) -> None:
+        self.opened.remove(sequence.id)
+        self.inner.close(sequence)
+
+    def _check(self, draft: Draft, budget: Budget) -> None:
+        assert len(draft.tokens) == len(draft.parents) == len(draft.confidence) <= budget.nodes
+        depth: list[int] = []
+        for node, parent in enumerate(draft.parents):
+            assert ROOT <= parent < node
+            depth.append(1 if parent == ROOT else depth[parent] + 1)
+            if parent != ROOT:
+                assert draft.confidence[node] <= draft.confidence[parent] + 1e-9
+        assert max(depth, default=0) <= budget.depth
+        edges = list(zip(draft.parents, draft.tokens, strict=True))
+        assert len(set(edges)) == len(edges), "siblings must differ"
+        assert budget.tree or len(set(draft.parents)) == len(draft.parents)
+        assert all(0 <= token < VOCAB for token in draft.tokens)
+        if draft.q is not None:
+            assert draft.q.shape == (len(draft), VOCAB)
+            torch.testing.assert_close(draft.q.double().exp().sum(-1), torch.ones(len(draft)).double())
+
+
+def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: int) -> list[list[int]]:
+    """Five ragged prompts through three slots; returns what was generated."""
+    engine = Engine(model, drafter, FixedLength(nodes))
+    rng = random.Random(3)
+    sequences = []
+    for number in range(5):
+        prompt = rng.choices(range(12), k=rng.randint(1, 40))
+        sequence = Running(
+            id=number,
+            tokens=list(prompt),
+            prompt_length=len(prompt),
+            params=params.resolve({}, (), VOCAB, choice=number),
+            limit=14,
+            stream=TextStream(lambda token: b"", (), False),
+            history=History(prompt),
+        )
+        sequences.append(sequence)
+        engine.add(sequence)
+    while not engine.scheduler.idle:
+        engine.step()
+    return [s.tokens[s.prompt_length :] for s in sequences]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0, verify="rejection"),
+        SamplingParams(temperature=0.9, seed=5),
+        SamplingParams(temperature=1.0, seed=6, top_k=9, repetition_penalty=1.3, frequency_penalty=0.5),
+    ],
+    ids=["greedy", "greedy-rejection", "coupled", "coupled-processed"],
+)
+@pytest.mark.parametrize("nodes", [1, 7])
+def test_same_tokens_as_plain(
+    target: tuple[Any, LanguageModel], drafter: Checked, params: SamplingParams, nodes: int
+) -> None:
+    _, model = target
+    assert run(model, drafter, params, nodes) == run(model, NoDrafter(), params, 0)
+    assert not drafter.opened, "every sequence must be closed"
+
+
+def test_sampled_by_rejection(target: tuple[Any, LanguageModel], drafter: Checked) -> None:
+    """Runs through, leaves every slot free and the cache as a fresh prefill finds it."""
+    reference_model, model = target
+    params = SamplingParams(temperature=1.1, seed=8, verify="rejection")
+    first = run(model, drafter, params, 6)
+    assert all(len(tokens) == 14 for tokens in first)
+    slot = model.open()
+    text = first[0][:10]
+    logits = model.forward([Rows.chain(slot, text)])
+    model.close(slot)
+    torch.testing.assert_close(logits, logits_of(reference_model, text), atol=1e-4, rtol=0)
