@@ -260,6 +260,11 @@ def test_chat_remembers_and_resets() -> None:
     assert fresh["prompt_tokens"] < second["prompt_tokens"]
 
 
+def hear_interrupts() -> None:
+    """A shell starts background jobs deaf to Ctrl-C, and their children inherit it: tests may run in one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A process that believes it talks to a person."""
 
@@ -272,6 +277,7 @@ class Terminal:
             stderr=theirs,
             env=environment(COLUMNS="120", **extra),
             start_new_session=True,
+            preexec_fn=hear_interrupts,
         )
         os.close(theirs)
         self.seen = ""
@@ -320,6 +326,7 @@ def test_interrupt_stops_generation_cleanly() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
+        preexec_fn=hear_interrupts,
     )
     assert process.stdout is not None
     process.stdout.read(1)  # it has begun to answer
