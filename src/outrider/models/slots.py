@@ -7,6 +7,7 @@ Rollback is an integer; commit moves the accepted path's rows together, which co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -102,3 +103,33 @@ class Slots:
         state.length = length
         state.parents.clear()
         state.paths.clear()
+
+
+class StaticCache(ABC):
+    """The bookkeeping half of a `LanguageModel` over a static cache; the other half runs rows and moves them."""
+
+    def __init__(self, max_batch: int, max_context: int) -> None:
+        self.max_batch = max_batch
+        self.max_context = max_context
+        self._slots = Slots(max_batch, max_context)
+
+    def open(self) -> int:
+        return self._slots.open()
+
+    def close(self, slot: int) -> None:
+        self._slots.close(slot)
+
+    def length(self, slot: int) -> int:
+        return self._slots.length(slot)
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        if moves := self._slots.commit(slot, path):
+            sources, targets = zip(*moves, strict=True)
+            self._move(slot, sources, targets)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self._slots.rollback(slot, length)
+
+    @abstractmethod
+    def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy the cache rows at `sources` to `targets`, in order."""

@@ -12,7 +12,7 @@ from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, masked, path_index, visibility
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotation_table
-from outrider.models.slots import Slots, Span
+from outrider.models.slots import Span, StaticCache
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.types import Rows
 
@@ -20,7 +20,7 @@ BITWISE_ROWS = 32
 """Rows of every sum in bitwise mode: libraries choose kernels, and so the order of summation, by shape alone."""
 
 
-class TorchDecoder:
+class TorchDecoder(StaticCache):
     """A `LanguageModel` over a static cache [layers][slots, kv_heads, capacity, head_dim].
 
     With `bitwise`, a row's logits do not depend on which rows share the pass, on tree or chain, or on the cache layout.
@@ -39,14 +39,12 @@ class TorchDecoder:
     ) -> None:
         self.architecture = architecture
         self.vocab_size = architecture.vocab_size
-        self.max_batch = max_batch
-        self.max_context = max_context
+        super().__init__(max_batch, max_context)
         self.bitwise = bitwise
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.chunk = 64 if bitwise else 512
         self._weights = weights
-        self._slots = Slots(max_batch, max_context)
         a = architecture
         shape = (len(a.layers), max_batch, a.kv_heads, max_context, a.head_dim)
         # Zeros, not empty: a masked key's value is multiplied by zero, and zero times a stray NaN is not zero.
@@ -68,23 +66,10 @@ class TorchDecoder:
         weights = load_weights(architecture, tensors, dtype, device, lambda layer: layer)
         return TorchDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, bitwise=bitwise)
 
-    def open(self) -> int:
-        return self._slots.open()
-
-    def close(self, slot: int) -> None:
-        self._slots.close(slot)
-
-    def length(self, slot: int) -> int:
-        return self._slots.length(slot)
-
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        if moves := self._slots.commit(slot, path):
-            source, target = (torch.tensor(side, device=self.device) for side in zip(*moves, strict=True))
-            for cache in (self._keys, self._values):
-                cache[:, slot].index_copy_(2, target, cache[:, slot].index_select(2, source))
-
-    def rollback(self, slot: int, length: int) -> None:
-        self._slots.rollback(slot, length)
+    def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        source, target = (torch.tensor(side, device=self.device) for side in (sources, targets))
+        for cache in (self._keys, self._values):
+            cache[:, slot].index_copy_(2, target, cache[:, slot].index_select(2, source))
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> Tensor:

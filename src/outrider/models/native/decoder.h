@@ -9,11 +9,10 @@
 #define PANEL_PAIR 32  /* output columns computed together */
 
 typedef struct {
-    int32_t layers, hidden, heads, kv_heads, head_dim, mlp, vocab;
+    int32_t layers, hidden, heads, kv_heads, head_dim;
     int32_t capacity;     /* positions per slot, a multiple of 16 */
     int32_t activation;   /* 0 silu, 1 gelu (tanh) */
     int32_t bf16;         /* weights, cache and matrix inputs: 1 bf16, 0 fp32 */
-    int32_t max_rows;     /* rows the workspace was made for, a multiple of 32 */
     int32_t threads;
     float norm_eps, attention_scale, embed_scale;
 } Shape;
@@ -34,7 +33,6 @@ typedef struct {
     void *keys;    /* [slots, kv_heads, capacity/16, head_dim, 16]: sixteen positions side by side per dimension */
     void *values;  /* [slots, kv_heads, capacity, head_dim] */
     int32_t window; /* 0: everything */
-    int32_t reserved;
 } Layer;
 
 typedef struct {
@@ -43,7 +41,7 @@ typedef struct {
     const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
     const float *norm;
     Matrix head;
-    /* workspace, rows = max_rows */
+    /* workspace of as many rows as a pass may have, a multiple of 32 */
     float *residual;  /* [rows, hidden] */
     void *normed;     /* [rows, depth of qkv]: input of qkv, gate_up and head */
     float *qkv;       /* [rows, columns of qkv] */

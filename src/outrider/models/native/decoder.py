@@ -14,7 +14,7 @@ from outrider.models.memory import lazy_zeros
 from outrider.models.native.library import Layer, Matrix, Model, Pass, Shape, library
 from outrider.models.native.packing import DEPTH, PackedLayer, PackedMatrix, pack_layer, pack_matrix
 from outrider.models.rotary import rotation_table
-from outrider.models.slots import Slots, Span
+from outrider.models.slots import Span, StaticCache
 from outrider.models.weights import DecoderWeights, load_weights
 from outrider.types import Rows
 
@@ -36,7 +36,7 @@ def supported(architecture: Architecture, dtype: torch.dtype) -> bool:
     )
 
 
-class NativeDecoder:
+class NativeDecoder(StaticCache):
     """A `LanguageModel` on the CPU.
 
     A row's logits depend on its own path alone: not on other rows or sequences, on chain or tree, nor on the cache
@@ -62,10 +62,8 @@ class NativeDecoder:
         self.dtype = weights.embedding.dtype
         self.device = torch.device("cpu")
         self.vocab_size = a.vocab_size
-        self.max_batch = max_batch
-        self.max_context = max_context
+        super().__init__(max_batch, max_context)
         self.chunk = MAX_ROWS
-        self._slots = Slots(max_batch, max_context)
         self._kept: list[Tensor] = []
         """Everything the C side points into."""
         capacity = -(-max_context // LANES) * LANES
@@ -78,12 +76,9 @@ class NativeDecoder:
                 heads=a.heads,
                 kv_heads=a.kv_heads,
                 head_dim=a.head_dim,
-                mlp=a.mlp,
-                vocab=a.vocab_size,
                 capacity=capacity,
                 activation=0 if a.activation == "silu" else 1,
                 bf16=self.dtype == torch.bfloat16,
-                max_rows=MAX_ROWS,
                 threads=threads,
                 norm_eps=a.norm_eps,
                 attention_scale=a.attention_scale,
@@ -111,22 +106,9 @@ class NativeDecoder:
         weights = load_weights(architecture, tensors, dtype, torch.device("cpu"), pack_layer)
         return NativeDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, threads=threads)
 
-    def open(self) -> int:
-        return self._slots.open()
-
-    def close(self, slot: int) -> None:
-        self._slots.close(slot)
-
-    def length(self, slot: int) -> int:
-        return self._slots.length(slot)
-
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        if moves := self._slots.commit(slot, path):
-            source, target = (np.array(side, dtype=np.int32) for side in zip(*moves, strict=True))
-            self._kernels.outrider_move(byref(self._model), slot, len(moves), source.ctypes.data, target.ctypes.data)
-
-    def rollback(self, slot: int, length: int) -> None:
-        self._slots.rollback(slot, length)
+    def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        source, target = (np.array(side, dtype=np.int32) for side in (sources, targets))
+        self._kernels.outrider_move(byref(self._model), slot, len(source), source.ctypes.data, target.ctypes.data)
 
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         rows: list[_Row] = []

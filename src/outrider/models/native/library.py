@@ -19,12 +19,9 @@ class Shape(Structure):
                 "heads",
                 "kv_heads",
                 "head_dim",
-                "mlp",
-                "vocab",
                 "capacity",
                 "activation",
                 "bf16",
-                "max_rows",
                 "threads",
             )
         ],
@@ -57,7 +54,6 @@ class Layer(Structure):
             )
         ],
         ("window", c_int32),
-        ("reserved", c_int32),
     ]
 
 
