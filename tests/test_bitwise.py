@@ -18,7 +18,7 @@ from outrider.models.native.decoder import NativeDecoder
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import ROOT, LanguageModel, Rows
 
-LENGTH = 600
+TEXT = random.Random(0).choices(range(1000, 40_000), k=606)
 
 
 @pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
@@ -29,8 +29,9 @@ def decoder(request: pytest.FixtureRequest, default_checkpoint: Checkpoint) -> N
 
 
 @pytest.fixture(scope="module")
-def tokens() -> list[int]:
-    return random.Random(0).choices(range(1000, 40_000), k=LENGTH)
+def tokens(decoder: NativeDecoder) -> list[int]:
+    """bf16 is what the promise is about; fp32, twice as slow, is checked on a shorter text."""
+    return TEXT if decoder.dtype == torch.bfloat16 else TEXT[:250]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def slot(decoder: NativeDecoder) -> Iterator[int]:
 
 @pytest.mark.parametrize("width", [2, 3, 16, 17, 31, 64, 128, 300])
 def test_chains(decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int], slot: int, width: int) -> None:
-    for start in range(0, LENGTH, width):
+    for start in range(0, len(tokens), width):
         part = tokens[start : start + width]
         logits = decoder.forward([Rows.chain(slot, part)])
         decoder.commit(slot, range(len(part)))
@@ -67,9 +68,8 @@ def fill(model: LanguageModel, slot: int, tokens: list[int]) -> None:
 
 
 def test_every_cache_length(decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[int], slot: int) -> None:
-    """From each length 1..590: the true continuation as a chain of 3 inside a tree of decoys."""
-    for length in range(1, 590, 1 if decoder.dtype == torch.bfloat16 else 13):
-        decoder.rollback(slot, 0) if length == 1 else None
+    """From each length 1..600: the true continuation as a chain of 3 inside a tree of decoys."""
+    for length in range(1, len(tokens) - 5):
         fill(decoder, slot, tokens[decoder.length(slot) : length])
         nodes = [7, tokens[length], 8, 9, tokens[length + 1], 10, tokens[length + 2]]
         logits = decoder.forward([Rows(slot, nodes, [ROOT, ROOT, 0, 1, 1, 4, 4])])
@@ -106,13 +106,13 @@ def test_batch_of_trees_and_moved_rows(decoder: NativeDecoder, one_by_one: torch
             decoder.commit(rows.slot, path)
             lengths[i] += len(path)
             start += len(rows.tokens)
-        if max(lengths) > LENGTH - 10:
+        if max(lengths) > len(tokens) - 10:
             break
     for slot in slots:
         decoder.close(slot)
 
 
-def test_threads_do_not_change_bits(default_checkpoint: Checkpoint, tokens: list[int]) -> None:
+def test_threads_do_not_change_bits(default_checkpoint: Checkpoint) -> None:
     results = []
     for threads in (1, 2, 3):
         architecture = Architecture.from_config(default_checkpoint.config)
@@ -120,27 +120,27 @@ def test_threads_do_not_change_bits(default_checkpoint: Checkpoint, tokens: list
         decoder = NativeDecoder.load(
             architecture, tensors, torch.bfloat16, max_batch=1, max_context=64, threads=threads
         )
-        results.append(decoder.forward([Rows.chain(decoder.open(), tokens[:20])]).clone())
+        results.append(decoder.forward([Rows.chain(decoder.open(), TEXT[:20])]).clone())
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
 
-def test_pytorch_decoder_in_bitwise_mode(default_checkpoint: Checkpoint, tokens: list[int]) -> None:
+def test_pytorch_decoder_in_bitwise_mode(default_checkpoint: Checkpoint) -> None:
     """The same promise where there is no compiled decoder: chain, tree and batch against one by one."""
     architecture = Architecture.from_config(default_checkpoint.config)
     tensors, cpu = default_checkpoint.tensors(torch.bfloat16), torch.device("cpu")
     decoder = TorchDecoder.load(architecture, tensors, torch.bfloat16, cpu, max_batch=3, max_context=128, bitwise=True)
     one = decoder.open()
     single = []
-    for token in tokens[:80]:
+    for token in TEXT[:80]:
         single.append(decoder.forward([Rows.chain(one, [token])])[0])
         decoder.commit(one, [0])
     expected = torch.stack(single)
     two, three = decoder.open(), decoder.open()
-    assert torch.equal(decoder.forward([Rows.chain(two, tokens[:70])]), expected[:70])
+    assert torch.equal(decoder.forward([Rows.chain(two, TEXT[:70])]), expected[:70])
     decoder.commit(two, range(61))
-    fill(decoder, three, tokens[:5])
-    nodes, parents = [3, tokens[61], 4, tokens[62]], [ROOT, ROOT, 1, 1]
-    logits = decoder.forward([Rows(two, nodes, parents), Rows.chain(three, tokens[5:9])])
+    fill(decoder, three, TEXT[:5])
+    nodes, parents = [3, TEXT[61], 4, TEXT[62]], [ROOT, ROOT, 1, 1]
+    logits = decoder.forward([Rows(two, nodes, parents), Rows.chain(three, TEXT[5:9])])
     assert torch.equal(logits[[1, 3]], expected[61:63])
     assert torch.equal(logits[4:], expected[5:9])

@@ -126,12 +126,9 @@ def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: i
     ],
     ids=["greedy", "greedy-rejection", "coupled", "coupled-processed"],
 )
-@pytest.mark.parametrize("nodes", [1, 7])
-def test_same_tokens_as_plain(
-    target: tuple[Any, LanguageModel], drafter: Checked, params: SamplingParams, nodes: int
-) -> None:
+def test_same_tokens_as_plain(target: tuple[Any, LanguageModel], drafter: Checked, params: SamplingParams) -> None:
     _, model = target
-    assert run(model, drafter, params, nodes) == run(model, NoDrafter(), params, 0)
+    assert run(model, drafter, params, 7) == run(model, NoDrafter(), params, 0)
     assert not drafter.opened, "every sequence must be closed"
 
 

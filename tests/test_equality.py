@@ -24,7 +24,7 @@ from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
 from outrider.types import ROOT, Draft, Drafter, LanguageModel, SequenceView
 
-TOKENS = 34
+TOKENS = 32
 TEMPERATURES = (0.0, 0.7, 1.0, 1.5)
 PROCESSORS: list[dict[str, Any]] = [
     {},
