@@ -13,8 +13,8 @@ from outrider.models.architecture import Llama3Scaling, Rope
 def rotation_table(rope: Rope, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin [length, dim/2].
 
-    In fp32 throughout, angles included, because that is how models are trained and run elsewhere: at position 4,000 the
-    rounding of the angle alone moves logits by more than everything else we do differently.
+    In fp32 throughout, angles included, because that is how models are trained and run elsewhere: the rounding of the
+    angle grows with the position and is part of what transformers computes.
     """
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
     frequencies = 1.0 / rope.theta**exponents
