@@ -92,6 +92,13 @@ class Slots:
         self._settle(state, state.length + len(path))
         return moves
 
+    def advance(self, slot: int, count: int) -> None:
+        """The prefix has grown by `count` tokens that were never pending here."""
+        state = self._slots[slot]
+        if state.parents:
+            raise ValueError("a slot with pending rows cannot be advanced past them")
+        self._settle(state, state.length + count)
+
     def rollback(self, slot: int, length: int) -> None:
         state = self._slots[slot]
         if not 0 <= length <= state.length:

@@ -1,0 +1,217 @@
+"""`CudaDecoder`: our kernels as a `LanguageModel`, recorded once per size as CUDA graphs. Bit-exact rows by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.models.architecture import Architecture
+from outrider.models.cuda.network import PATH, Network, Tables
+from outrider.models.slots import Span, StaticCache
+from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
+from outrider.types import Rows
+
+MAX_ROWS = 512
+"""Rows of one pass; more are run in several, which changes nothing but the time."""
+HEAD_ROWS = 64
+"""Rows whose logits one launch computes."""
+SLACK = 256
+"""Cache rows beyond the context, for a step that is under way when its sequence turns out to have ended."""
+
+
+def supported(architecture: Architecture, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernels are here and can run this model."""
+    return (
+        device.type == "cuda"
+        and find_spec("triton") is not None
+        and runs(architecture)
+        and dtype in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def runs(a: Architecture) -> bool:
+    """Whether the kernels can express this architecture."""
+    return (
+        not a.sandwich_norms
+        and a.head_dim in (16, 32, 64, 128, 256)
+        and a.heads // a.kv_heads <= 16
+        and all(width % 32 == 0 for width in (a.hidden, a.mlp, a.q_width))
+    )
+
+
+class CudaDecoder(StaticCache):
+    """A `LanguageModel` on a GPU.
+
+    A row's logits depend on its own path alone: not on other rows or sequences, on chain or tree, nor on the cache
+    layout.
+    """
+
+    supports_trees = True
+    bitwise = True
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: DecoderWeights[LayerWeights],
+        *,
+        max_batch: int,
+        max_context: int,
+    ) -> None:
+        super().__init__(max_batch, max_context)
+        self.architecture = architecture
+        self.vocab_size = architecture.vocab_size
+        self.chunk = MAX_ROWS
+        # One slot more than sequences: rows that only fill up a pass write there.
+        self.network = Network(architecture, weights, max_batch + 1, max_context + SLACK, MAX_ROWS)
+        self.device, self.dtype = self.network.device, self.network.dtype
+        self.graphs = Graphs(self.device)
+        self._staging = [Staging(Tables.size(MAX_ROWS), self.device) for _ in range(4)]
+
+    @staticmethod
+    def load(
+        architecture: Architecture,
+        tensors: Iterable[tuple[str, Tensor]],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_batch: int,
+        max_context: int,
+    ) -> CudaDecoder:
+        weights = load_weights(architecture, tensors, dtype, device, lambda layer: layer)
+        return CudaDecoder(architecture, weights, max_batch=max_batch, max_context=max_context)
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[Rows]) -> Tensor:
+        rows: list[_Row] = []
+        for given in batch:
+            span = self._slots.extend(given)
+            wanted = None if given.logits is None else set(given.logits)
+            rows.extend(
+                (token, span, i, wanted is None or i in wanted) for i, token in enumerate(given.tokens)
+            )
+        logits = [self._run(rows[start : start + MAX_ROWS]) for start in range(0, len(rows), MAX_ROWS)]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def advance(self, slot: int, count: int) -> None:
+        """Note that a step on the device has committed `count` more tokens to the slot."""
+        self._slots.advance(slot, count)
+
+    def _run(self, rows: list[_Row]) -> Tensor:
+        count = bucket(len(rows))
+        wanted = [r for r, (*_, want) in enumerate(rows) if want]
+        staging = self._staging.pop(0)
+        self._staging.append(staging)
+        self._fill(Tables.over(staging.free()), rows, count, wanted)
+        staging.send(self.network.tables.flat)
+        longest = max(span.base + len(span.paths[i]) for _, span, i, _ in rows)
+        context = min(self.network.capacity, max(512, bucket(longest)))
+        together = len({span.slot for _, span, *_ in rows}) * 2 <= len(rows)
+        key = ("body", count, context, together)
+        self.graphs.run(key, lambda: self.network.body(count, context, together))
+        parts = [self._logits(wanted[start : start + HEAD_ROWS], start) for start in range(0, len(wanted), HEAD_ROWS)]
+        return torch.cat(parts) if parts else torch.empty(0, self.vocab_size, device=self.device)
+
+    def _logits(self, wanted: Sequence[int], start: int) -> Tensor:
+        if start:  # the head reads the first entries
+            self.network.tables.wanted[: len(wanted)] = self.network.tables.wanted[start : start + len(wanted)].clone()
+        count = bucket(len(wanted))
+        self.graphs.run(("head", count), lambda: self.network.head(count))
+        return self.network.logits[: len(wanted)].clone()
+
+    def _fill(self, tables: Tables, rows: list[_Row], count: int, wanted: Sequence[int]) -> None:
+        """Describe `rows` on the host; those up to `count` are padding: position 0 of the spare slot."""
+        n = len(rows)
+        spare = self.max_batch
+        columns = np.array([_described(token, span, i) for token, span, i, _ in rows], dtype=np.int32).T
+        padding = (0, spare, 0, 0, 1)
+        for table, column, pad in zip(
+            (tables.tokens, tables.slots, tables.positions, tables.indices, tables.bases), columns, padding, strict=True
+        ):
+            numbers = table.numpy()
+            numbers[:n] = column
+            numbers[n:count] = pad
+        tables.wanted.numpy()[: len(wanted)] = wanted
+        tables.wanted.numpy()[len(wanted) : bucket(len(wanted)) if wanted else 0] = 0
+        paths = tables.paths.numpy()
+        for r, (_, span, i, _) in enumerate(rows):
+            scattered = span.paths[i][_in_order(span, i) :]
+            paths[r, : len(scattered)] = scattered
+
+    def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        source, target = (torch.tensor(side, device=self.device) for side in (sources, targets))
+        cache = self.network.cache[:, :, slot]
+        cache.index_copy_(3, target, cache.index_select(3, source))
+
+
+_Row = tuple[int, Span, int, bool]
+"""Token, where its slot stands, which row of that it is, whether its logits are wanted."""
+
+
+def _in_order(span: Span, i: int) -> int:
+    """How many of the row's pending ancestors (itself included) lie at the index of their own position."""
+    path = span.paths[i]
+    in_order = next((j for j, index in enumerate(path) if index != span.base + j), len(path))
+    if len(path) - in_order > PATH:
+        raise ValueError(f"a draft deeper than {PATH} tokens off the first path is not supported")
+    return in_order
+
+
+def _described(token: int, span: Span, i: int) -> tuple[int, int, int, int, int]:
+    """The row's entries in `Tables`: token, slot, position, index, base."""
+    path = span.paths[i]
+    return token, span.slot, span.base + len(path) - 1, path[-1], span.base + _in_order(span, i)
+
+
+class Staging:
+    """A pinned buffer for one asynchronous copy to the device; not written again before that copy is done."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
+        self._sent = torch.cuda.Event() if pinned else None
+
+    def free(self) -> Tensor:
+        if self._sent is not None:
+            self._sent.synchronize()
+        return self._host
+
+    def send(self, target: Tensor) -> None:
+        target.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+class Graphs:
+    """Launch sequences recorded once and replayed: a launch costs the host more than a small kernel takes.
+
+    The first run of a key is made directly, which also compiles its kernels; then it is recorded.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._enabled = device.type == "cuda"
+        self._recorded: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+
+    def run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
+        graph = self._recorded.get(key)
+        if graph is not None:
+            graph.replay()
+            return
+        launches()
+        if self._enabled:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                launches()
+            self._recorded[key] = graph
+
+
+def bucket(n: int) -> int:
+    """The next power of two: passes are recorded for few sizes."""
+    return 1 << (n - 1).bit_length()
+
+

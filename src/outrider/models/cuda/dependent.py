@@ -1,0 +1,20 @@
+"""Kernels that start before the one they follow has ended (programmatic dependent launch).
+
+A kernel launched so may set itself up, and ask for weights nobody writes, while its predecessor drains. Before it reads
+anything a predecessor wrote it must call `after_previous`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def after_previous(DEPENDENT: tl.constexpr):
+    if DEPENDENT == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if DEPENDENT == 1:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

@@ -1,0 +1,245 @@
+"""The kernels of one pass, in order, over buffers allocated once: what a CUDA graph records.
+
+A pass is described by `Tables`, int32 arrays on the device. Nothing here reads a value back or allocates, so a pass can be
+recorded and replayed with other tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.models.architecture import Architecture
+from outrider.models.cuda.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
+from outrider.models.cuda.rows import embed_kernel, rotate_kernel
+from outrider.models.cuda.tiling import depth_split, tiling
+from outrider.models.rotary import rotation_table
+from outrider.models.weights import DecoderWeights, LayerWeights
+
+PATH = 64
+"""Most pending ancestors of a row that do not lie in order behind the prefix."""
+
+ROTATED = 8
+"""Heads a program rotates."""
+
+SCRATCH = 1 << 26
+"""Attention's scratch, in floats: longer contexts are attended to in several launches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What each row of a pass is. Views of one int32 tensor, so that the host fills them in one copy.
+
+    Row r holds `tokens[r]` at `positions[r]` of slot `slots[r]`, stored at cache index `indices[r]`. It sees positions
+    0..bases[r]-1 at those very cache indices and position bases[r] + j at `paths[r, j]`. `wanted` names rows whose
+    logits are asked for.
+    """
+
+    flat: Tensor
+    tokens: Tensor
+    slots: Tensor
+    positions: Tensor
+    indices: Tensor
+    bases: Tensor
+    wanted: Tensor
+    paths: Tensor
+    """[rows, PATH]"""
+
+    @staticmethod
+    def over(flat: Tensor) -> Tables:
+        rows = flat.shape[0] // (6 + PATH)
+        *vectors, paths = flat.split([rows] * 6 + [rows * PATH])
+        return Tables(flat, *vectors, paths=paths.view(rows, PATH))
+
+    @staticmethod
+    def size(rows: int) -> int:
+        return rows * (6 + PATH)
+
+
+class Network:
+    """Weights, cache and buffers of one decoder on one GPU.
+
+    The cache is [2, layers, slots, kv_heads, capacity, head_dim], keys then values.
+    """
+
+    def __init__(
+        self, architecture: Architecture, weights: DecoderWeights[LayerWeights], slots: int, capacity: int, max_rows: int
+    ) -> None:
+        self.architecture = a = architecture
+        self._weights = weights
+        self.max_rows = max_rows
+        self.capacity = capacity
+        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self._pdl = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
+
+        def room(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.cache = room(2, len(a.layers), slots, a.kv_heads, capacity, a.head_dim)
+        self.tables = Tables.over(room(Tables.size(max_rows), dtype=torch.int32))
+        self.logits = room(min(max_rows, 64), a.vocab_size, dtype=torch.float32)
+        self._tiles = -(-a.hidden // BLOCK_N)
+        self._residual = room(max_rows, a.hidden)
+        self._x = room(max_rows, a.hidden)
+        self._squares = room(max_rows, self._tiles, dtype=torch.float32)
+        self._qkv = room(max_rows, a.q_width + 2 * a.kv_width)
+        self._attended = room(max_rows, a.q_width)
+        self._gated = room(max_rows, a.mlp)
+        self._rotations = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
+        row_tiles = -(-max_rows // 64)
+        splits = [(n, depth_split(n, k)) for n, k in self._shapes()]
+        self._partial = room(max(-(-n // BLOCK_N) * s for n, s in splits) * row_tiles * BLOCK_N * 64, dtype=torch.float32)
+        self._counter = room(max(-(-n // BLOCK_N) for n, _ in splits) * row_tiles, dtype=torch.int32)
+        blocks = -(-capacity // BLOCK)
+        self._attention_rows = max(1, min(max_rows, SCRATCH // (a.kv_heads * blocks * TILE * a.head_dim)))
+        cells = self._attention_rows * a.kv_heads * blocks * TILE
+        self._attention_partial = room(cells * a.head_dim, dtype=torch.float32)
+        self._attention_stats = room(cells * 2, dtype=torch.float32)
+        self._attention_counter = room(self._attention_rows * a.kv_heads, dtype=torch.int32)
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        a = self.architecture
+        return [
+            (a.q_width + 2 * a.kv_width, a.hidden),
+            (a.hidden, a.q_width),
+            (a.hidden, a.mlp),
+            (a.vocab_size, a.hidden),
+        ]
+
+    def body(self, rows: int, context: int, together: bool) -> None:
+        """Run the first `rows` rows of the tables, none at a position beyond `context`; fills the cache.
+
+        `together`: neighbouring rows mostly belong to one slot, so attention takes several at once.
+        """
+        a, w, t = self.architecture, self._weights, self.tables
+        embed_kernel[(rows,)](
+            t.tokens,
+            w.embedding,
+            w.layers[0].attention_norm,
+            self._residual,
+            self._x,
+            self._squares,
+            a.embed_scale,
+            HIDDEN=a.hidden,
+            WIDTH=_power_of_two(a.hidden),
+            TILES=self._tiles,
+            **self._launch(),
+        )
+        for i, layer in enumerate(w.layers):
+            following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
+            self._linear(self._x, layer.qkv, layer.qkv_bias, rows, self._qkv, normed=True)
+            self._attention(i, layer, rows, context, together)
+            self._linear(self._attended, layer.o, layer.o_bias, rows, self._x, gain=layer.mlp_norm)
+            self._linear(self._x, layer.gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
+            self._linear(self._gated, layer.down, layer.down_bias, rows, self._x, gain=following)
+
+    def head(self, count: int) -> None:
+        """`logits[:count]`, fp32, of the rows named by the first `count` entries of `tables.wanted`."""
+        self._linear(self._x, self._weights.head, None, count, self.logits, normed=True, index=self.tables.wanted)
+
+    def _attention(self, i: int, layer: LayerWeights, rows: int, context: int, together: bool) -> None:
+        a, t = self.architecture, self.tables
+        heads = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "DIM": a.head_dim}
+        keys, values = self.cache[0, i], self.cache[1, i]
+        rotate_kernel[(rows, -(-(a.heads + 2 * a.kv_heads) // ROTATED))](
+            self._qkv,
+            *self._rotations[a.layers[i].rope],
+            layer.q_norm,
+            layer.k_norm,
+            keys,
+            values,
+            t.slots,
+            t.positions,
+            t.indices,
+            self.capacity,
+            a.norm_eps,
+            TOGETHER=ROTATED,
+            **heads,
+            **self._launch(),
+        )
+        group = TILE // _power_of_two(a.heads // a.kv_heads) if together else 1
+        for start in range(0, rows, self._attention_rows):
+            some = slice(start, min(rows, start + self._attention_rows))
+            count = some.stop - start
+            attend_kernel[(-(-count // group), a.kv_heads, -(-context // BLOCK))](
+                self._qkv[some],
+                keys,
+                values,
+                self._attended[some],
+                t.slots[some],
+                t.positions[some],
+                t.bases[some],
+                t.paths[some],
+                self._attention_partial,
+                self._attention_stats,
+                self._attention_counter,
+                count,
+                self.capacity,
+                a.layers[i].window,
+                a.attention_scale,
+                PATH=PATH,
+                TOGETHER=group,
+                TILE=TILE,
+                BLOCK=BLOCK,
+                **heads,
+                **self._launch(),
+            )
+
+    def _linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        rows: int,
+        y: Tensor,
+        *,
+        normed: bool = False,
+        gated: bool = False,
+        gain: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> None:
+        """y = x · weightᵀ. `normed`: x is to be divided by its source's rms. `gain`: add to the residual instead, and
+        let y be that times the gain."""
+        columns = weight.shape[0] // 2 if gated else weight.shape[0]
+        depth = weight.shape[1]
+        split = 1 if gated else depth_split(columns, depth)
+        cut = tiling(columns, depth, rows, gated=gated, split=split)
+        linear_kernel[(-(-columns // cut.block_n), cut.split, -(-rows // cut.rows))](
+            x,
+            weight,
+            bias,
+            index,
+            self._squares if normed else None,
+            y,
+            None if gain is None else self._residual,
+            gain,
+            None if gain is None else self._squares,
+            self._partial,
+            self._counter,
+            rows,
+            self.architecture.norm_eps,
+            N=columns,
+            K=depth,
+            EPILOGUE=GATED if gated else STORE if gain is None else ADD,
+            GELU=self.architecture.activation != "silu",
+            TILES=self._tiles,
+            LEVELS=(self._tiles - 1).bit_length(),
+            M=cut.rows,
+            BLOCK_N=cut.block_n,
+            BLOCK_K=cut.block_k,
+            SPLIT=cut.split,
+            PREFETCH=2,
+            num_stages=cut.stages,
+            **self._launch(cut.warps),
+        )
+
+    def _launch(self, num_warps: int = 4) -> dict[str, Any]:
+        return {"DEPENDENT": int(self._pdl), "num_warps": num_warps} | ({"launch_pdl": True} if self._pdl else {})
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

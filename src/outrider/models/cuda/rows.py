@@ -1,0 +1,90 @@
+"""Kernels that work row by row: embedding, and rotation into the cache."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.models.cuda.dependent import after_previous
+
+
+@triton.jit
+def embed_kernel(
+    tokens_ptr,  # int32 [rows]
+    embedding_ptr,  # [vocab, HIDDEN]
+    gain_ptr,  # fp32 [HIDDEN]: of the first norm
+    residual_ptr,  # [rows, HIDDEN]
+    y_ptr,  # [rows, HIDDEN]: the residual times gain
+    squares_ptr,  # fp32 [rows, TILES]: the sum of squares in tile 0, zeros in the others
+    scale,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.arange(0, WIDTH)
+    inside = column < HIDDEN
+    after_previous(DEPENDENT)
+    token = tl.load(tokens_ptr + row).to(tl.int64)
+    x = tl.load(embedding_ptr + token * HIDDEN + column, mask=inside, other=0.0).to(tl.float32) * scale
+    rounded = x.to(residual_ptr.dtype.element_ty)
+    x = rounded.to(tl.float32)
+    at = row * HIDDEN + column
+    tl.store(residual_ptr + at, rounded, mask=inside)
+    tl.store(y_ptr + at, x * tl.load(gain_ptr + column, mask=inside, other=0.0), mask=inside)
+    total = tl.sum(x * x, axis=0)
+    for tile in tl.static_range(TILES):
+        tl.store(squares_ptr + row * TILES + tile, total if tile == 0 else 0.0)
+
+
+@triton.jit
+def rotate_kernel(
+    qkv_ptr,  # [rows, (HEADS + 2 KV_HEADS) DIM]; queries are rotated in place
+    cosines_ptr,  # fp32 [positions, DIM / 2]
+    sines_ptr,
+    q_norm_ptr,  # fp32 [DIM], or None
+    k_norm_ptr,
+    keys_ptr,  # [slots, KV_HEADS, capacity, DIM]
+    values_ptr,
+    slots_ptr,  # int32 [rows] each, from here on
+    positions_ptr,
+    indices_ptr,
+    capacity,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Normalise and rotate queries and keys; put keys and values where the cache wants them. TOGETHER heads at once."""
+    row = tl.program_id(0)
+    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
+    j = tl.arange(0, DIM // 2)[None, :]
+    real = head < HEADS + 2 * KV_HEADS
+    is_query = head < HEADS
+    is_value = head >= HEADS + KV_HEADS
+    after_previous(DEPENDENT)
+    source = qkv_ptr + row * (HEADS + 2 * KV_HEADS) * DIM + head * DIM + j
+    low = tl.load(source, mask=real, other=0.0).to(tl.float32)  # [TOGETHER, DIM / 2]
+    high = tl.load(source + DIM // 2, mask=real, other=0.0).to(tl.float32)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
+    place = ((slot * KV_HEADS + kv_head) * capacity + tl.load(indices_ptr + row)) * DIM + j
+    tl.store(values_ptr + place, low, mask=is_value & real)
+    tl.store(values_ptr + place + DIM // 2, high, mask=is_value & real)
+    if q_norm_ptr is not None:
+        scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / DIM + eps)[:, None]
+        low_gain = tl.where(is_query, tl.load(q_norm_ptr + j), tl.load(k_norm_ptr + j))
+        high_gain = tl.where(is_query, tl.load(q_norm_ptr + DIM // 2 + j), tl.load(k_norm_ptr + DIM // 2 + j))
+        low = (low * scale * low_gain).to(qkv_ptr.dtype.element_ty).to(tl.float32)
+        high = (high * scale * high_gain).to(qkv_ptr.dtype.element_ty).to(tl.float32)
+    turn = tl.load(positions_ptr + row) * (DIM // 2) + j
+    cosine, sine = tl.load(cosines_ptr + turn), tl.load(sines_ptr + turn)
+    first, second = low * cosine - high * sine, high * cosine + low * sine
+    tl.store(source, first, mask=is_query)
+    tl.store(source + DIM // 2, second, mask=is_query)
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    tl.store(keys_ptr + place, first, mask=is_key)
+    tl.store(keys_ptr + place + DIM // 2, second, mask=is_key)
