@@ -14,16 +14,19 @@ from outrider.engine.sequence import NO_SLOT, Sequence
 from outrider.sampling.chance import KeyedChance
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.types import ROOT, Chunk, Commit, Draft, Drafter, LanguageModel, Rows, StepKind, StepTrace, Verdict
-from outrider.verify import RULES
+from outrider.verify import RULES, Rules
 
 
 class Engine:
     """Runs sequences over one target model. One thread owns it; nothing here knows about text beyond stop strings."""
 
-    def __init__(self, model: LanguageModel, drafter: Drafter, controller: Controller) -> None:
+    def __init__(self, model: LanguageModel, drafter: Drafter, controller: Controller, *, rules: Rules = RULES) -> None:
+        """`rules`: what the names in sampling parameters stand for. Only benchmarks give others than the exact ones
+        (`bench/synthetic.py`), and no text made with those is ever shown as the model's."""
         self.model = model
         self.drafter = drafter
         self.controller = controller
+        self.rules = rules
         self.scheduler = Scheduler(model.max_batch)
 
     def step(self) -> list[Chunk]:
@@ -39,7 +42,7 @@ class Engine:
         chunks, commits = [], []
         for sequence, draft, target in zip(running, drafts, targets, strict=True):
             chance = KeyedChance(sequence.params.seed, sequence.params.choice, sequence.generated)
-            verdict = RULES[sequence.params.verify](draft, target, chance)
+            verdict = self.rules[sequence.params.verify](draft, target, chance)
             chunks.append(self._commit(sequence, draft, target, verdict))
             commits.append(Commit(sequence, draft, verdict.path, chunks[-1].token_ids))
         verified = perf_counter()

@@ -1,12 +1,9 @@
 """Acceptance rules by name."""
 
-from collections.abc import Mapping
-
-from outrider.types import VerifyRule
 from outrider.verify.coupled import coupled
 from outrider.verify.rejection import rejection
-from outrider.verify.rule import Rule, Target
+from outrider.verify.rule import Rule, Rules, Target
 
-RULES: Mapping[VerifyRule, Rule] = {"coupled": coupled, "rejection": rejection}
+RULES: Rules = {"coupled": coupled, "rejection": rejection}
 
-__all__ = ["RULES", "Rule", "Target", "coupled", "rejection"]
+__all__ = ["RULES", "Rule", "Rules", "Target", "coupled", "rejection"]

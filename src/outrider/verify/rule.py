@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.sampling.chance import Chance
-from outrider.types import Draft, Verdict
+from outrider.types import Draft, Verdict, VerifyRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,3 +25,6 @@ class Target(Protocol):
 
 
 Rule = Callable[[Draft, Target, Chance], Verdict]
+
+Rules = Mapping[VerifyRule, Rule]
+"""What the names of rules stand for."""

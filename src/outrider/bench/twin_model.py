@@ -1,0 +1,97 @@
+"""A cost twin where a model is expected: as a checkpoint to load, and as a model with the source's vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.bench.shapes import tensor_axes, tensor_shape
+from outrider.bench.twin import TwinShape, twin_architecture, twin_tensors
+from outrider.models.architecture import Architecture
+from outrider.models.checkpoints.checkpoint import Checkpoint, WeightSource
+from outrider.models.load import Placement, load_model
+from outrider.types import LanguageModel, Rows
+
+
+def load_twin(checkpoint: Checkpoint, shape: TwinShape, place: Placement, seed: int = 0) -> LanguageModel:
+    """The checkpoint's cost twin, running; its tokenizer is the checkpoint's. Reports must call it a twin."""
+    model = load_model(twin_checkpoint(checkpoint, shape, place.device, seed), place)
+    return CutVocabulary(model, int(checkpoint.config["vocab_size"]))
+
+
+def twin_checkpoint(checkpoint: Checkpoint, shape: TwinShape, device: torch.device, seed: int = 0) -> Checkpoint:
+    """What `load_model` loads as the twin: a grown configuration, and weights grown on `device` as they are read."""
+    source = Architecture.from_config(checkpoint.config)
+    twin = twin_architecture(source, shape)
+    config: dict[str, Any] = {
+        **checkpoint.config,
+        "vocab_size": twin.vocab_size,
+        "hidden_size": twin.hidden,
+        "intermediate_size": twin.mlp,
+        "num_hidden_layers": len(twin.layers),
+        "num_attention_heads": twin.heads,
+        "num_key_value_heads": twin.kv_heads,
+        "head_dim": twin.head_dim,
+        "rms_norm_eps": twin.norm_eps,
+        "tie_word_embeddings": False,
+    }
+    if kinds := config.get("layer_types"):
+        config["layer_types"] = [*kinds, *[kinds[-1]] * (len(twin.layers) - len(source.layers))]
+    weights = _TwinWeights(checkpoint.weights, source, shape, device, seed)
+    return replace(checkpoint, name=f"twin of {checkpoint.name}", config=config, weights=weights)
+
+
+@dataclass(frozen=True)
+class _TwinWeights:
+    source: WeightSource
+    architecture: Architecture
+    shape: TwinShape
+    device: torch.device
+    seed: int
+
+    @property
+    def parameters(self) -> int:
+        twin = twin_architecture(self.architecture, self.shape)
+        return sum(math.prod(tensor_shape(twin, axes)) for _, axes in tensor_axes(twin))
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        tensors = self.source.tensors(dtype)
+        return twin_tensors(self.architecture, self.shape, tensors, self.device, dtype, self.seed)
+
+
+class CutVocabulary:
+    """A `LanguageModel` without its last tokens: their logits are computed, as a large vocabulary costs, and cut off.
+
+    The cut is a view of the model's logits. Tokens from `vocab_size` on cannot be given, chosen or drafted.
+    """
+
+    def __init__(self, model: LanguageModel, vocab_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.max_context = model.max_context
+        self.max_batch = model.max_batch
+        self.supports_trees = model.supports_trees
+        self.chunk = model.chunk
+
+    def open(self) -> int:
+        return self.model.open()
+
+    def close(self, slot: int) -> None:
+        self.model.close(slot)
+
+    def length(self, slot: int) -> int:
+        return self.model.length(slot)
+
+    def forward(self, batch: Sequence[Rows]) -> Tensor:
+        return self.model.forward(batch)[:, : self.vocab_size]
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        self.model.commit(slot, path)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self.model.rollback(slot, length)
