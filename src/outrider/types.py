@@ -175,6 +175,55 @@ class LanguageModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Lane:
+    """A sequence as a `Stepper` takes it over; the caches hold all its tokens but the last (draft: but the last two)."""
+
+    slot: int
+    draft_slot: int
+    last: int
+    previous: int
+    """The token before the last (any, where there is none)."""
+    length: int
+    """Tokens in the target's cache."""
+    generated: int
+    temperature: float
+    words: Tensor | None
+    """Noise keys of the next positions to generate, [positions, 2] int32; None where temperature is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOutcome:
+    """What one step gave one sequence: `tokens` joined it, the first `accepted` of them from the drafts."""
+
+    accepted: int
+    tokens: tuple[int, ...]
+    drafts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    lanes: list[LaneOutcome]
+    draft_seconds: float
+    target_seconds: float
+
+
+class Stepper(Protocol):
+    """Takes whole steps (draft a chain, verify, accept, keep) on a device, without the host in between.
+
+    `begin` hands it sequences; steps are then launched with chains of any length up to `limit` and collected in the same
+    order. A step may be launched before the one before is collected: it starts from wherever that one ends. Tokens are
+    those of the coupled rule. Noise reaches `horizon` positions beyond `begin`.
+    """
+
+    horizon: int
+
+    def limit(self, lanes: int) -> int: ...
+    def begin(self, lanes: Sequence[Lane]) -> None: ...
+    def launch(self, length: int) -> None: ...
+    def collect(self) -> StepOutcome: ...
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedParams:
     """`SamplingParams` with every default filled in: what one sequence is decoded with."""
 

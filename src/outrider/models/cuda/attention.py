@@ -42,10 +42,13 @@ def attend_kernel(
 ):
     """TOGETHER neighbouring rows, one key head, one block of BLOCK absolute positions along each row's path.
 
-    Whichever block of a group finishes last folds them together in order of position, so a row's bits depend on its path
-    alone. Rows of one slot whose prefix covers the block share its keys; otherwise each row gathers its own.
+    Rows of one slot whose prefix covers the block share its keys and one program; for other blocks each row has its own.
+    Whichever program of a group finishes last folds the blocks together in order of position, so a row's bits depend on
+    its path alone.
     """
-    group, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    group, head = tl.program_id(0), tl.program_id(1)
+    blocks = tl.num_programs(2) // TOGETHER
+    block, r = tl.program_id(2) % blocks, tl.program_id(2) // blocks
     HEADS_EACH: tl.constexpr = HEADS // KV_HEADS
     LANES: tl.constexpr = TILE // TOGETHER  # of the tile per row; those from HEADS_EACH on are idle
     lane = tl.arange(0, TILE)
@@ -54,51 +57,44 @@ def attend_kernel(
     real = (lane % LANES < HEADS_EACH) & (row < rows)
     after_previous(DEPENDENT)
     length = tl.load(positions_ptr + row, mask=row < rows, other=0) + 1
-    base = tl.load(bases_ptr + row, mask=row < rows, other=1)
+    base = tl.load(bases_ptr + row, mask=row < rows, other=1 << 30)
     slot = tl.load(slots_ptr + row, mask=row < rows, other=0)
     oldest = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     first = tl.min(tl.where(row < rows, oldest, 1 << 30), axis=0) // BLOCK
     last = (tl.max(length, axis=0) - 1) // BLOCK
-    if (block >= first) & (block <= last):
+    one_slot = tl.max(slot, axis=0) == tl.min(tl.where(row < rows, slot, 1 << 30), axis=0)
+    apart = tl.where(one_slot, tl.maximum(first, tl.min(base, axis=0) // BLOCK), first)  # blocks below are shared
+    if (block >= first) & (block <= last) & ((block >= apart) | (r == 0)):
         query = (row * (HEADS + 2 * KV_HEADS) + head * HEADS_EACH + lane % LANES)[:, None] * DIM + d[None, :]
         q = tl.load(qkv_ptr + query, mask=real[:, None], other=0.0)  # [TILE, DIM]
+        lead = tl.minimum(group * TOGETHER + r, rows - 1)
         position = block * BLOCK + tl.arange(0, BLOCK)
+        its_length, its_base = tl.load(positions_ptr + lead) + 1, tl.load(bases_ptr + lead)
+        ahead = (position >= its_base) & (position < its_length)
+        index = tl.load(paths_ptr + lead * PATH + position - its_base, mask=ahead, other=0)
+        index = tl.where(position < its_base, position, index)
+        home = (tl.load(slots_ptr + lead).to(tl.int64) * KV_HEADS + head) * capacity * DIM
+        place = home + index[:, None] * DIM + d[None, :]
+        k = tl.load(keys_ptr + place, mask=(position < its_length)[:, None], other=0.0)  # [BLOCK, DIM]
+        v = tl.load(values_ptr + place, mask=(position < its_length)[:, None], other=0.0)
         seen = (position[None, :] < length[:, None]) & (position[None, :] >= oldest[:, None])  # [TILE, BLOCK]
-        shared = (block + 1) * BLOCK <= tl.min(base, axis=0)
-        shared = shared & (tl.min(slot, axis=0) == tl.max(slot, axis=0))
-        peak = tl.full([TILE], float("-inf"), dtype=tl.float32)
-        total = tl.zeros([TILE], dtype=tl.float32)
-        part = tl.zeros([TILE, DIM], dtype=tl.float32)
-        for r in range(0, tl.where(shared, 1, TOGETHER)):
-            at = tl.minimum(group * TOGETHER + r, rows - 1)
-            its_length, its_base = tl.load(positions_ptr + at) + 1, tl.load(bases_ptr + at)
-            ahead = (position >= its_base) & (position < its_length)
-            index = tl.load(paths_ptr + at * PATH + position - its_base, mask=ahead, other=0)
-            index = tl.where(position < its_base, position, index)
-            home = (tl.load(slots_ptr + at).to(tl.int64) * KV_HEADS + head) * capacity * DIM
-            place = home + index[:, None] * DIM + d[None, :]
-            k = tl.load(keys_ptr + place, mask=(position < its_length)[:, None], other=0.0)  # [BLOCK, DIM]
-            v = tl.load(values_ptr + place, mask=(position < its_length)[:, None], other=0.0)
-            score = tl.dot(q, tl.trans(k)) * scale
-            score = tl.where(seen, score, float("-inf"))
-            its_peak = tl.max(score, axis=1)
-            weight = tl.where(seen, tl.exp(score - its_peak[:, None]), 0.0)
-            its_part = tl.dot(weight.to(v.dtype), v)  # [TILE, DIM]
-            mine = shared | (lane // LANES == r)
-            peak = tl.where(mine, its_peak, peak)
-            total = tl.where(mine, tl.sum(weight, axis=1), total)
-            part = tl.where(mine[:, None], its_part, part)
+        score = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        peak = tl.max(score, axis=1)
+        weight = tl.where(seen, tl.exp(score - peak[:, None]), 0.0)
+        total = tl.sum(weight, axis=1)
+        part = tl.dot(weight.to(v.dtype), v)  # [TILE, DIM]
+        programs = apart - first + TOGETHER * (last + 1 - apart)
         cell = group * KV_HEADS + head
         folding = True
-        if first < last:
-            blocks = tl.num_programs(2)
+        if programs > 1:
+            mine = (lane // LANES == r) | (lane < tl.where(block < apart, TILE, 0))
             scratch = (cell * blocks + block).to(tl.int64) * TILE
             cells = lane[:, None] * DIM + d[None, :]
-            tl.store(partial_ptr + scratch * DIM + cells, part)
-            tl.store(stats_ptr + scratch * 2 + lane, peak)
-            tl.store(stats_ptr + scratch * 2 + TILE + lane, total)
+            tl.store(partial_ptr + scratch * DIM + cells, part, mask=mine[:, None])
+            tl.store(stats_ptr + scratch * 2 + lane, peak, mask=mine)
+            tl.store(stats_ptr + scratch * 2 + TILE + lane, total, mask=mine)
             tl.debug_barrier()  # every thread's part is written before one of them says so
-            folding = tl.atomic_add(counter_ptr + cell, 1, sem="acq_rel") == last - first
+            folding = tl.atomic_add(counter_ptr + cell, 1, sem="acq_rel") == programs - 1
             if folding:
                 tl.store(counter_ptr + cell, 0)
                 peak = tl.full([TILE], float("-inf"), dtype=tl.float32)

@@ -12,9 +12,6 @@ import triton.language as tl
 
 @triton.jit
 def after_previous(DEPENDENT: tl.constexpr):
-    if DEPENDENT == 2:
+    if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    if DEPENDENT == 1:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()

@@ -165,7 +165,7 @@ class Network:
         for start in range(0, rows, self._attention_rows):
             some = slice(start, min(rows, start + self._attention_rows))
             count = some.stop - start
-            attend_kernel[(-(-count // group), a.kv_heads, -(-context // BLOCK))](
+            attend_kernel[(-(-count // group), a.kv_heads, -(-context // BLOCK) * group)](
                 self._qkv[some],
                 keys,
                 values,
@@ -234,11 +234,11 @@ class Network:
             SPLIT=cut.split,
             PREFETCH=2,
             num_stages=cut.stages,
-            **self._launch(cut.warps),
+            **self._launch(),
         )
 
-    def _launch(self, num_warps: int = 4) -> dict[str, Any]:
-        return {"DEPENDENT": int(self._pdl), "num_warps": num_warps} | ({"launch_pdl": True} if self._pdl else {})
+    def _launch(self) -> dict[str, Any]:
+        return {"DEPENDENT": True, "launch_pdl": True} if self._pdl else {"DEPENDENT": False}
 
 
 def _power_of_two(n: int) -> int:

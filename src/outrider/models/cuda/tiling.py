@@ -6,12 +6,15 @@ what was fastest of some 400 measured on an H200 with the shapes of an 8B model 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from outrider.models.cuda.linear import BLOCK_N
 
 PROGRAMS = 120
 """Fewer programs than this leave multiprocessors without work: the depth is split."""
+MULTIPROCESSORS = 132
+"""Of the GPU the choices below were measured on."""
 SHORTEST = 192
 """A part of the depth below this is not worth adding up."""
 WIDE = 65_536
@@ -26,7 +29,6 @@ class Tiling:
     block_k: int
     split: int
     stages: int
-    warps: int = 4
 
 
 def depth_split(columns: int, depth: int) -> int:
@@ -38,7 +40,13 @@ def depth_split(columns: int, depth: int) -> int:
 
 def tiling(columns: int, depth: int, rows: int, *, gated: bool = False, split: int = 1) -> Tiling:
     tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    block_k = next(k for k in (128, 64, 32) if depth // split % k == 0)
+    few = tile_rows == 16
     if columns >= WIDE:
-        return Tiling(tile_rows, 2 * BLOCK_N, min(block_k, 64) if tile_rows > 16 else block_k, split, 4 - (tile_rows == 16))
-    return Tiling(tile_rows, BLOCK_N, block_k, split, 4 if gated or tile_rows == 64 else 6)
+        block_n, block_k, stages = (2 * BLOCK_N, 128, 3) if few else (2 * BLOCK_N, 64, 4)
+    elif gated:
+        block_n, block_k, stages = (BLOCK_N, 128, 4) if few else (BLOCK_N, 64, 6)
+    elif -(-columns // BLOCK_N) * split > MULTIPROCESSORS:  # small enough for two programs to share one
+        block_n, block_k, stages = (BLOCK_N, 64, 6) if few else (BLOCK_N, 128, 3)
+    else:
+        block_n, block_k, stages = (BLOCK_N, 128, 6 if few else 5)
+    return Tiling(tile_rows, block_n, math.gcd(block_k, depth // split), split, stages)

@@ -1,0 +1,58 @@
+"""Recorded launches, and buffers that reach the device without a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Staging:
+    """A pinned buffer for one asynchronous copy to the device; not written again before that copy is done."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
+        self._sent = torch.cuda.Event() if pinned else None
+
+    def free(self) -> Tensor:
+        if self._sent is not None:
+            self._sent.synchronize()
+        return self._host
+
+    def send(self, target: Tensor) -> None:
+        target.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+class Graphs:
+    """Launch sequences recorded once and replayed: a launch costs the host more than a small kernel takes.
+
+    The first run of a key is made directly, which also compiles its kernels; then it is recorded.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._enabled = device.type == "cuda"
+        self._recorded: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+
+    def run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
+        graph = self._recorded.get(key)
+        if graph is not None:
+            graph.replay()
+            return
+        launches()
+        if self._enabled:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                launches()
+            self._recorded[key] = graph
+
+
+def bucket(n: int) -> int:
+    """The next power of two: passes are recorded for few sizes."""
+    return 1 << (n - 1).bit_length()
+
+
