@@ -223,6 +223,16 @@ class Stepper(Protocol):
     def collect(self) -> StepOutcome: ...
 
 
+@runtime_checkable
+class SteppingModel(Protocol):
+    """A `LanguageModel` that can also take whole steps, alone or with a draft model of its own kind."""
+
+    def stepper(self, draft: LanguageModel | None) -> Stepper: ...
+    def advance(self, slot: int, count: int) -> None:
+        """Note that steps have committed `count` more tokens to the slot."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedParams:
     """`SamplingParams` with every default filled in: what one sequence is decoded with."""
@@ -247,6 +257,17 @@ class ResolvedParams:
     logprobs: int | None
     processed_logprobs: bool
     verify: VerifyRule
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether no penalty, bias or mask can change the logits."""
+        return (
+            self.repetition_penalty == 1
+            and not self.frequency_penalty
+            and not self.presence_penalty
+            and not self.logit_bias
+            and not self.min_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class AutoLength:
     """Budgets of at most `nodes` nodes per sequence and `rows` verified rows per step (one per sequence
     included)."""
 
+    steady = False
+
     def __init__(self, nodes: int = 16, rows: int = 32) -> None:
         if nodes < 1 or rows < 2:
             raise InvalidRequest(f"nodes={nodes} must be at least 1 and rows={rows} at least 2.")

@@ -16,6 +16,9 @@ class Controller(Protocol):
     ended.
     """
 
+    steady: bool
+    """Whether budgets do not depend on what was observed, so that they may be asked for ahead of it."""
+
     def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
         """One budget per sequence, in order. `tree`: whether the target can verify trees. `room[i]`: the most
         nodes the context still allows sequence i; neither nodes nor depth exceed it."""
@@ -31,6 +34,8 @@ class Controller(Protocol):
 
 class FixedLength:
     """Always `nodes` nodes, as far as the context has room."""
+
+    steady = True
 
     def __init__(self, nodes: int) -> None:
         if nodes < 0:

@@ -14,7 +14,7 @@ from outrider.drafters.growth import Growth
 from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
-from outrider.types import ROOT, Budget, Commit, Draft, LanguageModel, Rows, SequenceView
+from outrider.types import ROOT, Budget, Commit, Draft, LanguageModel, Rows, SequenceView, SteppingModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class _Held:
     history: History
     committed: int = 0
     pending: list[tuple[int, int]] = field(default_factory=list)  # (token, parent row)
+    away: bool = False
+    """Steps on the device may have added tokens this side has not counted."""
 
 
 class ModelDrafter:
@@ -84,6 +86,27 @@ class ModelDrafter:
     def observe(self, commits: Sequence[Commit]) -> None:
         """Nothing to learn: the next `propose` sees from the tokens which rows were accepted."""
 
+    @property
+    def model(self) -> LanguageModel:
+        return self._model
+
+    @property
+    def chains(self) -> bool:
+        """Whether every draft is a single path."""
+        return self._branching == 1
+
+    def hand_over(self, sequences: Sequence[SequenceView]) -> list[int]:
+        """Bring the caches up to all tokens but the last, for steps on the device; the slots, in order."""
+        for sequence in sequences:
+            held = self._held[sequence.id]
+            self._settle(held, sequence.tokens)
+            while piece := sequence.tokens[held.committed : len(sequence.tokens) - 1][: self._model.chunk]:
+                self._model.forward([Rows.chain(held.slot, piece, logits=())])
+                self._model.commit(held.slot, range(len(piece)))
+                held.committed += len(piece)
+            held.away = True
+        return [self._held[sequence.id].slot for sequence in sequences]
+
     def close(self, sequence: SequenceView) -> None:
         self._model.close(self._held.pop(sequence.id).slot)
 
@@ -129,6 +152,10 @@ class ModelDrafter:
         The last token is always left to be run again: its logits are where a draft begins.
         """
         held.history.append(tokens[held.prompt_length + held.history.generated :])
+        if held.away and isinstance(self._model, SteppingModel):
+            cached = max(held.committed, len(tokens) - 2)  # a step leaves out at most the last draft it accepted
+            self._model.advance(held.slot, cached - held.committed)
+            held.committed, held.away = cached, False
         wanted = len(tokens) - 1
         path: list[int] = []
         row = ROOT

@@ -9,11 +9,25 @@ from __future__ import annotations
 from time import perf_counter
 
 from outrider.control.controller import Controller
+from outrider.engine.round import Judged, Round
+from outrider.engine.runahead import runahead
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.sequence import NO_SLOT, Sequence
 from outrider.sampling.chance import KeyedChance
-from outrider.sampling.target import TargetRows, target_rows
-from outrider.types import ROOT, Chunk, Commit, Draft, Drafter, LanguageModel, Rows, StepKind, StepTrace, Verdict
+from outrider.sampling.target import target_rows
+from outrider.types import (
+    ROOT,
+    Chunk,
+    Commit,
+    Draft,
+    Drafter,
+    LanguageModel,
+    Rows,
+    StepKind,
+    SteppingModel,
+    StepTrace,
+    Verdict,
+)
 from outrider.verify import RULES, Rules
 
 
@@ -28,32 +42,42 @@ class Engine:
         self.controller = controller
         self.rules = rules
         self.scheduler = Scheduler(model.max_batch)
+        self.runahead = runahead(model, drafter, controller) if rules is RULES else None
 
     def step(self) -> list[Chunk]:
         """Advance every running sequence by one target pass; returns what each of them gained."""
         self._prefill(self.scheduler.admit())
         running = list(self.scheduler.running)
         started = perf_counter()
-        budgets = self.controller.budgets(running, self.model.supports_trees, [s.room for s in running])
-        drafts = self.drafter.propose(running, budgets)
-        drafted = perf_counter()
-        logits = self.model.forward([_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
-        targets = target_rows(logits, running, drafts)
-        chunks, commits = [], []
-        for sequence, draft, target in zip(running, drafts, targets, strict=True):
-            chance = KeyedChance(sequence.params.seed, sequence.params.choice, sequence.generated)
-            verdict = self.rules[sequence.params.verify](draft, target, chance)
-            chunks.append(self._commit(sequence, draft, target, verdict))
-            commits.append(Commit(sequence, draft, verdict.path, chunks[-1].token_ids))
-        verified = perf_counter()
-        rows = sum(len(draft) + 1 for draft in drafts)
-        self.controller.observe(commits, rows, drafted - started, verified - drafted)
+        step = (self.runahead and self.runahead.step(running)) or self._judge(running)
+        chunks = [self._commit(judged) for judged in step.judged]
+        commits = [
+            Commit(judged.sequence, judged.draft, judged.verdict.path, chunk.token_ids)
+            for judged, chunk in zip(step.judged, chunks, strict=True)
+        ]
+        self.controller.observe(commits, step.rows, step.draft_seconds, step.target_seconds)
         self.drafter.observe(commits)
         for sequence in running:
             sequence.seconds += perf_counter() - started
             if sequence.finish_reason is not None:
                 self.remove(sequence)
         return chunks
+
+    def _judge(self, running: list[Sequence]) -> Round:
+        """Draft, run all drafts through the target in one pass, and decide what to keep."""
+        started = perf_counter()
+        budgets = self.controller.budgets(running, self.model.supports_trees, [s.room for s in running])
+        drafts = self.drafter.propose(running, budgets)
+        drafted = perf_counter()
+        logits = self.model.forward([_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
+        targets = target_rows(logits, running, drafts)
+        judged = []
+        for sequence, draft, target in zip(running, drafts, targets, strict=True):
+            chance = KeyedChance(sequence.params.seed, sequence.params.choice, sequence.generated)
+            verdict = self.rules[sequence.params.verify](draft, target, chance)
+            judged.append(Judged(sequence, draft, verdict, target))
+        rows = sum(len(draft) + 1 for draft in drafts)
+        return Round(judged, rows, drafted - started, perf_counter() - drafted)
 
     def add(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
@@ -92,12 +116,13 @@ class Engine:
         for sequence in joined:
             sequence.prefill_seconds = perf_counter() - started
 
-    def _commit(self, sequence: Sequence, draft: Draft, target: TargetRows, verdict: Verdict) -> Chunk:
+    def _commit(self, judged: Judged) -> Chunk:
         """Take the verdict's tokens up to the first that ends the sequence; keep just those in the cache."""
+        sequence, draft, verdict, target = judged.sequence, judged.draft, judged.verdict, judged.target
         node, text, kept = ROOT, "", 0
         for node_after in (*verdict.path, None):
             token = verdict.token if node_after is None else draft.tokens[node_after]
-            if sequence.params.logprobs is not None:
+            if sequence.params.logprobs is not None and target is not None:
                 sequence.logprobs.append(target.logprobs(node, token))
             sequence.origins.append("target" if node_after is None else draft.source)
             text += sequence.push(token)
@@ -107,9 +132,7 @@ class Engine:
             node = node_after
         tokens = tuple(sequence.tokens[-kept:])
         sequence.history.append(tokens)
-        # Row 0 of the pass is the token before the draft, row 1 + i draft node i. The last token has no row yet, or
-        # (cut inside the path) needs none: the cache ends up holding all tokens but the last.
-        self.model.commit(sequence.slot, [0, *(1 + node for node in verdict.path[: kept - 1])])
+        self._keep(judged, kept)
         sequence.steps += 1
         sequence.drafted += len(draft)
         sequence.accepted += min(kept, len(verdict.path))
@@ -117,6 +140,15 @@ class Engine:
         if sequence.keep_trace:
             sequence.trace.append(step)
         return Chunk(sequence.id, text, tokens, tuple(sequence.origins[-kept:]), step)
+
+    def _keep(self, judged: Judged, kept: int) -> None:
+        """The cache ends up holding all tokens but the last: that has no row yet, or (cut inside the path) needs none."""
+        slot = judged.sequence.slot
+        if judged.target is None and isinstance(self.model, SteppingModel):
+            self.model.advance(slot, kept)
+            return
+        # Row 0 of the pass is the token before the draft, row 1 + i draft node i.
+        self.model.commit(slot, [0, *(1 + node for node in judged.verdict.path[: kept - 1])])
 
 
 def _rows(sequence: Sequence, draft: Draft) -> Rows:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.errors import InvalidRequest
+from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
@@ -63,8 +64,7 @@ def placement(
 def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
     """The fastest decoder that runs this checkpoint at this place.
 
-    Bit-exact rows (level C) by default on the CPU, where the compiled decoder computes no other way; elsewhere on
-    request.
+    Bit-exact rows (level C) by default wherever our own kernels run, which compute no other way; elsewhere on request.
     """
     try:
         architecture = Architecture.from_config(checkpoint.config)
@@ -81,4 +81,6 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
     tensors = checkpoint.tensors(place.dtype)
     if place.device.type == "cpu" and supported(architecture, place.dtype):
         return NativeDecoder.load(architecture, tensors, place.dtype, threads=place.threads, **size)
+    if cuda.supported(architecture, place.dtype, place.device):
+        return cuda.load(architecture, tensors, place.dtype, place.device, **size)
     return TorchDecoder.load(architecture, tensors, place.dtype, place.device, bitwise=bool(place.bitwise), **size)

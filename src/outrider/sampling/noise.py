@@ -45,11 +45,16 @@ class Key(NamedTuple):
 
 def integers(keys: Sequence[Key], tokens: Tensor) -> Tensor:
     """The int32 values x (k = x + 2^31) of `tokens` [N] under each key: [keys, N]."""
-    words = [hash64(_COUPLED, *key) for key in keys]
-    low = _column([word & 0xFFFFFFFF for word in words], tokens.device)  # [keys, 1]
-    high = _column([word >> 32 for word in words], tokens.device)  # [keys, 1]
+    low, high = words(keys).to(tokens.device).split(1, dim=1)  # [keys, 1] each
     x = tokens.to(torch.int32).mul(_STEP).bitwise_xor(low)  # [keys, N]
     return _mix(_mix(x).add_(high))
+
+
+def words(keys: Sequence[Key]) -> Tensor:
+    """The two words, low and high, that each row of noise is keyed by: [keys, 2] int32."""
+    found = [hash64(_COUPLED, *key) for key in keys]
+    unsigned = torch.tensor([[word & 0xFFFFFFFF, word >> 32] for word in found])
+    return torch.where(unsigned >= 1 << 31, unsigned - (1 << 32), unsigned).to(torch.int32)
 
 
 def gumbel_at(keys: Sequence[Key], tokens: Tensor) -> Tensor:
@@ -66,12 +71,6 @@ def gumbel_rows(keys: Sequence[Key], vocab: int, device: torch.device | str = "c
 def gumbel(seed: int, choice: int, position: int, vocab: int, device: torch.device | str = "cpu") -> Tensor:
     """Gumbel noise of a whole vocabulary at one generated position: [vocab] fp64."""
     return gumbel_rows([Key(seed, choice, position)], vocab, device)[0]
-
-
-def _column(values: list[int], device: torch.device) -> Tensor:
-    """Unsigned 32-bit integers as a column of int32: [R, 1]."""
-    signed = [value - (1 << 32) if value >> 31 else value for value in values]
-    return torch.tensor(signed, dtype=torch.int32, device=device).unsqueeze(1)
 
 
 def _mix(x: Tensor) -> Tensor:

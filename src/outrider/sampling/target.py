@@ -79,7 +79,7 @@ class TargetRows:
     def processed(self, nodes: range) -> Tensor:
         """Logits [nodes, V] after penalties, bias and mask (fp32 and not a copy where there are none)."""
         logits = self._logits[1 + nodes.start : 1 + nodes.stop]
-        if _bare(self.params):
+        if self.params.is_bare:
             return logits
         return process(logits, self.params, self._history, [self._path(node) for node in nodes])
 
@@ -152,20 +152,9 @@ def _batches(rows: Sequence[TargetRows], vocab: int) -> Iterator[list[TargetRows
         yield batch
 
 
-def _bare(params: ResolvedParams) -> bool:
-    """Whether no penalty, bias or mask can change the logits."""
-    return (
-        params.repetition_penalty == 1
-        and not params.frequency_penalty
-        and not params.presence_penalty
-        and not params.logit_bias
-        and not params.min_tokens
-    )
-
-
 def _plain(params: ResolvedParams) -> bool:
     """Whether a choice is just the argmax of the raw logits."""
-    return params.temperature == 0 and _bare(params)
+    return params.temperature == 0 and params.is_bare
 
 
 def _reported(logprob: float) -> float:

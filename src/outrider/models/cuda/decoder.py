@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -11,38 +10,16 @@ from torch import Tensor
 
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.graphs import Graphs, Staging, bucket
-from outrider.models.cuda.network import PATH, Network, Tables
+from outrider.models.cuda.network import HEAD_ROWS, PATH, Network, Tables
+from outrider.models.cuda.steps import DeviceStepper
 from outrider.models.slots import Span, StaticCache
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
-from outrider.types import Rows
+from outrider.types import LanguageModel, Rows
 
 MAX_ROWS = 512
 """Rows of one pass; more are run in several, which changes nothing but the time."""
-HEAD_ROWS = 64
-"""Rows whose logits one launch computes."""
 SLACK = 256
 """Cache rows beyond the context, for a step that is under way when its sequence turns out to have ended."""
-
-
-def supported(architecture: Architecture, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels are here and can run this model."""
-    return (
-        device.type == "cuda"
-        and find_spec("triton") is not None
-        and runs(architecture)
-        and dtype in (torch.bfloat16, torch.float16)
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-
-
-def runs(a: Architecture) -> bool:
-    """Whether the kernels can express this architecture."""
-    return (
-        not a.sandwich_norms
-        and a.head_dim in (16, 32, 64, 128, 256)
-        and a.heads // a.kv_heads <= 16
-        and all(width % 32 == 0 for width in (a.hidden, a.mlp, a.q_width))
-    )
 
 
 class CudaDecoder(StaticCache):
@@ -92,11 +69,13 @@ class CudaDecoder(StaticCache):
         for given in batch:
             span = self._slots.extend(given)
             wanted = None if given.logits is None else set(given.logits)
-            rows.extend(
-                (token, span, i, wanted is None or i in wanted) for i, token in enumerate(given.tokens)
-            )
+            rows.extend((token, span, i, wanted is None or i in wanted) for i, token in enumerate(given.tokens))
         logits = [self._run(rows[start : start + MAX_ROWS]) for start in range(0, len(rows), MAX_ROWS)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def stepper(self, draft: LanguageModel | None) -> DeviceStepper:
+        assert draft is None or isinstance(draft, CudaDecoder)
+        return DeviceStepper(self, draft, self.vocab_size)
 
     def advance(self, slot: int, count: int) -> None:
         """Note that a step on the device has committed `count` more tokens to the slot."""

@@ -54,5 +54,3 @@ class Graphs:
 def bucket(n: int) -> int:
     """The next power of two: passes are recorded for few sizes."""
     return 1 << (n - 1).bit_length()
-
-

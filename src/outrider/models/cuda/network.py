@@ -23,6 +23,9 @@ from outrider.models.weights import DecoderWeights, LayerWeights
 PATH = 64
 """Most pending ancestors of a row that do not lie in order behind the prefix."""
 
+HEAD_ROWS = 128
+"""Rows whose logits one launch computes."""
+
 ROTATED = 8
 """Heads a program rotates."""
 
@@ -67,7 +70,12 @@ class Network:
     """
 
     def __init__(
-        self, architecture: Architecture, weights: DecoderWeights[LayerWeights], slots: int, capacity: int, max_rows: int
+        self,
+        architecture: Architecture,
+        weights: DecoderWeights[LayerWeights],
+        slots: int,
+        capacity: int,
+        max_rows: int,
     ) -> None:
         self.architecture = a = architecture
         self._weights = weights
@@ -81,7 +89,7 @@ class Network:
 
         self.cache = room(2, len(a.layers), slots, a.kv_heads, capacity, a.head_dim)
         self.tables = Tables.over(room(Tables.size(max_rows), dtype=torch.int32))
-        self.logits = room(min(max_rows, 64), a.vocab_size, dtype=torch.float32)
+        self.logits = room(HEAD_ROWS, a.vocab_size, dtype=torch.float32)
         self._tiles = -(-a.hidden // BLOCK_N)
         self._residual = room(max_rows, a.hidden)
         self._x = room(max_rows, a.hidden)
@@ -92,7 +100,9 @@ class Network:
         self._rotations = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
         row_tiles = -(-max_rows // 64)
         splits = [(n, depth_split(n, k)) for n, k in self._shapes()]
-        self._partial = room(max(-(-n // BLOCK_N) * s for n, s in splits) * row_tiles * BLOCK_N * 64, dtype=torch.float32)
+        self._partial = room(
+            max(-(-n // BLOCK_N) * s for n, s in splits) * row_tiles * BLOCK_N * 64, dtype=torch.float32
+        )
         self._counter = room(max(-(-n // BLOCK_N) for n, _ in splits) * row_tiles, dtype=torch.int32)
         blocks = -(-capacity // BLOCK)
         self._attention_rows = max(1, min(max_rows, SCRATCH // (a.kv_heads * blocks * TILE * a.head_dim)))

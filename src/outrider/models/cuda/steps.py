@@ -18,11 +18,11 @@ from torch import Tensor
 
 from outrider.models.cuda.choose import Chooser, Noise
 from outrider.models.cuda.graphs import Graphs, Staging, bucket
+from outrider.models.cuda.network import HEAD_ROWS, Network
 from outrider.types import Lane, LaneOutcome, StepOutcome
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
-    from outrider.models.cuda.network import Network
 
 LAST, PREVIOUS, LENGTH, GENERATED, TARGET_SLOT, DRAFT_SLOT = range(6)
 FIELDS = 6
@@ -107,7 +107,7 @@ def accept_kernel(
     chosen = tl.load(chosen_ptr + lane * (LENGTH + 1) + i, mask=i <= LENGTH, other=-1)
     draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < LENGTH, other=-2)
     accepted = tl.min(tl.where((i < LENGTH) & (chosen == draft), WIDTH, i), axis=0)
-    _advance(state_ptr + lane * 6, chosen, i, accepted, spare)
+    advance(state_ptr + lane * 6, chosen, i, accepted, spare)
     out = out_ptr + lane * (2 * LONGEST + 2)
     tl.store(out, accepted)
     tl.store(out + 1 + i, chosen, mask=i <= LENGTH)
@@ -115,7 +115,7 @@ def accept_kernel(
 
 
 @triton.jit
-def _advance(state, gained, i, accepted, spare):
+def advance(state, gained, i, accepted, spare):
     """The lane has `gained[0..accepted]`. A lane that only fills up the batch stays where it is."""
     last, length, generated, slot = tl.load(state), tl.load(state + 2), tl.load(state + 3), tl.load(state + 4)
     if slot != spare:
@@ -149,7 +149,7 @@ class DeviceStepper:
         rows = lanes * (MAX_LENGTH + 1)
         self._chosen = room(rows)
         self._noise = Noise.room(rows, device)
-        self._chooser = Chooser(min(rows, self._target.max_rows), vocab_size, device)
+        self._chooser = Chooser(HEAD_ROWS, vocab_size, device)
         self._out = room(lanes, 2 * MAX_LENGTH + 2)
         self._graphs = Graphs(device)
         self._loading = Staging(self._flat.shape[0], device)
@@ -161,7 +161,7 @@ class DeviceStepper:
 
     def limit(self, lanes: int) -> int:
         """The longest chain that fits one pass of the target with its logits."""
-        return min(MAX_LENGTH, self._target.logits.shape[0] // bucket(lanes) - 1)
+        return min(MAX_LENGTH, HEAD_ROWS // bucket(lanes) - 1)
 
     def begin(self, lanes: Sequence[Lane]) -> None:
         """Take over `lanes`; nothing may be under way."""

@@ -1,0 +1,123 @@
+"""Steps taken whole on the device, with the host one step behind.
+
+Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the next
+step is already running. What it learns may end a sequence: the step under way then runs for nothing in that lane, and its
+tokens are dropped. Only steps whose every sequence is chosen by temperature alone under the coupled rule go this way;
+the others, and every drafter that lives on the host, go through `Engine`'s own step, with the same tokens.
+"""
+
+from __future__ import annotations
+
+from outrider.control.controller import Controller
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.engine.round import Judged, Round
+from outrider.engine.sequence import Sequence
+from outrider.sampling.noise import Key, words
+from outrider.types import (
+    Draft,
+    Drafter,
+    Lane,
+    LaneOutcome,
+    LanguageModel,
+    ResolvedParams,
+    Stepper,
+    SteppingModel,
+    Verdict,
+)
+
+CLAIM = 0.8
+"""What a draft made on the device claims per level; the controller learns what it is worth."""
+
+
+def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> Runahead | None:
+    """Where target and drafter can step on one device."""
+    if not isinstance(model, SteppingModel):
+        return None
+    if isinstance(drafter, NoDrafter):
+        return Runahead(model.stepper(None), None, controller)
+    if isinstance(drafter, ModelDrafter) and drafter.chains and isinstance(drafter.model, type(model)):
+        return Runahead(model.stepper(drafter.model), drafter, controller)
+    return None
+
+
+class Runahead:
+    """One step of the running sequences at a time; at most one more is under way."""
+
+    def __init__(self, stepper: Stepper, drafter: ModelDrafter | None, controller: Controller) -> None:
+        self._stepper = stepper
+        self._drafter = drafter
+        self._controller = controller
+        # A budget that depends on what was observed cannot be asked for before it is.
+        self._eager = drafter is None or controller.steady
+        self._lanes: list[Sequence] = []
+        self._under_way: list[int] = []
+        """Draft lengths of the steps launched and not yet collected."""
+        self._reached = 0
+        """Most tokens a lane may have gained since `begin`, those under way included."""
+
+    def step(self, running: list[Sequence]) -> Round | None:
+        """The next step, or None: then nothing is under way and the host must take it."""
+        if not self._under_way:
+            if self._stepper.limit(len(running)) < 0 or not all(steppable(s.params) for s in running):
+                return None
+            if self._lanes != running or not self._in_reach(running):
+                self._begin(running)
+            self._launch(running)
+        if self._lanes == running and self._eager and self._in_reach(running):
+            self._launch(running)
+        rows = len(self._lanes) * (self._under_way.pop(0) + 1)
+        outcome = self._stepper.collect()
+        judged = [_judged(s, lane) for s, lane in zip(self._lanes, outcome.lanes, strict=True) if s in running]
+        return Round(judged, rows, outcome.draft_seconds, outcome.target_seconds)
+
+    def _begin(self, running: list[Sequence]) -> None:
+        slots = self._drafter.hand_over(running) if self._drafter else [0] * len(running)
+        self._stepper.begin([self._lane(s, slot) for s, slot in zip(running, slots, strict=True)])
+        self._lanes = list(running)
+        self._reached = 0
+
+    def _lane(self, s: Sequence, draft_slot: int) -> Lane:
+        p = s.params
+        positions = range(s.generated, s.generated + self._stepper.horizon)
+        return Lane(
+            slot=s.slot,
+            draft_slot=draft_slot,
+            last=s.tokens[-1],
+            previous=s.tokens[-2] if len(s.tokens) > 1 else 0,
+            length=len(s.tokens) - 1,
+            generated=s.generated,
+            temperature=p.temperature,
+            words=words([Key(p.seed, p.choice, i) for i in positions]) if p.temperature > 0 else None,
+        )
+
+    def _launch(self, running: list[Sequence]) -> None:
+        length = 0
+        if self._drafter is not None:
+            budgets = self._controller.budgets(running, False, [s.room for s in running])
+            length = min(max(budget.nodes for budget in budgets), self._stepper.limit(len(running)))
+        self._stepper.launch(length)
+        self._under_way.append(length)
+        self._reached += length + 1
+
+    def _in_reach(self, running: list[Sequence]) -> bool:
+        """Whether the noise on the device lasts for one more step."""
+        longest = self._stepper.limit(len(running)) if self._drafter else 0
+        return self._reached + longest + 1 <= self._stepper.horizon
+
+
+def steppable(p: ResolvedParams) -> bool:
+    """Whether the device makes the choice these parameters ask for: by temperature alone."""
+    return (
+        p.verify == "coupled"
+        and p.is_bare
+        and p.logprobs is None
+        and (p.temperature == 0 or (not p.top_k and p.top_p >= 1 and p.min_p <= 0))
+    )
+
+
+def _judged(sequence: Sequence, lane: LaneOutcome) -> Judged:
+    count = len(lane.drafts)
+    claims = [CLAIM ** (i + 1) for i in range(count)]
+    draft = Draft(lane.drafts, range(-1, count - 1), claims, ModelDrafter.name if count else "none")
+    return Judged(sequence, draft, Verdict(tuple(range(lane.accepted)), lane.tokens[-1]), None)

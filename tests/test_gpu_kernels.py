@@ -1,0 +1,138 @@
+"""Every GPU kernel against PyTorch: run by Triton's interpreter where there is no GPU, in fp16, which it can multiply."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+pytest.importorskip("triton")
+
+from outrider.models.cuda.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.choose import Chooser, Noise
+from outrider.models.cuda.linear import ADD, GATED, STORE, linear_kernel
+from outrider.models.cuda.tiling import depth_split, tiling
+from outrider.sampling.draw import perturb
+from outrider.sampling.noise import Key, words
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+CLOSE = {"atol": 3e-2, "rtol": 2e-2} if DEVICE.type == "cuda" else {"atol": 4e-3, "rtol": 4e-3}
+
+
+def random(*shape: int, dtype: torch.dtype = DTYPE, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 18])
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("epilogue", ["store", "add", "gated-silu", "gated-gelu"])
+def test_linear(rows: int, split: int, epilogue: str) -> None:
+    """Norm folded in, bias, residual, gate; columns that do not fill the last tile; counters left at zero."""
+    columns, depth, eps = 96, 128, 1e-5
+    gated = epilogue.startswith("gated")
+    if gated and split > 1:
+        pytest.skip("gated products are not split")
+    source = random(rows, depth, dtype=torch.float32)
+    x = source.to(DTYPE)
+    w = random(2 * columns if gated else columns, depth, seed=1) / 8
+    bias = random(w.shape[0], dtype=torch.float32, seed=2)
+    residual, gain = random(rows, columns, seed=3), random(columns, dtype=torch.float32, seed=4)
+    squares = torch.stack([source[:, :50].square().sum(1), source[:, 50:].square().sum(1)], dim=1).contiguous()
+    y = torch.full((rows, columns), torch.nan, dtype=DTYPE, device=DEVICE)
+    squares_out = torch.zeros(rows, 2, device=DEVICE)
+    counter = torch.zeros(8, dtype=torch.int32, device=DEVICE)
+    before = residual.clone()
+    m = 16 if rows <= 16 else 32
+    linear_kernel[(2, split, 1)](
+        x, w, bias, None, squares, y, residual, gain, squares_out,
+        torch.zeros(2 * split * 64 * m, device=DEVICE), counter, rows, eps,
+        N=columns, K=depth, EPILOGUE={"store": STORE, "add": ADD}.get(epilogue, GATED), GELU=epilogue == "gated-gelu",
+        TILES=2, LEVELS=1, M=m, BLOCK_N=64, BLOCK_K=32, SPLIT=split, PREFETCH=0, DEPENDENT=False,
+    )  # fmt: skip
+    scale = torch.rsqrt(source.square().mean(1, keepdim=True) + eps)
+    product = x.float() @ w.float().T * scale + bias
+    if gated:
+        act = silu if epilogue == "gated-silu" else lambda z: gelu(z, approximate="tanh")
+        torch.testing.assert_close(y.float(), act(product[:, :columns]) * product[:, columns:], **CLOSE)
+    elif epilogue == "add":
+        total = before.float() + product
+        torch.testing.assert_close(residual.float(), total, **CLOSE)
+        torch.testing.assert_close(y.float(), total * gain, **CLOSE)
+        torch.testing.assert_close(squares_out.sum(1), total.square().sum(1), atol=0.5, rtol=2e-2)
+    else:
+        torch.testing.assert_close(y.float(), product, **CLOSE)
+    assert not counter.any()
+
+
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("together", [1, 4])
+def test_attention(window: int, together: int) -> None:
+    """Rows of two slots: one at the very start, others deep in the cache with scattered ancestors."""
+    heads, kv_heads, dim, capacity = 6, 2, 32, 512
+    rows = [  # slot, position, base, path
+        (0, 0, 1, []),
+        (1, 300, 299, [310, 305]),
+        (1, 301, 299, [310, 306, 320]),
+        (1, 299, 299, [311]),
+        (1, 301, 302, []),
+    ]
+    qkv = random(len(rows), (heads + 2 * kv_heads) * dim)
+    keys, values = (random(2, kv_heads, capacity, dim, seed=seed) for seed in (1, 2))
+    column = lambda i: torch.tensor([row[i] for row in rows], dtype=torch.int32, device=DEVICE)  # noqa: E731
+    paths = torch.zeros(len(rows), 64, dtype=torch.int32, device=DEVICE)
+    for r, (*_, path) in enumerate(rows):
+        paths[r, : len(path)] = torch.tensor(path, dtype=torch.int32)
+    out = torch.full((len(rows), heads * dim), torch.nan, dtype=DTYPE, device=DEVICE)
+    blocks, groups = capacity // BLOCK, -(-len(rows) // together)
+    cells = groups * kv_heads * blocks * TILE
+    counter = torch.zeros(groups * kv_heads, dtype=torch.int32, device=DEVICE)
+    attend_kernel[(groups, kv_heads, blocks * together)](
+        qkv, keys, values, out, column(0), column(1), column(2), paths,
+        torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE), counter,
+        len(rows), capacity, window, 0.3,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PATH=64, TOGETHER=together, TILE=TILE, BLOCK=BLOCK, DEPENDENT=False,
+    )  # fmt: skip
+    for r, (slot, position, base, path) in enumerate(rows):
+        index = [*range(base), *path][: position + 1][-window or None :]
+        for head in range(heads):
+            q = qkv[r, head * dim : (head + 1) * dim].float()
+            k, v = (cache[slot, head // 3, index].float() for cache in (keys, values))
+            expected = torch.softmax(k @ q * 0.3, 0) @ v
+            torch.testing.assert_close(out[r, head * dim : (head + 1) * dim].float(), expected, **CLOSE)
+    assert not counter.any()
+
+
+def test_choices_are_the_reference_s() -> None:
+    """Greedy and sampled rows together, ties, impossible tokens, and columns beyond the vocabulary."""
+    vocab, temperatures = 2500, [0.0, 1.0, 0.7, 0.0, 3.0, 1e-3]
+    logits = random(len(temperatures), vocab + 60, dtype=torch.float32) * 4
+    logits[:, vocab:] = 1e4
+    logits[3, [7, 1900, 2100]] = 50.0
+    logits[4, ::3] = -torch.inf
+    keys = [Key(2**63 + 5, 1, position) for position in range(len(temperatures))]
+    noise = Noise(words(keys).to(DEVICE), torch.tensor(temperatures, dtype=torch.float64, device=DEVICE))
+    chosen = torch.zeros(len(temperatures), 3, dtype=torch.int32, device=DEVICE)
+    chooser = Chooser(8, vocab, DEVICE)
+    chooser.choose(logits, len(temperatures), noise, chosen[:, 1])
+    expected = []
+    for row, key, temperature in zip(logits[:, :vocab].double(), keys, temperatures, strict=True):
+        if temperature:
+            row = perturb(((row - row.max()) / temperature)[None], [key])[0]
+        expected.append(int((row == row.max()).nonzero()[0]))
+    assert chosen[:, 1].tolist() == expected
+    assert not chosen[:, [0, 2]].any()
+    chooser.choose(logits, len(temperatures), None, chosen[:, 0])
+    assert chosen[:, 0].tolist() == logits[:, :vocab].argmax(1).tolist()
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(6144, 4096), (4096, 14336), (960, 576), (576, 1536), (64, 96)])
+def test_tilings_cover_the_matrix_and_split_it_alike_for_any_rows(columns: int, depth: int) -> None:
+    split = depth_split(columns, depth)
+    for rows in (1, 16, 17, 64, 512):
+        cut = tiling(columns, depth, rows, split=split)
+        assert cut.split == split
+        assert depth % (split * cut.block_k) == 0
+        assert cut.block_k >= 16

@@ -1,0 +1,210 @@
+"""The GPU decoder as a whole, and steps taken on the device: the tokens and bits of one row at a time.
+
+Run by Triton's interpreter where there is no GPU, so with a tiny model; tests/test_cuda.py has the real one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Several
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from outrider.bench.shapes import random_weights
+from outrider.control.auto import AutoLength
+from outrider.control.controller import Controller, FixedLength
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence
+from outrider.engine.text import TextStream
+from outrider.models.architecture import Architecture, LayerShape, Rope
+from outrider.models.cuda.decoder import CudaDecoder
+from outrider.models.torch_decoder import TorchDecoder
+from outrider.sampling.history import History
+from outrider.sampling.params import SamplingParams
+from outrider.types import ROOT, Drafter, Rows
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+VOCAB = 90
+
+TARGET = Architecture(
+    family="llama",
+    vocab_size=VOCAB,
+    hidden=64,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    mlp=96,
+    norm_eps=1e-5,
+    max_context=512,
+    layers=(LayerShape(0, 0), LayerShape(0, 0)),
+    ropes=(Rope(10_000.0, 16),),
+    tied=True,
+    attention_scale=0.25,
+)
+DRAFT = replace(TARGET, layers=TARGET.layers[:1])
+
+
+def gpu_decoder(architecture: Architecture, max_batch: int = 3) -> CudaDecoder:
+    """The draft's weights are the target's first: it agrees now and then."""
+    tensors = random_weights(architecture, DEVICE, DTYPE, seed=1)
+    return CudaDecoder.load(architecture, tensors, DTYPE, DEVICE, max_batch=max_batch, max_context=256)
+
+
+@pytest.fixture(scope="module")
+def target() -> CudaDecoder:
+    return gpu_decoder(TARGET)
+
+
+@pytest.fixture(scope="module")
+def draft() -> CudaDecoder:
+    return gpu_decoder(DRAFT)
+
+
+def test_logits_are_those_of_the_pytorch_decoder() -> None:
+    """Biases, norms of queries and keys, a sliding layer; a prompt, a tree, and the rows a commit moved."""
+    rich = replace(TARGET, qkv_bias=True, qk_norm=True, tied=False, layers=(LayerShape(0, 0), LayerShape(0, 6)))
+    reference = TorchDecoder.load(
+        rich, _rich_weights(rich), torch.float32, DEVICE, max_batch=2, max_context=256, bitwise=False
+    )
+    ours = CudaDecoder.load(rich, _rich_weights(rich), DTYPE, DEVICE, max_batch=2, max_context=256)
+    prompt = random.Random(0).choices(range(VOCAB), k=12)
+    tree = Rows(0, [5, 6, 7, 8, 9], [ROOT, 0, 0, 1, 2])
+    found = []
+    for model in (reference, ours):
+        model.open()
+        model.forward([Rows.chain(0, prompt, logits=())])
+        model.commit(0, range(len(prompt)))
+        logits = [model.forward([tree])]
+        model.commit(0, [0, 2, 4])
+        logits.append(model.forward([Rows.chain(0, [11])]))
+        found.append(torch.cat(logits).float())
+    assert (found[0] - found[1]).abs().max() < 0.02 * found[0].abs().max()
+
+
+def _rich_weights(a: Architecture) -> list[tuple[str, torch.Tensor]]:
+    from outrider.models.weights import _allocate
+
+    places = _allocate(a, torch.float32, DEVICE)[2]
+    generator = torch.Generator().manual_seed(3)
+    return [
+        (name, torch.randn(place.shape, generator=generator).to(DEVICE) * 0.2 + float("norm" in name))
+        for name, place in places.items()
+    ]
+
+
+def test_bits_do_not_depend_on_company(target: CudaDecoder) -> None:
+    """`torch.equal`: one token a pass against chains, trees and batches, across a block of positions on a GPU."""
+    start = 130 if DEVICE.type == "cuda" else 3  # the interpreter takes seconds for what a GPU does in milliseconds
+    tokens = random.Random(1).choices(range(VOCAB), k=start + 12)
+    slot = target.open()
+    target.forward([Rows.chain(slot, tokens[:start], logits=())])
+    target.commit(slot, range(start))
+    single = []
+    for token in tokens[start:]:
+        single.append(target.forward([Rows.chain(slot, [token])])[0])
+        target.commit(slot, [0])
+    expected = torch.stack(single)  # row i follows tokens[start + i]
+    target.rollback(slot, start)
+    assert torch.equal(target.forward([Rows.chain(slot, tokens[start:])]), expected)
+    target.rollback(slot, start)
+    other = target.open()
+    target.forward([Rows.chain(other, tokens[: start + 4], logits=())])
+    target.commit(other, range(start + 4))
+    tree = Rows(slot, [3, tokens[start], 4, tokens[start + 1], 5, tokens[start + 2]], [ROOT, ROOT, 1, 1, 3, 3])
+    logits = target.forward([tree, Rows.chain(other, tokens[start + 4 : start + 6])])
+    assert torch.equal(logits[[1, 3, 5]], expected[:3])
+    assert torch.equal(logits[6:], expected[4:6])
+    target.close(slot)
+    target.close(other)
+
+
+def sequence(number: int, prompt: Several[int], params: SamplingParams) -> Sequence:
+    resolved = params.resolve({}, [], VOCAB)
+    return Sequence(
+        id=number,
+        tokens=list(prompt),
+        prompt_length=len(prompt),
+        params=resolved,
+        limit=resolved.max_tokens,
+        stream=TextStream(lambda token: b"x", resolved.stop, False),
+        history=History(list(prompt)),
+    )
+
+
+PROMPTS = [[5, 6, 7], [3], [80, 2, 80, 2]]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=4),
+    SamplingParams(temperature=0.9, seed=7, max_tokens=7),
+    SamplingParams(temperature=0, max_tokens=7, stop_token_ids=[11]),
+]
+
+
+def run(target: CudaDecoder, drafter: Drafter, controller: Controller, *, on_device: bool, late: bool = False) -> list[list[int]]:
+    engine = Engine(target, drafter, controller)
+    assert engine.runahead is not None
+    if not on_device:
+        engine.runahead = None
+    sequences = [sequence(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
+    for one in sequences[: 2 if late else 3]:
+        engine.add(one)
+    for step in count():
+        if late and step == 2:
+            engine.add(sequences[2])
+        if all(s.finish_reason for s in sequences):
+            return [s.tokens[s.prompt_length :] for s in sequences]
+        engine.step()
+
+
+@pytest.fixture(scope="module")
+def plain(target: CudaDecoder) -> list[list[int]]:
+    """What the host decides, one row at a time."""
+    return run(target, NoDrafter(), FixedLength(0), on_device=False)
+
+
+def test_plain_steps_on_the_device(target: CudaDecoder, plain: list[list[int]]) -> None:
+    assert run(target, NoDrafter(), FixedLength(0), on_device=True, late=True) == plain
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_drafted_steps_on_the_device(
+    target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]], length: int
+) -> None:
+    assert run(target, ModelDrafter(draft), FixedLength(length), on_device=True, late=length == 3) == plain
+
+
+def test_the_controller_may_change_the_length(
+    target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]]
+) -> None:
+    assert run(target, ModelDrafter(draft), AutoLength(nodes=4), on_device=True) == plain
+
+
+def test_noise_is_renewed_and_the_host_may_step_in(
+    target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short horizon, and a second sequence whose logprobs only the host computes: same tokens as all on the host."""
+    found = []
+    for on_device in (True, False):
+        engine = Engine(target, ModelDrafter(draft), FixedLength(2))
+        assert engine.runahead is not None
+        monkeypatch.setattr(engine.runahead._stepper, "horizon", 4)
+        monkeypatch.setattr(engine.runahead._stepper, "limit", lambda lanes: 2)
+        if not on_device:
+            engine.runahead = None
+        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=8))
+        two = sequence(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1))
+        engine.add(one)
+        engine.step()
+        engine.add(two)
+        while not (one.finish_reason and two.finish_reason):
+            engine.step()
+        assert len(two.logprobs) == 2
+        found.append((one.tokens, two.tokens))
+    assert found[0] == found[1]
