@@ -86,15 +86,17 @@ class CudaDecoder(StaticCache):
         wanted = [r for r, (*_, want) in enumerate(rows) if want]
         staging = self._staging.pop(0)
         self._staging.append(staging)
-        self._fill(Tables.over(staging.free()), rows, count, wanted)
-        staging.send(self.network.tables.flat)
+        scattered = self._fill(Tables.over(staging.free()), rows, count, wanted)
+        staging.send(self.network.tables.flat, Tables.size(MAX_ROWS, paths=count if scattered else 0))
         longest = max(span.base + len(span.paths[i]) for _, span, i, _ in rows)
         context = min(self.network.capacity, max(512, bucket(longest)))
         together = len({span.slot for _, span, *_ in rows}) * 2 <= len(rows)
         key = ("body", count, context, together)
         self.graphs.run(key, lambda: self.network.body(count, context, together))
+        if not wanted:
+            return torch.empty(0, self.vocab_size, device=self.device)
         parts = [self._logits(wanted[start : start + HEAD_ROWS], start) for start in range(0, len(wanted), HEAD_ROWS)]
-        return torch.cat(parts) if parts else torch.empty(0, self.vocab_size, device=self.device)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _logits(self, wanted: Sequence[int], start: int) -> Tensor:
         if start:  # the head reads the first entries
@@ -103,24 +105,28 @@ class CudaDecoder(StaticCache):
         self.graphs.run(("head", count), lambda: self.network.head(count))
         return self.network.logits[: len(wanted)].clone()
 
-    def _fill(self, tables: Tables, rows: list[_Row], count: int, wanted: Sequence[int]) -> None:
-        """Describe `rows` on the host; those up to `count` are padding: position 0 of the spare slot."""
+    def _fill(self, tables: Tables, rows: list[_Row], count: int, wanted: Sequence[int]) -> bool:
+        """Describe `rows` on the host; those up to `count` are padding: position 0 of the spare slot. Returns whether
+        any row has ancestors off the order of their positions."""
         n = len(rows)
-        spare = self.max_batch
         columns = np.array([_described(token, span, i) for token, span, i, _ in rows], dtype=np.int32).T
-        padding = (0, spare, 0, 0, 1)
+        padding = (0, self.max_batch, 0, 0, 1)
         for table, column, pad in zip(
             (tables.tokens, tables.slots, tables.positions, tables.indices, tables.bases), columns, padding, strict=True
         ):
             numbers = table.numpy()
             numbers[:n] = column
             numbers[n:count] = pad
-        tables.wanted.numpy()[: len(wanted)] = wanted
-        tables.wanted.numpy()[len(wanted) : bucket(len(wanted)) if wanted else 0] = 0
+        asked = tables.wanted.numpy()
+        asked[: bucket(len(wanted)) if wanted else 0] = 0
+        asked[: len(wanted)] = wanted
         paths = tables.paths.numpy()
+        any_scattered = False
         for r, (_, span, i, _) in enumerate(rows):
-            scattered = span.paths[i][_in_order(span, i) :]
-            paths[r, : len(scattered)] = scattered
+            if scattered := span.paths[i][_in_order(span, i) :]:
+                paths[r, : len(scattered)] = scattered
+                any_scattered = True
+        return any_scattered
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = (torch.tensor(side, device=self.device) for side in (sources, targets))

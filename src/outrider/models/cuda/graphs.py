@@ -21,8 +21,9 @@ class Staging:
             self._sent.synchronize()
         return self._host
 
-    def send(self, target: Tensor) -> None:
-        target.copy_(self._host, non_blocking=True)
+    def send(self, target: Tensor, count: int | None = None) -> None:
+        """Copy the first `count` numbers (None: all)."""
+        target[:count].copy_(self._host[:count], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 

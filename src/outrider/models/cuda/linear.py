@@ -88,7 +88,7 @@ def linear_kernel(
     inside = n < N
     w_ptrs = w_ptr + (n.to(tl.int64) * K)[:, None] + (part * depth + k)[None, :]
     if DEPENDENT:
-        lines = tl.arange(0, BLOCK_K // 64) * 64
+        lines = tl.arange(0, (BLOCK_K + 63) // 64) * 64
         for ahead in tl.static_range(PREFETCH):
             start = (n.to(tl.int64) * K)[:, None] + (part * depth + ahead * BLOCK_K + lines)[None, :]
             _prefetch(w_ptr + start)

@@ -59,8 +59,9 @@ class Tables:
         return Tables(flat, *vectors, paths=paths.view(rows, PATH))
 
     @staticmethod
-    def size(rows: int) -> int:
-        return rows * (6 + PATH)
+    def size(rows: int, paths: int | None = None) -> int:
+        """Numbers in tables of `rows` rows, or in their part up to the first `paths` paths."""
+        return rows * 6 + (rows if paths is None else paths) * PATH
 
 
 class Network:
