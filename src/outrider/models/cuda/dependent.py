@@ -13,5 +13,6 @@ import triton.language as tl
 @triton.jit
 def after_previous(DEPENDENT: tl.constexpr):
     if DEPENDENT:
-        tl.extra.cuda.gdc_launch_dependents()
+        # In this order: the other way round a dozen small kernels pile up on the device, waiting for one another.
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
