@@ -47,9 +47,16 @@ def _command(name: str, command: Any, told: dict[str, str]) -> Iterator[str]:
     `Any`: typer's command classes differ from version to version.
     """
     if below := getattr(command, "commands", None):
+        if command.invoke_without_command:
+            yield from _page(name, command, told)
         for child, inner in below.items():
             yield from _command(f"{name} {child}", inner, told)
         return
+    yield from _page(name, command, told)
+
+
+def _page(name: str, command: Any, told: dict[str, str]) -> Iterator[str]:
+    """One command itself."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
     yield f"## `{' '.join([name, *(p.metavar for p in arguments)])}`\n"
