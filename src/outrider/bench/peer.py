@@ -42,7 +42,7 @@ class PeerArm:
         if self._config[needs] is None:
             form = "a GGUF file" if needs == "gguf" else "a Hugging Face folder"
             raise ArmUnavailable(f"{self._program} reads {form}, and this model is not one")
-        self._log = self._open.enter_context(tempfile.TemporaryFile())
+        self._log = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         # A session of its own: Ctrl-C reaches us alone, and we end the workers. Their stdin ends with us.
         self._process = subprocess.Popen(
             [str(python), str(_WORKER), PROGRAMS[self._program].module],

@@ -17,7 +17,7 @@ def load(config: dict[str, Any]) -> Peer:
     return Peer(config)
 
 
-class _Tap(openvino_genai.StreamerBase):
+class _Tap(openvino_genai.StreamerBase):  # type: ignore[misc]
     """Hands on what each pass brought."""
 
     def __init__(self, emit: Callable[[Sequence[int]], None]) -> None:
