@@ -40,7 +40,7 @@ def compare(before: Results, after: Results) -> list[Verdict]:
         if old != new:
             raise InvalidRequest(f"compare: the results differ in {name} ({old!r} and {new!r}); measure alike")
     shared = [arm for arm in after.arms if arm in before.arms]
-    old_answers, new_answers = ({arm: by_question(each.of(arm)) for arm in shared} for each in (before, after))
+    old_answers, new_answers = ({arm: by_question(each.judged(arm)) for arm in shared} for each in (before, after))
     verdicts = []
     for arm in shared:
         asked = [key for key in new_answers[arm] if key in old_answers[arm]]

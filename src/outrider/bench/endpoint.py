@@ -72,6 +72,10 @@ class EndpointArm:
         pass
 
     @property
+    def pids(self) -> Sequence[int]:
+        return ()
+
+    @property
     def versions(self) -> dict[str, str]:
         return {"model": self._model}
 

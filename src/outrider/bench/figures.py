@@ -62,14 +62,19 @@ def _arms(arms: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> Any:
     for place, entry in zip(places, arms, strict=True):
         low, high = entry["decode_tokens_per_second_quartiles"]
         axes.plot([low, high], [place, place], color="#222222", linewidth=1.2, marker="|", markersize=6)
-        right = max(high, entry["decode_tokens_per_second"])
         axes.annotate(
-            f"{entry['decode_tokens_per_second']:.1f}", (right, place), xytext=(6, 0), textcoords="offset points",
-            va="center", fontsize=9,
-        )  # fmt: skip
+            f"{entry['decode_tokens_per_second']:.1f}",
+            (1.0, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(30, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=9,
+        )
     axes.set_yticks(places, [entry["arm"] for entry in arms])
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.set_xlim(0, None)
     _plain_style(axes, "x")
     axes.set_xlabel(
         "decode, tokens/s (bar: total tokens over total time; line: quartiles of single answers)", fontsize=8

@@ -64,6 +64,10 @@ class OurArm:
         self._llm = None
 
     @property
+    def pids(self) -> Sequence[int]:
+        return ()
+
+    @property
     def versions(self) -> dict[str, str]:
         return {"outrider": __version__, "torch": version("torch")}
 

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from outrider.bench.table import identical, number, speedup
+from outrider.bench.table import disturbance, identical, number, speedup
 
 _COLOURS = 8
 
@@ -45,6 +45,8 @@ def _head(document: Mapping[str, Any]) -> Iterator[str]:
     yield f'<p class="dim">{escape(" · ".join(facts))}</p>'
     if not document["complete"]:
         yield '<p class="warn">Incomplete: the run was stopped; only questions every arm answered are counted.</p>'
+    if note := disturbance(document):
+        yield f'<p class="warn">{escape(note.capitalize())}.</p>'
     for entry in document["skipped"]:
         yield f'<p class="warn">Skipped {escape(entry["arm"])}: {escape(entry["why"])}</p>'
 

@@ -82,6 +82,10 @@ class PeerArm:
         self._open.close()
 
     @property
+    def pids(self) -> Sequence[int]:
+        return () if self._process is None else (self._process.pid,)
+
+    @property
     def versions(self) -> dict[str, str]:
         return self._versions
 

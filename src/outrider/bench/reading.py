@@ -85,6 +85,11 @@ class Arm(Protocol):
     def close(self) -> None: ...
 
     @property
+    def pids(self) -> Sequence[int]:
+        """Processes of its own, besides ours."""
+        ...
+
+    @property
     def versions(self) -> dict[str, str]:
         """What it runs on, for the provenance; known once prepared."""
         ...

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.bystanders import LIMIT
 from outrider.bench.reading import Reading
 from outrider.bench.summary import summarise
 from outrider.errors import InvalidRequest
@@ -29,6 +30,8 @@ class Measurement:
     turn: int
     prompt_tokens: int
     reading: Reading
+    other_work: float | None = None
+    """Processors busy with something else meanwhile; None: not known."""
 
     @property
     def asked(self) -> tuple[str, int]:
@@ -50,6 +53,20 @@ class Results:
     def of(self, arm: str) -> list[Measurement]:
         return [each for each in self.measurements if each.arm == arm]
 
+    @property
+    def disturbed(self) -> list[str]:
+        """Questions during which other work ran on the machine, in any arm."""
+        return list(dict.fromkeys(each.question for each in self.measurements if (each.other_work or 0.0) > LIMIT))
+
+    def judged(self, arm: str) -> list[Measurement]:
+        """What counts for this arm: disturbed questions are left out, for all arms alike, unless most are."""
+        left_out = set(self.disturbed) if self.leaves_out_disturbed else set()
+        return [each for each in self.of(arm) if each.question not in left_out]
+
+    @property
+    def leaves_out_disturbed(self) -> bool:
+        return 2 * len(self.disturbed) <= len({each.question for each in self.measurements})
+
     def drop(self, arm: str, why: str) -> None:
         """Forget an arm that failed: its part of the questions would not compare."""
         self.arms.remove(arm)
@@ -61,9 +78,10 @@ class Results:
             "format": FORMAT,
             "complete": self.complete,
             "arms": summarise(
-                self.arms, {arm: self.of(arm) for arm in self.arms}, sampled=self.settings["temperature"] > 0
+                self.arms, {arm: self.judged(arm) for arm in self.arms}, sampled=self.settings["temperature"] > 0
             ),
             "skipped": [{"arm": arm, "why": why} for arm, why in self.skipped.items()],
+            "disturbed": {"questions": self.disturbed, "left_out": self.leaves_out_disturbed},
             "settings": self.settings,
             "provenance": self.provenance,
             "measurements": [_flat(each) for each in self.measurements],
@@ -123,10 +141,10 @@ def finished(results: Results, turns: Mapping[str, int]) -> set[str]:
 
 def _flat(each: Measurement) -> dict[str, Any]:
     flat = asdict(each)
-    reading = flat.pop("reading")
+    reading, other_work = flat.pop("reading"), flat.pop("other_work")
     for name in ("prefill_seconds", "decode_seconds"):
         reading[name] = round(reading[name], 6)
-    return {**flat, **reading}
+    return {**flat, **reading, "other_work": other_work}
 
 
 def _measurement(entry: Mapping[str, Any]) -> Measurement:
@@ -147,4 +165,5 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
             decode_seconds=entry["decode_seconds"],
             drafted=entry["drafted"],
         ),
+        other_work=entry["other_work"],
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from outrider.bench.bystanders import Bystanders
 from outrider.bench.endpoint import EndpointArm
 from outrider.bench.names import ArmName
 from outrider.bench.ours import OurArm
@@ -72,6 +73,7 @@ def _measure(
     """Questions are asked in a fixed order, by all arms before the next; who goes first changes every time."""
     todo = [(i, q) for i, q in enumerate(interleaved(plan.questions)) if q.id not in done]
     total = sum(len(question.turns) for _, question in todo) * len(arms)
+    others = Bystanders([pid for arm in arms for pid in arm.pids])
     with progress.task(f"Measuring {len(arms)} arms", total) as advance:
         for index, question in todo:
             sampling = Sampling(plan.max_tokens, plan.temperature, plan.seed + index)
@@ -81,6 +83,7 @@ def _measure(
                 prompt = target.encode(conversation)
                 first = (index + turn) % len(arms)
                 for arm in [*arms[first:], *arms[:first]]:
+                    others.start()
                     try:
                         reading = arm.run(prompt, sampling)
                     except ArmUnavailable as failure:
@@ -89,8 +92,11 @@ def _measure(
                         if not arms:
                             raise InvalidRequest(f"every arm failed; the last one: {failure}") from failure
                         continue
-                    each = Measurement(arm.name, question.id, question.category, turn, len(prompt), reading)
-                    results.measurements.append(each)
+                    # An endpoint's server may be on this machine: its work is not other work.
+                    disturbance = None if isinstance(arm, EndpointArm) else others.processors()
+                    results.measurements.append(
+                        Measurement(arm.name, question.id, question.category, turn, len(prompt), reading, disturbance)
+                    )
                     advance(1)
                 # Whoever answers, later turns follow the first arm's words, so that all arms are asked the same.
                 conversation.append({"role": "assistant", "content": _answer(results, target, question.id, turn)})

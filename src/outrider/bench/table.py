@@ -42,11 +42,18 @@ def _headline(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(" · ".join(facts), style="dim")
     if not document["complete"]:
         yield Text("incomplete: only the questions every arm has answered are counted", style="yellow")
-    if origin["load_average_before"] > 0.5 * (origin["cores"] or 1):
-        yield Text(
-            f"the machine was busy before (load {origin['load_average_before']:.1f}); these figures may be low",
-            style="yellow",
-        )
+    if note := disturbance(document):
+        yield Text(note, style="yellow")
+
+
+def disturbance(document: Mapping[str, Any]) -> str:
+    """What other work on the machine did to the result, in a sentence; empty: nothing."""
+    asked = document["disturbed"]["questions"]
+    if not asked:
+        return ""
+    if document["disturbed"]["left_out"]:
+        return f"other work ran on the machine during {len(asked)} questions; they are left out, for all arms"
+    return f"other work ran on the machine during most questions ({len(asked)}): these figures say little"
 
 
 def _arms(entries: list[dict[str, Any]]) -> Table:
