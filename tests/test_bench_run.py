@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,7 @@ import pytest
 from bench_results import noisy
 
 from outrider.bench import environments
-from outrider.bench.endpoint import EndpointArm
-from outrider.bench.names import parse
-from outrider.bench.peer import PeerArm
-from outrider.bench.reading import ArmUnavailable, Sampling
 from outrider.bench.results import Results
-from outrider.errors import OutriderError
-from outrider.models.checkpoints.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[1]
 OUTRIDER = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
@@ -54,7 +47,7 @@ def test_a_run_end_to_end(questions: Path, tmp_path: Path) -> None:
     arms = "plain,suffix,suffix:4,transformers,llama.cpp"
     out, html = tmp_path / "r.json", tmp_path / "r.html"
     done = bench(
-        *("--arms", arms, "--questions", str(questions), "--max-tokens", "12", "--threads", "1", "--json"),
+        *("--arms", arms, "--questions", str(questions), "--max-tokens", "8", "--threads", "1", "--json"),
         *("--out", str(out), "--html", str(html), "--dtype", "fp32"),
     )
     assert done.returncode == 0, done.stderr
@@ -68,7 +61,7 @@ def test_a_run_end_to_end(questions: Path, tmp_path: Path) -> None:
     assert [entry["arm"] for entry in document["skipped"]] == missing
     assert all("outrider bench install llama.cpp" in entry["why"] for entry in document["skipped"])
     for entry in document["arms"]:
-        assert entry["tokens"] == 4 * 12  # four turns
+        assert entry["tokens"] == 4 * 8  # four turns
         assert entry["decode_tokens_per_second"] > 0
         assert entry["prefill_seconds"] > 0
     named = {entry["arm"]: entry for entry in document["arms"]}
@@ -100,7 +93,7 @@ def _check_measurements(measurements: list[dict[str, Any]], arms: list[str]) -> 
     later = [m["prompt_tokens"] for m in measurements if m["turn"] == 1]
     first = [m["prompt_tokens"] for m in measurements if m["question"] == "1" and m["turn"] == 0]
     assert later
-    assert min(later) > first[0] + 8  # the answer is part of the next prompt
+    assert min(later) > first[0] + 6  # the answer is part of the next prompt
 
 
 def test_ctrl_c_keeps_the_finished_part_and_resume_goes_on(tmp_path: Path) -> None:
@@ -167,132 +160,12 @@ def test_compare_exits_with_the_verdict(tmp_path: Path) -> None:
     assert same.returncode == 0, same.stdout
     worse = bench("compare", str(tmp_path / "a.json"), str(tmp_path / "c.json"))
     assert worse.returncode == 1
-    assert "plain: decode speed -1" in worse.stdout
+    assert any(
+        line.startswith("plain: decode speed -") and "clearly worse" in line for line in worse.stdout.splitlines()
+    )
     shown = bench("report", str(tmp_path / "a.json"))
     assert shown.returncode == 0
     assert "suffix" in shown.stdout
-
-
-# Peers
-
-
-def _config(checkpoint: Checkpoint) -> dict[str, Any]:
-    folder = checkpoint.path
-    return {
-        "folder": str(folder), "gguf": str(folder / "model.gguf"), "dtype": "fp32", "device": "cpu", "threads": 1,
-        "max_context": 256,
-    }  # fmt: skip
-
-
-def _prompt(checkpoint: Checkpoint) -> list[int]:
-    text = "Say this: the red fox, the red fox, the red fox."
-    return checkpoint.tokenizer.apply_chat_template([{"role": "user", "content": text}])
-
-
-def _answers(arm: PeerArm, prompt: Sequence[int]) -> Any:
-    try:
-        arm.prepare()
-        assert arm.versions
-        assert len(arm.pids) == 1
-        return arm.run(prompt, Sampling(16, 0.0, 0))
-    finally:
-        arm.close()
-
-
-def test_lookup_of_a_peer_gains_several_tokens_a_pass(default_checkpoint: Checkpoint) -> None:
-    arm = PeerArm(parse("transformers-lookup"), _config(default_checkpoint))
-    reading = _answers(arm, _prompt(default_checkpoint))
-    assert reading.tokens == len(reading.token_ids) == sum(reading.passes) == 16
-    assert len(reading.passes) < 16
-    assert reading.prefill_seconds > 0
-    assert reading.decode_seconds > 0
-    assert arm.pids == ()
-
-
-@pytest.mark.parametrize("name", ["llama.cpp", "llama.cpp-lookup", "openvino", "openvino-lookup"])
-def test_installed_peers_answer(name: str, default_checkpoint: Checkpoint) -> None:
-    if environments.python_of(parse(name).program) is None:
-        pytest.skip(f"{name} is not installed")
-    reading = _answers(PeerArm(parse(name), _config(default_checkpoint)), _prompt(default_checkpoint))
-    assert reading.tokens == sum(reading.passes) == 16
-    assert ("lookup" in name) == (len(reading.passes) < 16)
-
-
-def test_a_peer_that_fails_says_why(default_checkpoint: Checkpoint) -> None:
-    arm = PeerArm(parse("transformers"), {**_config(default_checkpoint), "dtype": "int3"})
-    with pytest.raises(ArmUnavailable, match=r"transformers failed: .*int3"):
-        _answers(arm, [1, 2, 3])
-
-
-def test_a_peer_that_dies_says_so(default_checkpoint: Checkpoint) -> None:
-    arm = PeerArm(parse("transformers"), _config(default_checkpoint))
-    arm.prepare()
-    os.kill(arm.pids[0], signal.SIGKILL)
-    with pytest.raises(ArmUnavailable, match="died with exit code -9"):
-        arm.run([1, 2, 3], Sampling(4, 0.0, 0))
-    arm.close()
-
-
-def test_a_missing_peer_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    with pytest.raises(ArmUnavailable, match="`outrider bench install vllm`"):
-        PeerArm(parse("vllm"), {}).prepare()
-
-
-def test_a_failed_install_leaves_nothing_that_looks_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(OutriderError, match="`outrider bench install openvino` tries again"):
-        environments.install("openvino")
-    assert environments.python_of("openvino") is None
-
-
-SERVER = """
-import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.reply("application/json", json.dumps({"data": [{"id": "served"}]}))
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if not isinstance(asked["prompt"], str):
-            self.send_error(400)
-            return
-        assert asked["model"] == "served" and asked["ignore_eos"] and asked["stream"]
-        events = [{"choices": [{"text": "x"}]}] * asked["max_tokens"]
-        events.append({"choices": [], "usage": {"completion_tokens": asked["max_tokens"]}})
-        lines = "".join("data: " + json.dumps(event) + "\\n\\n" for event in events)
-        self.reply("text/event-stream", lines + "data: [DONE]\\n\\n")
-    def reply(self, kind, text):
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-        self.wfile.write(text.encode())
-    def log_message(self, *arguments):
-        pass
-server = HTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
-def test_an_endpoint_is_counted_by_its_usage(default_checkpoint: Checkpoint) -> None:
-    """This server knows prompts as text only, as some do; ids are tried first."""
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
-        arm = EndpointArm("endpoint", url, default_checkpoint.tokenizer)
-        arm.prepare()
-        reading = arm.run(_prompt(default_checkpoint), Sampling(9, 0.0, 0))
-        assert (reading.tokens, reading.token_ids, reading.passes) == (9, None, None)
-        assert arm.versions == {"model": "served"}
-    finally:
-        server.kill()
-        server.communicate()
-    with pytest.raises(ArmUnavailable, match="is the server up"):
-        arm.run([1], Sampling(9, 0.0, 0))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.bench.table import disturbance, identical, number, speedup
 
-_COLOURS = 8
+_COLOURS = 10
 
 Entry = Mapping[str, Any]
 
@@ -89,7 +89,7 @@ def _tables(arms: Sequence[Entry]) -> Iterator[str]:
 
 
 def _table(entries: Sequence[Entry]) -> str:
-    headings = ("arm", "decode tok/s", "median", "end to end tok/s", "× plain", "prefill s", "tokens/pass", "identical")
+    headings = ("arm", "decode tok/s", "median", "end to end", "× plain", "prefill s", "tokens/pass", "identical")
     rows = [
         (
             entry["arm"],

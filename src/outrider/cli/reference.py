@@ -24,7 +24,7 @@ Ctrl-C.
 
 _JSON = """## The JSON object
 
-`--json` prints one object per answer:
+`--json` of `generate` and `chat` prints one object per answer:
 
 - `text`, `token_ids`, `origins` (per token: the drafter it came from, or `target`)
 - `finish_reason` (`stop` or `length`), `prompt_tokens`, `seed`, `model`, `drafter`
@@ -33,6 +33,8 @@ _JSON = """## The JSON object
 - with `--compare`: `plain`, an object of the same shape, and `identical` (are the token ids the same?)
 - with `--logprobs N`: `logprobs`, per token its log-probability and the N likeliest tokens
 - with `--trace`: `trace`, per step the draft (tokens and parents), the accepted nodes and the token added
+
+What `outrider bench --json` prints is described in [bench.md](bench.md).
 """
 
 
