@@ -3,8 +3,8 @@ acceptance, and the cost of a pass by the number of rows.
 
     python benchmarks/gpu_speed.py [--quick] [--out benchmarks/results/gpu_speed.json]
 
-256 random tokens in, 256 out, greedy. Rates come from whole runs through the engine: tokens beyond the first 64 over the
-time they took, so prefill and first compilation cancel out; medians of three.
+256 random tokens in, 256 out, greedy. Rates come from whole runs through the engine: tokens beyond the first 64 over
+the time they took, so prefill and first compilation cancel out; medians of three.
 """
 
 from __future__ import annotations
@@ -162,7 +162,12 @@ def main() -> None:
     for shape in ("135m", "8b"):
         times = result[f"{shape}_pass_ms_by_rows"]
         assert isinstance(times, dict)
-        print(shape, "pass ms by rows", {k: round(v, 3) for k, v in times.items()}, f"64 rows {times['64'] / times['1']:.3f}x one")
+        print(
+            shape,
+            "pass ms by rows",
+            {k: round(v, 3) for k, v in times.items()},
+            f"64 rows {times['64'] / times['1']:.3f}x one",
+        )
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1))

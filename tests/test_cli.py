@@ -63,7 +63,7 @@ def generate(*arguments: str, stdin: str = "") -> dict[str, Any]:
 # Without a model
 
 
-HELP = ["--help", "generate --help", "chat --help", "models --help", "models pull --help", "--version"]
+HELP = ["--help", "generate --help", "chat --help", "models --help", "models pull --help", "bench --help", "--version"]
 
 
 @pytest.mark.parametrize("arguments", HELP)

@@ -1,4 +1,4 @@
-"""Every GPU kernel against PyTorch: run by Triton's interpreter where there is no GPU, in fp16, which it can multiply."""
+"""Every GPU kernel against PyTorch: by Triton's interpreter where there is no GPU, in fp16, which it can multiply."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch.nn.functional import gelu, silu
 
 pytest.importorskip("triton")
 
-from outrider.models.cuda.attention import BLOCK, TILE, attend_kernel
-from outrider.models.cuda.choose import Chooser, Noise
-from outrider.models.cuda.linear import ADD, GATED, STORE, linear_kernel
+from outrider.models.cuda.chooser import Chooser, Noise
+from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
 from outrider.models.cuda.tiling import depth_split, tiling
 from outrider.sampling.draw import perturb
 from outrider.sampling.noise import Key, words

@@ -147,7 +147,9 @@ PARAMS = [
 ]
 
 
-def run(target: CudaDecoder, drafter: Drafter, controller: Controller, *, on_device: bool, late: bool = False) -> list[list[int]]:
+def run(
+    target: CudaDecoder, drafter: Drafter, controller: Controller, *, on_device: bool, late: bool = False
+) -> list[list[int]]:
     engine = Engine(target, drafter, controller)
     assert engine.runahead is not None
     if not on_device:
@@ -180,9 +182,7 @@ def test_drafted_steps_on_the_device(
     assert run(target, ModelDrafter(draft), FixedLength(length), on_device=True, late=length == 3) == plain
 
 
-def test_the_controller_may_change_the_length(
-    target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]]
-) -> None:
+def test_the_controller_may_change_the_length(target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]]) -> None:
     assert run(target, ModelDrafter(draft), AutoLength(nodes=4), on_device=True) == plain
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import count
 from typing import Literal
@@ -70,11 +71,21 @@ class LLM:
             check_vocabularies(checkpoint.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
             return load_model(draft, place)
 
+        self._load_draft_model = load_draft_model
         self.model = load_model(checkpoint, place)
         self.drafter = build(drafter, load_draft_model, self.model.vocab_size) if isinstance(drafter, str) else drafter
         self._engine = Engine(self.model, self.drafter, controller)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
         self._ids = count()
+
+    def with_drafter(self, drafter: str | Drafter, controller: Controller) -> LLM:
+        """Another way to decode with the same weights and cache slots; use one of the two at a time."""
+        other = copy(self)
+        if isinstance(drafter, str):
+            drafter = build(drafter, self._load_draft_model, self.model.vocab_size)
+        other.drafter = drafter
+        other._engine = Engine(self.model, drafter, controller)
+        return other
 
     def generate(
         self,

@@ -176,7 +176,7 @@ class LanguageModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A sequence as a `Stepper` takes it over; the caches hold all its tokens but the last (draft: but the last two)."""
+    """A sequence as a `Stepper` takes it over; the caches hold all its tokens but the last."""
 
     slot: int
     draft_slot: int
@@ -210,9 +210,9 @@ class StepOutcome:
 class Stepper(Protocol):
     """Takes whole steps (draft a chain, verify, accept, keep) on a device, without the host in between.
 
-    `begin` hands it sequences; steps are then launched with chains of any length up to `limit` and collected in the same
-    order. A step may be launched before the one before is collected: it starts from wherever that one ends. Tokens are
-    those of the coupled rule. Noise reaches `horizon` positions beyond `begin`.
+    `begin` hands it sequences; steps are then launched with chains of any length up to `limit` and collected in the
+    same order. A step may be launched before the one before is collected: it starts from wherever that one ends.
+    Tokens are those of the coupled rule. Noise reaches `horizon` positions beyond `begin`.
     """
 
     horizon: int

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from outrider.bench.forced_kernel import forced_accept_kernel
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.graphs import Staging, bucket
-from outrider.models.cuda.steps import MAX_LENGTH, TARGET_SLOT, DeviceStepper, advance
+from outrider.models.cuda.stepper import MAX_LENGTH, TARGET_SLOT, DeviceStepper
 from outrider.sampling.chance import KeyedChance
-
-
-@triton.jit
-def forced_accept_kernel(
-    state_ptr,  # as `accept_kernel` of models/cuda/steps.py
-    drafts_ptr,
-    chosen_ptr,
-    out_ptr,
-    forced_ptr,  # int32 [lanes]: how many drafts to accept
-    spare,
-    LENGTH: tl.constexpr,
-    LONGEST: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    lane = tl.program_id(0)
-    i = tl.arange(0, WIDTH)
-    chosen = tl.load(chosen_ptr + lane * (LENGTH + 1) + i, mask=i <= LENGTH, other=-1)
-    draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < LENGTH, other=-2)
-    accepted = tl.minimum(tl.load(forced_ptr + lane), LENGTH)
-    gained = tl.where(i < accepted, draft, chosen)
-    advance(state_ptr + lane * 6, gained, i, accepted, spare)
-    out = out_ptr + lane * (2 * LONGEST + 2)
-    tl.store(out, accepted)
-    tl.store(out + 1 + i, gained, mask=i <= LENGTH)
-    tl.store(out + 2 + LONGEST + i, draft, mask=i < LENGTH)
 
 
 class ForcedStepper(DeviceStepper):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
+from outrider.cli.bench import bench
 from outrider.cli.chat import chat
 from outrider.cli.generate import generate
 from outrider.cli.help import CONTEXT, HeadedCommand
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command(cls=HeadedCommand)(generate)
 app.command(cls=HeadedCommand)(chat)
 app.add_typer(models, name="models")
+app.add_typer(bench, name="bench")
 
 
 def _version(wanted: bool) -> None:

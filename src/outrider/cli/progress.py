@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 2.0
 """Seconds of silence before a log file hears about a task."""
+_EVERY = 20.0
+"""Seconds between two lines about a long task in a log file."""
 
 
 class RichProgress:
@@ -31,6 +33,38 @@ class RichProgress:
         with Progress(*columns, console=notes(), transient=True) as bars:
             bar = bars.add_task(description, total=total)
             yield lambda amount: bars.advance(bar, amount)
+
+
+class TimedProgress(RichProgress):
+    """For hours of work: a log file, too, hears every now and then how far it is and when it will be done."""
+
+    @contextmanager
+    def task(self, description: str, total: int | None) -> Iterator[Advance]:
+        if sys.stderr.isatty() or total is None:
+            with super().task(description, total) as advance:
+                yield advance
+            return
+        yield _log_now_and_then(description, total)
+
+
+def _log_now_and_then(description: str, total: int) -> Advance:
+    started = said = monotonic()
+    done = 0
+
+    def advance(amount: int) -> None:
+        nonlocal said, done
+        done += amount
+        now = monotonic()
+        if now - said > _EVERY:
+            said = now
+            left = (now - started) / done * (total - done)
+            print(f"{description}: {done} of {total}, {_duration(left)} left", file=sys.stderr, flush=True)
+
+    return advance
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _log_if_slow(description: str) -> Advance:

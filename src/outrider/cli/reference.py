@@ -24,7 +24,7 @@ Ctrl-C.
 
 _JSON = """## The JSON object
 
-`--json` prints one object per answer:
+`--json` of `generate` and `chat` prints one object per answer:
 
 - `text`, `token_ids`, `origins` (per token: the drafter it came from, or `target`)
 - `finish_reason` (`stop` or `length`), `prompt_tokens`, `seed`, `model`, `drafter`
@@ -33,6 +33,8 @@ _JSON = """## The JSON object
 - with `--compare`: `plain`, an object of the same shape, and `identical` (are the token ids the same?)
 - with `--logprobs N`: `logprobs`, per token its log-probability and the N likeliest tokens
 - with `--trace`: `trace`, per step the draft (tokens and parents), the accepted nodes and the token added
+
+What `outrider bench --json` prints is described in [bench.md](bench.md).
 """
 
 
@@ -47,9 +49,16 @@ def _command(name: str, command: Any, told: dict[str, str]) -> Iterator[str]:
     `Any`: typer's command classes differ from version to version.
     """
     if below := getattr(command, "commands", None):
+        if command.invoke_without_command:
+            yield from _page(name, command, told)
         for child, inner in below.items():
             yield from _command(f"{name} {child}", inner, told)
         return
+    yield from _page(name, command, told)
+
+
+def _page(name: str, command: Any, told: dict[str, str]) -> Iterator[str]:
+    """One command itself."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
     yield f"## `{' '.join([name, *(p.metavar for p in arguments)])}`\n"

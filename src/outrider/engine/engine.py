@@ -142,7 +142,7 @@ class Engine:
         return Chunk(sequence.id, text, tokens, tuple(sequence.origins[-kept:]), step)
 
     def _keep(self, judged: Judged, kept: int) -> None:
-        """The cache ends up holding all tokens but the last: that has no row yet, or (cut inside the path) needs none."""
+        """The cache ends up holding all tokens but the last: it has no row yet, or (cut inside the path) needs none."""
         slot = judged.sequence.slot
         if judged.target is None and isinstance(self.model, SteppingModel):
             self.model.advance(slot, kept)

@@ -1,9 +1,10 @@
 """Steps taken whole on the device, with the host one step behind.
 
-Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the next
-step is already running. What it learns may end a sequence: the step under way then runs for nothing in that lane, and its
-tokens are dropped. Only steps whose every sequence is chosen by temperature alone under the coupled rule go this way;
-the others, and every drafter that lives on the host, go through `Engine`'s own step, with the same tokens.
+Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the
+next step is already running. What it learns may end a sequence: the step under way then runs for nothing in that
+lane, and its tokens are dropped. Only steps whose every sequence is chosen by temperature alone under the coupled
+rule go this way; the others, and every drafter that lives on the host, go through `Engine`'s own step, with the same
+tokens.
 """
 
 from __future__ import annotations

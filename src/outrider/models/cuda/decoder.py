@@ -1,4 +1,4 @@
-"""`CudaDecoder`: our kernels as a `LanguageModel`, recorded once per size as CUDA graphs. Bit-exact rows by construction."""
+"""`CudaDecoder`: our kernels as a `LanguageModel`, recorded once per size as CUDA graphs; bit-exact rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.graphs import Graphs, Staging, bucket
 from outrider.models.cuda.network import HEAD_ROWS, PATH, Network, Tables
-from outrider.models.cuda.steps import DeviceStepper
+from outrider.models.cuda.stepper import DeviceStepper
 from outrider.models.slots import Span, StaticCache
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.types import LanguageModel, Rows

@@ -1,7 +1,7 @@
 """The kernels of one pass, in order, over buffers allocated once: what a CUDA graph records.
 
-A pass is described by `Tables`, int32 arrays on the device. Nothing here reads a value back or allocates, so a pass can be
-recorded and replayed with other tables.
+A pass is described by `Tables`, int32 arrays on the device. Nothing here reads a value back or allocates, so a pass
+can be recorded and replayed with other tables.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from outrider.models.architecture import Architecture
-from outrider.models.cuda.attention import BLOCK, TILE, attend_kernel
-from outrider.models.cuda.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
-from outrider.models.cuda.rows import embed_kernel, rotate_kernel
+from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
+from outrider.models.cuda.kernels.rows import embed_kernel, rotate_kernel
 from outrider.models.cuda.tiling import depth_split, tiling
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights

@@ -1,7 +1,7 @@
 """How a matrix product is cut up, chosen by the matrix and the number of rows.
 
-`split` decides the order of summation, so it depends on the matrix alone; the rest changes only the speed. The values are
-what was fastest of some 400 measured on an H200 with the shapes of an 8B model (docs/performance.md).
+`split` decides the order of summation, so it depends on the matrix alone; the rest changes only the speed. The values
+are what was fastest of some 400 measured on an H200 with the shapes of an 8B model (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from outrider.models.cuda.linear import BLOCK_N
+from outrider.models.cuda.kernels.linear import BLOCK_N
 
 PROGRAMS = 120
 """Fewer programs than this leave multiprocessors without work: the depth is split."""

@@ -1,8 +1,8 @@
 """Whole steps on the device: draft a chain, verify it, accept, keep; the host only launches and, later, reads.
 
-`Stepper` keeps the state of each lane (one sequence) on the device: its last two tokens, how much the cache holds, how much
-was generated. A step reads and advances that state, so the next one can be launched before the host has seen its tokens.
-Rollback is that integer: rows of refused drafts lie beyond it and are overwritten.
+`Stepper` keeps the state of each lane (one sequence) on the device: its last two tokens, how much the cache holds,
+how much was generated. A step reads and advances that state, so the next one can be launched before the host has seen
+its tokens. Rollback is that integer: rows of refused drafts lie beyond it and are overwritten.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from outrider.models.cuda.choose import Chooser, Noise
+from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.graphs import Graphs, Staging, bucket
+from outrider.models.cuda.kernels.steps import accept_kernel, place_kernel
 from outrider.models.cuda.network import HEAD_ROWS, Network
 from outrider.types import Lane, LaneOutcome, StepOutcome
 
@@ -33,97 +32,6 @@ NOISE_AHEAD = 512
 
 MAX_LENGTH = 32
 """Longest chain."""
-
-
-@triton.jit
-def place_kernel(
-    state_ptr,  # int32 [lanes, FIELDS]
-    drafts_ptr,  # int32 [lanes, LONGEST]
-    words_ptr,  # int32 [lanes, AHEAD, 2]
-    temperatures_ptr,  # fp64 [lanes]
-    starts_ptr,  # int32 [lanes]: the generated position of words[0]
-    tokens_ptr,  # the tables of the pass, int32 [rows] each
-    slots_ptr,
-    positions_ptr,
-    indices_ptr,
-    bases_ptr,
-    wanted_ptr,
-    row_words_ptr,  # int32 [wanted, 2]
-    row_temperatures_ptr,  # fp64 [wanted]
-    spare,
-    START: tl.constexpr,
-    COUNT: tl.constexpr,
-    WANTED: tl.constexpr,
-    SLOT_FIELD: tl.constexpr,
-    LONGEST: tl.constexpr,
-    AHEAD: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Rows of one lane: the COUNT tokens from START on, counted from its last token (drafts follow it), the last WANTED
-    of which are asked for logits."""
-    lane = tl.program_id(0)
-    i = tl.arange(0, WIDTH)
-    real = i < COUNT
-    offset = START + i
-    state = state_ptr + lane * 6
-    length = tl.load(state + 2)
-    drafted = tl.load(drafts_ptr + lane * LONGEST + offset - 1, mask=real & (offset > 0), other=0)
-    token = tl.where(offset == 0, tl.load(state), tl.where(offset < 0, tl.load(state + 1), drafted))
-    position = length + offset
-    before = position < 0  # there is no token before the first: let the row go to the spare slot
-    position = tl.maximum(position, 0)
-    row = lane * COUNT + i
-    tl.store(tokens_ptr + row, token, mask=real)
-    tl.store(slots_ptr + row, tl.where(before, spare, tl.load(state + SLOT_FIELD)), mask=real)
-    tl.store(positions_ptr + row, position, mask=real)
-    tl.store(indices_ptr + row, position, mask=real)
-    tl.store(bases_ptr + row, position + 1, mask=real)
-    u = i - (COUNT - WANTED)
-    asked = real & (u >= 0)
-    tl.store(wanted_ptr + lane * WANTED + u, row, mask=asked)
-    key = tl.load(state + 3) - tl.load(starts_ptr + lane) + offset
-    key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
-    for word in tl.static_range(2):
-        value = tl.load(words_ptr + (lane * AHEAD + key) * 2 + word, mask=asked, other=0)
-        tl.store(row_words_ptr + (lane * WANTED + u) * 2 + word, value, mask=asked)
-    temperature = tl.load(temperatures_ptr + lane) + tl.zeros([WIDTH], dtype=tl.float64)
-    tl.store(row_temperatures_ptr + lane * WANTED + u, temperature, mask=asked)
-
-
-@triton.jit
-def accept_kernel(
-    state_ptr,  # int32 [lanes, FIELDS]
-    drafts_ptr,  # int32 [lanes, LONGEST]
-    chosen_ptr,  # int32 [lanes, LENGTH + 1]: the target's choices after the last token and after each draft
-    out_ptr,  # int32 [lanes, 2 LONGEST + 2]: how many drafts were accepted, the tokens gained, the drafts
-    spare,
-    LENGTH: tl.constexpr,
-    LONGEST: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """The coupled rule on a chain: follow the target's choices for as long as the draft has them."""
-    lane = tl.program_id(0)
-    i = tl.arange(0, WIDTH)
-    chosen = tl.load(chosen_ptr + lane * (LENGTH + 1) + i, mask=i <= LENGTH, other=-1)
-    draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < LENGTH, other=-2)
-    accepted = tl.min(tl.where((i < LENGTH) & (chosen == draft), WIDTH, i), axis=0)
-    advance(state_ptr + lane * 6, chosen, i, accepted, spare)
-    out = out_ptr + lane * (2 * LONGEST + 2)
-    tl.store(out, accepted)
-    tl.store(out + 1 + i, chosen, mask=i <= LENGTH)
-    tl.store(out + 2 + LONGEST + i, draft, mask=i < LENGTH)
-
-
-@triton.jit
-def advance(state, gained, i, accepted, spare):
-    """The lane has `gained[0..accepted]`. A lane that only fills up the batch stays where it is."""
-    last, length, generated, slot = tl.load(state), tl.load(state + 2), tl.load(state + 3), tl.load(state + 4)
-    if slot != spare:
-        before = tl.sum(tl.where(i == accepted - 1, gained, 0), axis=0)
-        tl.store(state, tl.sum(tl.where(i == accepted, gained, 0), axis=0))
-        tl.store(state + 1, tl.where(accepted > 0, before, last))
-        tl.store(state + 2, length + accepted + 1)
-        tl.store(state + 3, generated + accepted + 1)
 
 
 class DeviceStepper:

@@ -1,8 +1,8 @@
 """y = x · Wᵀ for few rows, reading W once at memory speed.
 
-A program computes BLOCK_N outputs of all rows of a tile over one of SPLIT equal parts of the depth. The parts are added in
-order by whichever program of a tile finishes last. So every output is summed in one order, fixed by the matrix alone:
-its bits depend neither on how many rows there are nor on which of them it is.
+A program computes BLOCK_N outputs of all rows of a tile over one of SPLIT equal parts of the depth. The parts are
+added in order by whichever program of a tile finishes last. So every output is summed in one order, fixed by the
+matrix alone: its bits depend neither on how many rows there are nor on which of them it is.
 
 RMSNorm costs no pass of its own. Whoever writes the residual stream also writes it times the next norm's gain, and the
 sums of squares of each tile; the next product adds those up and scales its result by 1/rms.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.dependent import after_previous
+from outrider.models.cuda.kernels.dependent import after_previous
 
 BLOCK_N = 64
 """Columns of a tile wherever sums of squares are kept per tile; part of what a bit-exact result means."""

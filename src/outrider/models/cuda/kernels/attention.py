@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.dependent import after_previous
+from outrider.models.cuda.kernels.dependent import after_previous
 
 BLOCK = 128
 """Positions reduced together; part of what a bit-exact result means, so never tuned."""
@@ -42,9 +42,9 @@ def attend_kernel(
 ):
     """TOGETHER neighbouring rows, one key head, one block of BLOCK absolute positions along each row's path.
 
-    Rows of one slot whose prefix covers the block share its keys and one program; for other blocks each row has its own.
-    Whichever program of a group finishes last folds the blocks together in order of position, so a row's bits depend on
-    its path alone.
+    Rows of one slot whose prefix covers the block share its keys and one program; for other blocks each row has its
+    own. Whichever program of a group finishes last folds the blocks together in order of position, so a row's bits
+    depend on its path alone.
     """
     group, head = tl.program_id(0), tl.program_id(1)
     blocks = tl.num_programs(2) // TOGETHER

@@ -1,18 +1,12 @@
-"""The coupled rule's choice on the device: argmax of (logit - max) / temperature + noise, in fp64, the lowest id on ties.
+"""The coupled rule's choice: argmax of (logit - max) / temperature + noise, in fp64, the lowest id on ties.
 
 The same numbers as sampling/: integers of the noise exactly, its logarithms as the device's fp64 library gives them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-BLOCK = 1024
 
 
 @triton.jit
@@ -88,52 +82,3 @@ def pick_kernel(
     which = tl.load(which_ptr + row * blocks + block, mask=block < blocks, other=1 << 30)
     top = tl.max(best, axis=0)
     tl.store(chosen_ptr + row * stride, tl.min(tl.where(best == top, which, 1 << 30), axis=0))
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """How each row is to be chosen: its key's words [rows, 2] int32 and its temperature [rows] fp64 (0: greedy)."""
-
-    words: Tensor
-    temperatures: Tensor
-
-    @staticmethod
-    def room(rows: int, device: torch.device) -> Noise:
-        return Noise(
-            torch.zeros(rows, 2, dtype=torch.int32, device=device),
-            torch.zeros(rows, dtype=torch.float64, device=device),
-        )
-
-
-class Chooser:
-    """Choices among the first `vocab` columns of up to `rows` rows of logits."""
-
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
-        self._vocab = vocab
-        self._blocks = -(-vocab // BLOCK)
-        self._best = torch.zeros(2, rows, self._blocks, dtype=torch.float64, device=device)
-        self._which = torch.zeros(2, rows, self._blocks, dtype=torch.int32, device=device)
-
-    def choose(self, logits: Tensor, rows: int, noise: Noise | None, chosen: Tensor) -> None:
-        """Fill `chosen[:rows]` (int32, any stride). `noise` None: every row greedily."""
-        grid = (rows, self._blocks)
-        width = 1 << (self._blocks - 1).bit_length()
-        stride = logits.stride(0)
-        peaks_kernel[grid](logits, self._best[0], self._which[0], stride, self._vocab, BLOCK=BLOCK)
-        best, which = self._best[0], self._which[0]
-        if noise is not None:
-            best, which = self._best[1], self._which[1]
-            perturb_kernel[grid](
-                logits,
-                self._best[0],
-                noise.words,
-                noise.temperatures,
-                best,
-                which,
-                stride,
-                self._vocab,
-                self._blocks,
-                BLOCK=BLOCK,
-                BLOCKS=width,
-            )
-        pick_kernel[(rows,)](best, which, chosen, chosen.stride(0), self._blocks, BLOCKS=width)

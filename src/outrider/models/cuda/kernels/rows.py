@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.dependent import after_previous
+from outrider.models.cuda.kernels.dependent import after_previous
 
 
 @triton.jit

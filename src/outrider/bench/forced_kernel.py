@@ -1,0 +1,33 @@
+"""The verdict of synthetic acceptance, on the device."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.models.cuda.kernels.steps import advance
+
+
+@triton.jit
+def forced_accept_kernel(
+    state_ptr,  # as `accept_kernel` of models/cuda/kernels/steps.py
+    drafts_ptr,
+    chosen_ptr,
+    out_ptr,
+    forced_ptr,  # int32 [lanes]: how many drafts to accept
+    spare,
+    LENGTH: tl.constexpr,
+    LONGEST: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    lane = tl.program_id(0)
+    i = tl.arange(0, WIDTH)
+    chosen = tl.load(chosen_ptr + lane * (LENGTH + 1) + i, mask=i <= LENGTH, other=-1)
+    draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < LENGTH, other=-2)
+    accepted = tl.minimum(tl.load(forced_ptr + lane), LENGTH)
+    gained = tl.where(i < accepted, draft, chosen)
+    advance(state_ptr + lane * 6, gained, i, accepted, spare)
+    out = out_ptr + lane * (2 * LONGEST + 2)
+    tl.store(out, accepted)
+    tl.store(out + 1 + i, gained, mask=i <= LENGTH)
+    tl.store(out + 2 + LONGEST + i, draft, mask=i < LENGTH)

@@ -1,0 +1,88 @@
+"""Our own arms: one model, several ways to draft for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+
+from outrider import __version__
+from outrider.bench.names import ArmName
+from outrider.bench.reading import WARM_UP, Reading, Sampling, Stopwatch
+from outrider.bench.target import Target
+from outrider.control.auto import AutoLength
+from outrider.control.controller import Controller, FixedLength
+from outrider.drafters.registry import DRAFTERS
+from outrider.errors import DrafterError
+from outrider.llm import LLM
+from outrider.sampling.params import SamplingParams
+from outrider.types import Budget, SequenceView
+
+_WARM_PROMPT = "Name three rivers, and say where each of them ends."
+
+
+class OurArm:
+    """Plain decoding, or one drafter at one draft length."""
+
+    def __init__(self, name: ArmName, target: Target) -> None:
+        if not name.is_plain and name.method not in DRAFTERS:
+            known = ", ".join(["plain", *(each for each in DRAFTERS if each != "none")])
+            raise DrafterError(f"arms: there is no drafter {name.method!r} in this version; ours are {known}")
+        self.name = name.text
+        self._spec = name
+        self._target = target
+        self._llm: LLM | None = None
+
+    def prepare(self) -> None:
+        llm = self._target.load(self._spec.dtype)
+        if not self._spec.is_plain:
+            drafter = f"{self._spec.method}:{self._spec.path}" if self._spec.path else self._spec.method
+            llm = llm.with_drafter(drafter, _controller(self._spec.length))
+        self._llm = llm
+        self.run(self._target.encode([{"role": "user", "content": _WARM_PROMPT}]), WARM_UP)
+
+    def run(self, prompt: Sequence[int], sampling: Sampling) -> Reading:
+        assert self._llm is not None, "prepare comes first"
+        params = SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            seed=sampling.seed,
+            ignore_eos=True,
+        )
+        drafted = 0
+        watch = Stopwatch()
+        for chunk in self._llm.stream([prompt], params, speculate=not self._spec.is_plain):
+            watch.emit(chunk.token_ids)
+            drafted += len(chunk.step.draft)
+        return watch.reading(drafted)
+
+    def close(self) -> None:
+        self._llm = None
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return ()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"outrider": __version__, "torch": version("torch")}
+
+
+class _Chain(FixedLength):
+    """Always one path of so many nodes, also where the target could verify trees."""
+
+    def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
+        return [replace(budget, tree=False) for budget in super().budgets(sequences, tree, room)]
+
+
+def _controller(length: str) -> Controller:
+    """auto; treeN: a tree of N nodes; N: a chain of N."""
+    if length == "auto":
+        return AutoLength()
+    if length.startswith("tree"):
+        return FixedLength(int(length.removeprefix("tree")))
+    return _Chain(int(length))

@@ -1,0 +1,204 @@
+"""The run itself: every question to every arm in turn, and what is finished is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.bench.bystanders import Bystanders
+from outrider.bench.endpoint import EndpointArm
+from outrider.bench.names import ArmName
+from outrider.bench.ours import OurArm
+from outrider.bench.peer import PeerArm
+from outrider.bench.provenance import provenance
+from outrider.bench.questions import Question, interleaved
+from outrider.bench.reading import Arm, ArmUnavailable, Sampling
+from outrider.bench.results import Measurement, Results, finished
+from outrider.bench.target import Target
+from outrider.errors import InvalidRequest
+from outrider.models.checkpoints.progress import Progress
+
+_CONTEXT_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for."""
+
+    model: str
+    arms: Sequence[ArmName]
+    questions: Sequence[Question]
+    suite: str
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    dtype: str = "bf16"
+    device: str = "cpu"
+    threads: int | None = None
+    endpoint: str | None = None
+
+
+def run(plan: Plan, progress: Progress, keep: Callable[[Results], None], earlier: Results | None = None) -> Results:
+    """Measure; `keep` is given the results after every question, and is the place to save them.
+
+    Ctrl-C ends the run after the last finished question: the results come back with `complete` false. Questions that
+    `earlier` has finished are not asked again.
+    """
+    target = Target(plan.model, plan.dtype, plan.device, plan.threads, progress)
+    target.max_context = _context(plan, target)
+    threads = plan.threads or torch.get_num_threads()
+    results = Results(_settings(plan), provenance(target, threads), [arm.text for arm in plan.arms])
+    arms = [_arm(name, target, plan, threads) for name in plan.arms]  # an impossible one fails here, before any work
+    try:
+        with _prepared(arms, results, progress) as ready:
+            _measure(plan, target, ready, results, _taken(earlier, results, plan), progress, keep)
+    except KeyboardInterrupt:
+        _forget_unfinished(plan, results)
+    return results
+
+
+def _measure(
+    plan: Plan,
+    target: Target,
+    arms: list[Arm],
+    results: Results,
+    done: set[str],
+    progress: Progress,
+    keep: Callable[[Results], None],
+) -> None:
+    """Questions are asked in a fixed order, by all arms before the next; who goes first changes every time."""
+    todo = [(i, q) for i, q in enumerate(interleaved(plan.questions)) if q.id not in done]
+    total = sum(len(question.turns) for _, question in todo) * len(arms)
+    others = Bystanders([pid for arm in arms for pid in arm.pids])
+    with progress.task(f"Measuring {len(arms)} arms", total) as advance:
+        for index, question in todo:
+            sampling = Sampling(plan.max_tokens, plan.temperature, plan.seed + index)
+            conversation: list[dict[str, str]] = []
+            for turn, text in enumerate(question.turns):
+                conversation.append({"role": "user", "content": text})
+                prompt = target.encode(conversation)
+                first = (index + turn) % len(arms)
+                for arm in [*arms[first:], *arms[:first]]:
+                    others.start()
+                    try:
+                        reading = arm.run(prompt, sampling)
+                    except ArmUnavailable as failure:
+                        results.drop(arm.name, f"{failure} (question {question.id})")
+                        arms.remove(arm)
+                        if not arms:
+                            raise InvalidRequest(f"every arm failed; the last one: {failure}") from failure
+                        continue
+                    # An endpoint's server may be on this machine: its work is not other work.
+                    disturbance = None if isinstance(arm, EndpointArm) else others.processors()
+                    results.measurements.append(
+                        Measurement(arm.name, question.id, question.category, turn, len(prompt), reading, disturbance)
+                    )
+                    advance(1)
+                # Whoever answers, later turns follow the first arm's words, so that all arms are asked the same.
+                conversation.append({"role": "assistant", "content": _answer(results, target, question.id, turn)})
+            keep(results)
+    results.complete = True
+
+
+def _answer(results: Results, target: Target, question: str, turn: int) -> str:
+    for arm in results.arms:
+        for each in results.measurements:
+            if (each.arm, each.question, each.turn) == (arm, question, turn) and each.reading.token_ids is not None:
+                return target.decode(each.reading.token_ids)
+    return ""
+
+
+@contextmanager
+def _prepared(arms: Sequence[Arm], results: Results, progress: Progress) -> Iterator[list[Arm]]:
+    """The arms that can run here; the others are named under `skipped`."""
+    with ExitStack() as stack:
+        ready: list[Arm] = []
+        with progress.task("Preparing", len(arms)) as advance:
+            for arm in arms:
+                stack.callback(arm.close)
+                try:
+                    arm.prepare()
+                except ArmUnavailable as why:
+                    results.drop(arm.name, str(why))
+                else:
+                    ready.append(arm)
+                    results.provenance["arms"][arm.name] = arm.versions
+                advance(1)
+        if not ready:
+            raise InvalidRequest("arms: none of them can run here: " + "; ".join(results.skipped.values()))
+        yield ready
+
+
+def _arm(name: ArmName, target: Target, plan: Plan, threads: int) -> Arm:
+    if name.is_ours:
+        return OurArm(name, target)
+    if name.program == "endpoint":
+        if plan.endpoint is None:
+            raise InvalidRequest("arms: endpoint needs --endpoint URL")
+        return EndpointArm(name.text, plan.endpoint, target.checkpoint.tokenizer)
+    config: dict[str, Any] = {
+        "folder": str(target.folder) if target.folder else None,
+        "gguf": str(target.gguf) if target.gguf else None,
+        "dtype": target.dtype,
+        "device": target.device,
+        "threads": threads,
+        "max_context": target.max_context,
+    }
+    return PeerArm(name, config)
+
+
+def _taken(earlier: Results | None, results: Results, plan: Plan) -> set[str]:
+    """Take over what an earlier run has finished, if it was the same run."""
+    if earlier is None:
+        return set()
+    for name, value in results.settings.items():
+        if earlier.settings.get(name) != value:
+            was = earlier.settings.get(name)
+            raise InvalidRequest(f"resume: that run had {name} {was!r}, this one has {value!r}; give the same options")
+    if earlier.arms != results.arms:
+        raise InvalidRequest(
+            f"resume: that run measured {', '.join(earlier.arms)}, this one would measure {', '.join(results.arms)}; "
+            "arms compare only when measured together"
+        )
+    done = finished(earlier, {question.id: len(question.turns) for question in plan.questions})
+    results.measurements = [each for each in earlier.measurements if each.question in done]
+    results.provenance["resumed_from"] = earlier.provenance
+    return done
+
+
+def _forget_unfinished(plan: Plan, results: Results) -> None:
+    done = finished(results, {question.id: len(question.turns) for question in plan.questions})
+    results.measurements = [each for each in results.measurements if each.question in done]
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    return {
+        "model": plan.model,
+        "suite": plan.suite,
+        "questions": len(plan.questions),
+        "max_tokens": plan.max_tokens,
+        "temperature": plan.temperature,
+        "seed": plan.seed,
+        "dtype": plan.dtype,
+        "device": plan.device,
+        "threads": plan.threads,
+        "arms": [arm.text for arm in plan.arms],
+    }
+
+
+def _context(plan: Plan, target: Target) -> int:
+    """Room for the longest conversation."""
+    longest = 0
+    for question in plan.questions:
+        conversation = [
+            message
+            for text in question.turns
+            for message in ({"role": "user", "content": text}, {"role": "assistant", "content": ""})
+        ]
+        # Decoding an answer and encoding it again may cost a few tokens more than it had.
+        longest = max(longest, len(target.encode(conversation[:-1])) + (plan.max_tokens + 32) * len(question.turns))
+    return -(-longest // _CONTEXT_STEP) * _CONTEXT_STEP

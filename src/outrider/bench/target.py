@@ -1,0 +1,81 @@
+"""The model under measurement: found once for all arms, loaded once per number format for our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.llm import LLM, Message
+from outrider.models.checkpoints import catalog, manifest
+from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.checkpoints.convert import GGUF_NAME
+from outrider.models.checkpoints.progress import Progress
+
+
+@dataclass
+class Target:
+    """`dtype` is the run's own; an arm may ask for another (`plain@fp32`)."""
+
+    model: str
+    dtype: str
+    device: str
+    threads: int | None
+    progress: Progress
+    max_context: int | None = None
+    """Tokens to make room for; None: as many as usual."""
+    checkpoint: Checkpoint = field(init=False)
+    _loaded: dict[str, LLM] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.checkpoint = open_checkpoint(self.model, self.progress)
+
+    def load(self, dtype: str | None) -> LLM:
+        """Our decoder over the model; arms in one number format share it."""
+        wanted = dtype or self.dtype
+        if wanted not in self._loaded:
+            self._loaded[wanted] = LLM(
+                self.model,
+                drafter="none",
+                dtype=wanted,
+                device=self.device,
+                threads=self.threads,
+                max_batch=1,
+                max_context=self.max_context,
+                progress=self.progress,
+            )
+        return self._loaded[wanted]
+
+    def encode(self, conversation: Sequence[Message]) -> list[int]:
+        """The token ids every arm is given: through the chat template, or the bare text where there is none."""
+        tokenizer = self.checkpoint.tokenizer
+        if tokenizer.chat_template is not None:
+            return tokenizer.apply_chat_template(list(conversation))
+        return tokenizer.encode("\n\n".join(turn["content"] for turn in conversation))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of an answer, up to where the model meant to end it."""
+        tokenizer = self.checkpoint.tokenizer
+        ends = set(tokenizer.eos_token_ids)
+        kept = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+        return b"".join(map(tokenizer.token_bytes, tokens[:kept])).decode("utf-8", errors="replace").strip()
+
+    @property
+    def gguf(self) -> Path | None:
+        """The weights as one GGUF file, for the programs that read those."""
+        path = self.checkpoint.path
+        found = path / GGUF_NAME if path.is_dir() else path
+        return found if found.is_file() else None
+
+    @property
+    def folder(self) -> Path | None:
+        """The weights as a Hugging Face folder, for the programs that read those."""
+        path = self.checkpoint.path
+        return path if (path / "config.json").is_file() else None
+
+    @property
+    def checksum(self) -> str | None:
+        """sha256 of the GGUF file, where it is known or quickly found out."""
+        if self.model in catalog.CATALOG:
+            return catalog.find(self.model).gguf.sha256
+        return manifest.sha256(self.gguf) if self.gguf else None

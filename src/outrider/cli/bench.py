@@ -1,0 +1,218 @@
+"""`outrider bench`: measure, and judge what was measured. Thin: the work is in `outrider.bench`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli.help import CONTEXT, HeadedCommand, HeadedGroup
+from outrider.cli.options import DEFAULT_MODEL
+from outrider.cli.screen import answers, note
+
+if TYPE_CHECKING:
+    from outrider.bench.results import Results
+
+DEFAULT_ARMS = "plain,suffix,ngram,transformers"
+_QUICK_QUESTIONS, _QUICK_TOKENS = 7, 32
+
+_what = partial(typer.Option, rich_help_panel="What is measured")
+_where = partial(typer.Option, rich_help_panel="Model")
+_output = partial(typer.Option, rich_help_panel="Output")
+
+Html = Annotated[Path | None, _output(metavar="FILE", help="Write a page with charts, in one file.")]
+Plots = Annotated[Path | None, _output(metavar="DIR", help="Write the charts as PNG files (needs matplotlib).")]
+
+bench = typer.Typer(
+    cls=HeadedGroup,
+    help="Measure arms (ways to decode, ours and other programs') interleaved on the same prompts and weights.",
+    invoke_without_command=True,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    context_settings=CONTEXT,
+)
+
+
+@bench.callback()
+def measure(
+    context: typer.Context,
+    arms: Annotated[
+        list[str],
+        _what(
+            metavar="ARM,…",
+            help="plain, suffix, ngram, head, model:PATH; with a length as in suffix:8 or head:tree32; transformers, "
+            "transformers-static, -lookup, -assisted:PATH; llama.cpp, openvino (each also -lookup); vllm, vllm-ngram. "
+            "@DTYPE after any of them, as in plain@fp32, sets its number format.",
+        ),
+    ] = [DEFAULT_ARMS],  # noqa: B006
+    questions: Annotated[
+        Path | None, _what(metavar="FILE", help="Ask these, in Spec-Bench's format, instead of the built-in suite.")
+    ] = None,
+    limit: Annotated[
+        int | None, _what(min=1, metavar="N", help="At most N questions, spread over the categories.")
+    ] = None,
+    max_tokens: Annotated[int, _what(min=2, metavar="N", help="Tokens per answer; the end of text is ignored.")] = 128,
+    temperature: Annotated[float, _what(min=0.0, metavar="T", help="0 always takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, _what(metavar="N", help="Fixes the randomness at temperatures above 0.")] = 0,
+    quick: Annotated[
+        bool,
+        _what("--quick", help=f"A first impression within a minute: {_QUICK_QUESTIONS} short answers per arm."),
+    ] = False,
+    endpoint: Annotated[
+        str | None,
+        _what(metavar="URL", help="Also measure an OpenAI-compatible server, as in http://localhost:8000/v1."),
+    ] = None,
+    model: Annotated[
+        str, _where("--model", "-m", metavar="MODEL", help="Known name, model folder, GGUF file or hub id.")
+    ] = DEFAULT_MODEL,
+    dtype: Annotated[str, _where(metavar="DTYPE", help="Number format of arms that do not name their own.")] = "bf16",
+    device: Annotated[str, _where(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int | None, _where(min=1, metavar="N", help="CPU threads of every arm.")] = None,
+    out: Annotated[
+        Path | None, _output(metavar="FILE", help="Keep the result here; saved after every question.")
+    ] = None,
+    resume: Annotated[
+        Path | None, _output(metavar="FILE", help="Go on with an unfinished result (the same options again).")
+    ] = None,
+    json: Annotated[bool, _output("--json", help="Print the result as JSON, and nothing else, on stdout.")] = False,
+    html: Html = None,
+    plots: Plots = None,
+) -> None:
+    """Measure decoding speed: arms interleaved question by question on the same prompts and weights."""
+    if context.invoked_subcommand is not None:
+        return
+    from outrider.bench.names import parse_all
+    from outrider.bench.questions import builtin, read_questions, spread
+
+    names = parse_all([*arms, "endpoint"] if endpoint and "endpoint" not in ",".join(arms) else arms)
+    chosen = read_questions(questions) if questions else builtin()
+    if quick:
+        limit, max_tokens = min(limit or _QUICK_QUESTIONS, _QUICK_QUESTIONS), min(max_tokens, _QUICK_TOKENS)
+    plots_possible(plots)
+    from outrider.bench.results import Results
+    from outrider.bench.run import Plan, run
+    from outrider.cli.progress import TimedProgress
+
+    plan = Plan(
+        model=model,
+        arms=names,
+        questions=spread(chosen, limit),
+        suite=questions.name if questions else "built-in",
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        dtype=dtype,
+        device=_device(device),
+        threads=threads,
+        endpoint=endpoint,
+    )
+    earlier = Results.load(resume) if resume else None
+    kept = out or resume
+
+    def keep(results: Results) -> None:
+        if kept is not None:
+            results.save(kept)
+
+    results = run(plan, TimedProgress(), keep, earlier)
+    _finish(results, kept, json, html, plots)
+
+
+@bench.command(cls=HeadedCommand)
+def report(
+    result: Annotated[Path, typer.Argument(metavar="FILE", help="A result of `outrider bench --out`.")],
+    html: Html = None,
+    plots: Plots = None,
+) -> None:
+    """Show a result again, and draw it: from the file alone, nothing is measured."""
+    from outrider.bench.results import Results
+
+    plots_possible(plots)
+    document = Results.load(result).document()
+    _show(document)
+    _draw(document, html, plots)
+
+
+@bench.command(cls=HeadedCommand)
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="The earlier result.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The later result, of the same questions.")],
+) -> None:
+    """Judge AFTER against BEFORE with the noise in mind; exit code 1 if some arm clearly got worse."""
+    from outrider.bench.compare import compare as judge
+    from outrider.bench.results import Results
+
+    verdicts = judge(Results.load(before), Results.load(after))
+    for verdict in verdicts:
+        answers().print(verdict.sentence)
+    raise typer.Exit(1 if any(verdict.worse for verdict in verdicts) else 0)
+
+
+@bench.command(cls=HeadedCommand)
+def install(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="transformers, llama.cpp, openvino or vllm.")],
+) -> None:
+    """Install a program to be measured, in an environment of its own inside Outrider's cache."""
+    from outrider.bench.environments import PROGRAMS
+    from outrider.bench.environments import install as make
+
+    if peer in PROGRAMS:
+        note(f"installing {peer}: {PROGRAMS[peer].note}")
+    note(f"{peer} is in {make(peer)}")
+
+
+def plots_possible(plots: Path | None) -> None:
+    """Find out before an hour of measuring, not after."""
+    if plots is None:
+        return
+    from importlib.util import find_spec
+
+    from outrider.errors import InvalidRequest
+
+    if find_spec("matplotlib") is None:
+        raise InvalidRequest('plots: matplotlib is missing; install it with: pip install "outrider[bench]"')
+
+
+def _device(wanted: str) -> str:
+    from outrider.models.load import placement
+
+    place = placement(device=wanted, dtype="auto", bitwise=None, threads=None, max_batch=1, max_context=None)
+    return str(place.device)
+
+
+def _finish(results: Results, kept: Path | None, json: bool, html: Path | None, plots: Path | None) -> None:
+    if kept is not None:
+        results.save(kept)
+    if json:
+        print(results.dumps(), end="", flush=True)
+    elif results.measurements:
+        _show(results.document())
+    if results.measurements:
+        _draw(results.document(), html, plots)
+    if not results.complete:
+        where = f"; {kept} has it, --resume {kept} goes on" if kept else ""
+        note(f"stopped: kept the questions that every arm had answered{where}")
+        raise KeyboardInterrupt
+
+
+def _show(document: dict[str, Any]) -> None:
+    from outrider.bench.table import tables
+
+    console = answers()
+    for part in tables(document):
+        console.print(part)
+
+
+def _draw(document: dict[str, Any], html: Path | None, plots: Path | None) -> None:
+    if html is not None:
+        from outrider.bench.page import page
+
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page(document), encoding="utf-8")
+        note(f"wrote {html}")
+    if plots is not None:
+        from outrider.bench.figures import draw
+
+        for path in draw(document, plots):
+            note(f"wrote {path}")

@@ -1,0 +1,175 @@
+"""`outrider bench` as a person runs it: real processes, the real default model, transformers as a real peer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_results import noisy
+
+from outrider.bench import environments
+from outrider.bench.results import Results
+
+ROOT = Path(__file__).parents[1]
+OUTRIDER = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
+QUESTIONS = [
+    {"question_id": 1, "category": "edit", "turns": ["Repeat: one two three four five six seven.", "Once more."]},
+    {"question_id": 2, "category": "chat", "turns": ["Why do cats purr?"]},
+    {"question_id": 3, "category": "chat", "turns": ["What is a black hole?"]},
+]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*OUTRIDER, "bench", *arguments], capture_output=True, text=True, timeout=240, env=environment(), check=False
+    )
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS), encoding="utf-8")
+    return file
+
+
+def test_a_run_end_to_end(questions: Path, tmp_path: Path) -> None:
+    arms = "plain,suffix,suffix:4,transformers,llama.cpp"
+    out, html = tmp_path / "r.json", tmp_path / "r.html"
+    done = bench(
+        *("--arms", arms, "--questions", str(questions), "--max-tokens", "8", "--threads", "1", "--json"),
+        *("--out", str(out), "--html", str(html), "--dtype", "fp32"),
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert json.loads(out.read_text(encoding="utf-8")) == document
+    assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert document["complete"] is True
+    measured = [entry["arm"] for entry in document["arms"]]
+    missing = [] if environments.python_of("llama.cpp") else ["llama.cpp"]
+    assert measured == [arm for arm in arms.split(",") if arm not in missing]
+    assert [entry["arm"] for entry in document["skipped"]] == missing
+    assert all("outrider bench install llama.cpp" in entry["why"] for entry in document["skipped"])
+    for entry in document["arms"]:
+        assert entry["tokens"] == 4 * 8  # four turns
+        assert entry["decode_tokens_per_second"] > 0
+        assert entry["prefill_seconds"] > 0
+    named = {entry["arm"]: entry for entry in document["arms"]}
+    whole = 4 if document["disturbed"]["left_out"] and not document["disturbed"]["questions"] else None
+    if whole:
+        assert named["suffix"]["identical_to_plain"] == named["suffix:4"]["identical_to_plain"] == whole
+        assert named["transformers"]["identical_to_plain"] == whole  # fp32: the same weights, the same tokens
+    _check_measurements(document["measurements"], measured)
+    origin = document["provenance"]
+    assert origin["threads"] == 1
+    assert origin["model_sha256"]
+    assert origin["arms"]["transformers"]["transformers"]
+
+
+def _check_measurements(measurements: list[dict[str, Any]], arms: list[str]) -> None:
+    """All arms are asked the same, one after the other, and not always in the same order."""
+    rounds = [measurements[i : i + len(arms)] for i in range(0, len(measurements), len(arms))]
+    orders = []
+    for each in rounds:
+        assert len({(m["question"], m["turn"], m["prompt_tokens"]) for m in each}) == 1
+        orders.append([m["arm"] for m in each])
+        assert sorted(orders[-1]) == sorted(arms)
+        ids = {m["arm"]: m["token_ids"] for m in each}
+        assert ids["plain"] == ids["suffix"] == ids["suffix:4"] == ids["transformers"]
+    assert len({order[0] for order in orders}) > 1
+    for m in measurements:
+        assert sum(m["passes"]) == m["tokens"] == len(m["token_ids"])
+        assert m["drafted"] is None or m["drafted"] >= sum(m["passes"]) - len(m["passes"])
+    later = [m["prompt_tokens"] for m in measurements if m["turn"] == 1]
+    first = [m["prompt_tokens"] for m in measurements if m["question"] == "1" and m["turn"] == 0]
+    assert later
+    assert min(later) > first[0] + 6  # the answer is part of the next prompt
+
+
+def test_ctrl_c_keeps_the_finished_part_and_resume_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    arguments = ["--arms", "plain,suffix", "--limit", "8", "--max-tokens", "24", "--threads", "1", "--out", str(out)]
+    # A shell starts background jobs with SIGINT ignored; a person's terminal does not.
+    process = subprocess.Popen(
+        [*OUTRIDER, "bench", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 120
+    while not out.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    kept = Results.load(out)
+    assert kept.complete is False
+    assert "incomplete" in stdout
+    asked = {each.question for each in kept.measurements}
+    assert 1 <= len(asked) < 8
+    assert len(kept.measurements) == 2 * len(asked)
+
+    other = bench(*arguments, "--resume", str(out), "--temperature", "0.5")
+    assert other.returncode == 2
+    assert "temperature" in other.stderr
+    more = bench(*arguments, "--resume", str(out))
+    assert more.returncode == 0, more.stderr
+    whole = Results.load(out)
+    assert whole.complete is True
+    assert whole.measurements[: len(kept.measurements)] == kept.measurements
+    assert len({each.question for each in whole.measurements}) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--arms", "head"], "no drafter 'head'"),
+        (["--arms", "suffix:fast"], "draft length"),
+        (["--arms", "endpoint"], "--endpoint URL"),
+        (["--questions", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--resume", "nowhere.json"], "nowhere.json"),
+        (["install", "nothing"], "nothing"),
+        (["--arms", "plain", "--dtype", "fp8"], "fp8"),
+    ],
+)
+def test_impossible_requests_are_one_sentence(arguments: list[str], words: str) -> None:
+    done = bench(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_compare_exits_with_the_verdict(tmp_path: Path) -> None:
+    rates = {"plain": 70.0, "suffix": 150.0, "transformers": 18.0}
+    noisy(rates, seed=1).save(tmp_path / "a.json")
+    noisy(rates, seed=2).save(tmp_path / "b.json")
+    noisy({**rates, "plain": 63.0}, seed=3).save(tmp_path / "c.json")
+    same = bench("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    assert same.returncode == 0, same.stdout
+    worse = bench("compare", str(tmp_path / "a.json"), str(tmp_path / "c.json"))
+    assert worse.returncode == 1
+    assert any(
+        line.startswith("plain: decode speed -") and "clearly worse" in line for line in worse.stdout.splitlines()
+    )
+    shown = bench("report", str(tmp_path / "a.json"))
+    assert shown.returncode == 0
+    assert "suffix" in shown.stdout
+
+
+@pytest.mark.slow
+def test_quick_takes_less_than_a_minute() -> None:
+    started = time.monotonic()
+    assert bench("--quick").returncode == 0
+    assert time.monotonic() - started < 60
