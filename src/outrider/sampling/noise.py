@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 def integers(keys: Sequence[Key], tokens: Tensor) -> Tensor:
     """The int32 values x (k = x + 2^31) of `tokens` [N] under each key: [keys, N]."""
-    low, high = words(keys).to(tokens.device).split(1, dim=1)  # [keys, 1] each
+    low, high = torch.split(words(keys).to(tokens.device), 1, dim=1)  # [keys, 1] each
     x = tokens.to(torch.int32).mul(_STEP).bitwise_xor(low)  # [keys, N]
     return _mix(_mix(x).add_(high))
 

@@ -14,7 +14,7 @@ class Staging:
     def __init__(self, size: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
-        self._sent = torch.cuda.Event() if pinned else None
+        self._sent = torch.Event(device) if pinned else None
 
     def free(self) -> Tensor:
         if self._sent is not None:

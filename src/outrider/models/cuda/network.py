@@ -55,8 +55,8 @@ class Tables:
     @staticmethod
     def over(flat: Tensor) -> Tables:
         rows = flat.shape[0] // (6 + PATH)
-        *vectors, paths = flat.split([rows] * 6 + [rows * PATH])
-        return Tables(flat, *vectors, paths=paths.view(rows, PATH))
+        t, s, p, i, b, w, paths = torch.split(flat, [rows] * 6 + [rows * PATH])
+        return Tables(flat, t, s, p, i, b, w, paths.view(rows, PATH))
 
     @staticmethod
     def size(rows: int, paths: int | None = None) -> int:

@@ -50,7 +50,7 @@ class DeviceStepper:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self._flat = room(lanes * (FIELDS + 1 + 2 * NOISE_AHEAD))
-        parts = self._flat.split([lanes * FIELDS, lanes, lanes * 2 * NOISE_AHEAD])
+        parts = torch.split(self._flat, [lanes * FIELDS, lanes, lanes * 2 * NOISE_AHEAD])
         self._state, self._starts, self._words = parts
         self._temperatures = room(lanes, dtype=torch.float64)
         self._drafts = room(lanes, MAX_LENGTH)
@@ -86,7 +86,7 @@ class DeviceStepper:
             state[i] = torch.tensor([lane.last, lane.previous, lane.length, lane.generated, lane.slot, lane.draft_slot])
             starts[i] = lane.generated
             temperatures[i] = lane.temperature
-            if lane.temperature > 0:
+            if lane.words is not None:
                 words[i, : len(lane.words)] = lane.words
         self._loading.send(self._flat)
         self._temperatures.copy_(torch.tensor(temperatures, dtype=torch.float64))
@@ -188,8 +188,8 @@ class Result:
         self._out = out
         on_gpu = device.type == "cuda"
         self._host = torch.zeros(out.shape, dtype=out.dtype, pin_memory=on_gpu)
-        self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)] if on_gpu else []
-        self._read = torch.cuda.Event() if on_gpu else None
+        self._marks = [torch.Event(device, enable_timing=True) for _ in range(3)] if on_gpu else []
+        self._read = torch.Event(device) if on_gpu else None
         self._length = 0
 
     def start(self) -> None:
