@@ -156,7 +156,7 @@ def main() -> None:
         controller, drafter = FixedLength(4), ModelDrafter(draft)
         acceptance = SyntheticAcceptance(4, 3.0)
         engine = Engine(big, drafter, controller, rules=acceptance.rules())
-        engine.runahead = Runahead(ForcedStepper(big, draft, acceptance), drafter, controller)
+        engine.runahead = Runahead(ForcedStepper(big, draft, acceptance, big.vocab_size), drafter, controller)
         rates.append(rate("8b + 1b draft, K=4, L=3.0", engine, batch))
     result["rates"] = [asdict(r) for r in rates]
     for shape in ("135m", "8b"):

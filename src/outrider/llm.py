@@ -78,13 +78,24 @@ class LLM:
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
         self._ids = count()
 
+    def with_model(self, model: LanguageModel) -> LLM:
+        """The same tokenizer and defaults over another model of the same vocabulary, decoding plainly."""
+        plain = Engine(model, NoDrafter(), FixedLength(0))
+        other = self.with_engine(plain)
+        other._plain = plain
+        return other
+
     def with_drafter(self, drafter: str | Drafter, controller: Controller) -> LLM:
         """Another way to decode with the same weights and cache slots; use one of the two at a time."""
-        other = copy(self)
         if isinstance(drafter, str):
             drafter = build(drafter, self._load_draft_model, self.model.vocab_size)
-        other.drafter = drafter
-        other._engine = Engine(self.model, drafter, controller)
+        return self.with_engine(Engine(self.model, drafter, controller))
+
+    def with_engine(self, engine: Engine) -> LLM:
+        """The same over an engine made elsewhere, with its model and drafter."""
+        other = copy(self)
+        other.model, other.drafter = engine.model, engine.drafter
+        other._engine = engine
         return other
 
     def generate(

@@ -227,7 +227,10 @@ class Stepper(Protocol):
 class SteppingModel(Protocol):
     """A `LanguageModel` that can also take whole steps, alone or with a draft model of its own kind."""
 
-    def stepper(self, draft: LanguageModel | None) -> Stepper: ...
+    def stepper(self, draft: LanguageModel | None, vocab_size: int | None = None) -> Stepper | None:
+        """None where the two cannot step together. `vocab_size`: choose among so many tokens only."""
+        ...
+
     def advance(self, slot: int, count: int) -> None:
         """Note that steps have committed `count` more tokens to the slot."""
         ...

@@ -9,6 +9,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from outrider.bench.table import model_label
+
 matplotlib.use("Agg")
 
 _COLOURS = (
@@ -47,7 +49,7 @@ def _caption(document: Mapping[str, Any]) -> str:
     settings, origin = document["settings"], document["provenance"]
     commit = (origin["commit"] or "")[:10]
     return (
-        f"{settings['model']} {settings['dtype']}, {settings['suite']} suite, {settings['max_tokens']} tokens, "
+        f"{model_label(settings)}, {settings['suite']} suite, {settings['max_tokens']} tokens, "
         f"T={settings['temperature']:g} · {origin['gpu'] or origin['cpu']}, {origin['threads']} threads · "
         f"{origin['date'][:10]} {commit}{'' if document['complete'] else ' · incomplete'}"
     )

@@ -17,9 +17,11 @@ class ForcedStepper(DeviceStepper):
 
     lossless = False
 
-    def __init__(self, target: CudaDecoder, draft: CudaDecoder, acceptance: SyntheticAcceptance, seed: int = 0) -> None:
-        super().__init__(target, draft, target.vocab_size)
-        self._acceptance, self._seed, self._step = acceptance, seed, 0
+    def __init__(
+        self, target: CudaDecoder, draft: CudaDecoder, acceptance: SyntheticAcceptance, vocab_size: int
+    ) -> None:
+        super().__init__(target, draft, vocab_size)
+        self._acceptance, self._step = acceptance, 0
         lanes = bucket(target.max_batch)
         self._forced = torch.zeros(lanes, dtype=torch.int32, device=target.device)
         self._sending = [Staging(lanes, target.device) for _ in range(4)]
@@ -27,7 +29,7 @@ class ForcedStepper(DeviceStepper):
     def launch(self, length: int) -> None:
         sending = self._sending.pop(0)
         self._sending.append(sending)
-        counts = [self._acceptance.accepted(KeyedChance(self._seed, i, self._step)) for i in range(len(self._forced))]
+        counts = [self._acceptance.accepted(KeyedChance(0, i, self._step)) for i in range(len(self._forced))]
         sending.free()[:] = torch.tensor(counts, dtype=torch.int32)
         sending.send(self._forced)
         self._step += 1

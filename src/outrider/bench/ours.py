@@ -9,11 +9,13 @@ from importlib.metadata import version
 from outrider import __version__
 from outrider.bench.names import ArmName
 from outrider.bench.reading import WARM_UP, Reading, Sampling, Stopwatch
+from outrider.bench.synthetic import SyntheticAcceptance
+from outrider.bench.synthetic_engine import synthetic_engine
 from outrider.bench.target import Target
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.registry import DRAFTERS
-from outrider.errors import DrafterError
+from outrider.errors import DrafterError, InvalidRequest
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.types import Budget, SequenceView
@@ -24,12 +26,13 @@ _WARM_PROMPT = "Name three rivers, and say where each of them ends."
 class OurArm:
     """Plain decoding, or one drafter at one draft length."""
 
-    def __init__(self, name: ArmName, target: Target) -> None:
+    def __init__(self, name: ArmName, target: Target, synthetic_acceptance: float | None = None) -> None:
         if not name.is_plain and name.method not in DRAFTERS:
             known = ", ".join(["plain", *(each for each in DRAFTERS if each != "none")])
             raise DrafterError(f"arms: there is no drafter {name.method!r} in this version; ours are {known}")
         self.name = name.text
         self._spec = name
+        self._acceptance = _acceptance(name, synthetic_acceptance)
         self._target = target
         self._llm: LLM | None = None
 
@@ -38,6 +41,8 @@ class OurArm:
         if not self._spec.is_plain:
             drafter = f"{self._spec.method}:{self._spec.path}" if self._spec.path else self._spec.method
             llm = llm.with_drafter(drafter, _controller(self._spec.length))
+            if self._acceptance is not None:
+                llm = llm.with_engine(synthetic_engine(llm.model, llm.drafter, self._acceptance))
         self._llm = llm
         self.run(self._target.encode([{"role": "user", "content": _WARM_PROMPT}]), WARM_UP)
 
@@ -70,6 +75,16 @@ class OurArm:
     @property
     def versions(self) -> dict[str, str]:
         return {"outrider": __version__, "torch": version("torch")}
+
+
+def _acceptance(name: ArmName, mean_length: float | None) -> SyntheticAcceptance | None:
+    if mean_length is None or name.is_plain:
+        return None
+    if not name.length.isdigit():
+        raise InvalidRequest(
+            f"synthetic acceptance: {name.text!r} must say how many tokens a step drafts, as in {name.method}:4"
+        )
+    return SyntheticAcceptance(int(name.length), mean_length)
 
 
 class _Chain(FixedLength):

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from outrider.bench.table import disturbance, identical, number, speedup
+from outrider.bench.table import disturbance, identical, model_label, number, speedup
 
 _COLOURS = 10
 
@@ -35,7 +35,7 @@ def _head(document: Mapping[str, Any]) -> Iterator[str]:
     settings, origin = document["settings"], document["provenance"]
     yield "<h1>Decoding speed</h1>"
     facts = [
-        f"{settings['model']} {settings['dtype']}",
+        model_label(settings),
         f"{settings['suite']} suite",
         f"{document['arms'][0]['answers']} answers of {settings['max_tokens']} tokens per arm",
         f"temperature {settings['temperature']:g}",

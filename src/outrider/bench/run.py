@@ -19,6 +19,7 @@ from outrider.bench.questions import Question, interleaved
 from outrider.bench.reading import Arm, ArmUnavailable, Sampling
 from outrider.bench.results import Measurement, Results, finished
 from outrider.bench.target import Target
+from outrider.bench.twin import twin_shape
 from outrider.errors import InvalidRequest
 from outrider.models.checkpoints.progress import Progress
 
@@ -40,6 +41,10 @@ class Plan:
     device: str = "cpu"
     threads: int | None = None
     endpoint: str | None = None
+    twin: str | None = None
+    """Measure the model's cost twin of this shape instead of the model."""
+    synthetic_acceptance: float | None = None
+    """Accept drafts by the die so that a step gains so many tokens; what is written is then not the model's text."""
 
 
 def run(plan: Plan, progress: Progress, keep: Callable[[Results], None], earlier: Results | None = None) -> Results:
@@ -48,7 +53,8 @@ def run(plan: Plan, progress: Progress, keep: Callable[[Results], None], earlier
     Ctrl-C ends the run after the last finished question: the results come back with `complete` false. Questions that
     `earlier` has finished are not asked again.
     """
-    target = Target(plan.model, plan.dtype, plan.device, plan.threads, progress)
+    _check(plan)
+    target = Target(plan.model, plan.dtype, plan.device, plan.threads, progress, twin=plan.twin)
     target.max_context = _context(plan, target)
     threads = plan.threads or torch.get_num_threads()
     results = Results(_settings(plan), provenance(target, threads), [arm.text for arm in plan.arms])
@@ -133,9 +139,19 @@ def _prepared(arms: Sequence[Arm], results: Results, progress: Progress) -> Iter
         yield ready
 
 
+def _check(plan: Plan) -> None:
+    others = [arm.text for arm in plan.arms if not arm.is_ours]
+    if others and plan.twin:
+        raise InvalidRequest(f"twin: only arms of ours can run a cost twin, not {others[0]}")
+    if others and plan.synthetic_acceptance is not None:
+        raise InvalidRequest(f"synthetic acceptance: only arms of ours can be told what to accept, not {others[0]}")
+    if plan.twin:
+        twin_shape(plan.twin)
+
+
 def _arm(name: ArmName, target: Target, plan: Plan, threads: int) -> Arm:
     if name.is_ours:
-        return OurArm(name, target)
+        return OurArm(name, target, plan.synthetic_acceptance)
     if name.program == "endpoint":
         if plan.endpoint is None:
             raise InvalidRequest("arms: endpoint needs --endpoint URL")
@@ -186,6 +202,8 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "dtype": plan.dtype,
         "device": plan.device,
         "threads": plan.threads,
+        "twin": plan.twin,
+        "synthetic_acceptance": plan.synthetic_acceptance,
         "arms": [arm.text for arm in plan.arms],
     }
 

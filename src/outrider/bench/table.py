@@ -34,7 +34,7 @@ def _headline(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     settings, origin = document["settings"], document["provenance"]
     where = origin["gpu"] or origin["cpu"]
     facts = [
-        f"{settings['model']} {settings['dtype']}",
+        model_label(settings),
         f"{settings['suite']} suite, {document['arms'][0]['answers']} answers of {settings['max_tokens']} tokens",
         f"temperature {settings['temperature']:g}",
         f"{where}, {origin['threads']} threads",
@@ -42,8 +42,16 @@ def _headline(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(" · ".join(facts), style="dim")
     if not document["complete"]:
         yield Text("incomplete: only the questions every arm has answered are counted", style="yellow")
+    if settings.get("synthetic_acceptance") is not None:
+        yield Text("drafts accepted by the die, for speed alone: the text is not the model's", style="yellow")
     if note := disturbance(document):
         yield Text(note, style="yellow")
+
+
+def model_label(settings: Mapping[str, Any]) -> str:
+    """The model as every report names it; a cost twin is always called one."""
+    twin = f"{settings['twin']} twin of " if settings.get("twin") else ""
+    return f"{twin}{settings['model']} {settings['dtype']}"
 
 
 def disturbance(document: Mapping[str, Any]) -> str:

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.bench.twin import twin_shape
+from outrider.bench.twin_model import load_twin
 from outrider.llm import LLM, Message
 from outrider.models.checkpoints import catalog, manifest
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.convert import GGUF_NAME
 from outrider.models.checkpoints.progress import Progress
+from outrider.models.load import placement
+from outrider.types import LanguageModel
 
 
 @dataclass
@@ -24,6 +28,8 @@ class Target:
     progress: Progress
     max_context: int | None = None
     """Tokens to make room for; None: as many as usual."""
+    twin: str | None = None
+    """Measure the model's cost twin of this name instead: the same text at the cost of a larger model."""
     checkpoint: Checkpoint = field(init=False)
     _loaded: dict[str, LLM] = field(init=False, default_factory=dict)
 
@@ -34,7 +40,7 @@ class Target:
         """Our decoder over the model; arms in one number format share it."""
         wanted = dtype or self.dtype
         if wanted not in self._loaded:
-            self._loaded[wanted] = LLM(
+            llm = LLM(
                 self.model,
                 drafter="none",
                 dtype=wanted,
@@ -44,7 +50,20 @@ class Target:
                 max_context=self.max_context,
                 progress=self.progress,
             )
+            self._loaded[wanted] = llm.with_model(self._grown(wanted)) if self.twin else llm
         return self._loaded[wanted]
+
+    def _grown(self, dtype: str) -> LanguageModel:
+        assert self.twin is not None
+        place = placement(
+            device=self.device,
+            dtype=dtype,
+            bitwise=None,
+            threads=self.threads,
+            max_batch=1,
+            max_context=self.max_context,
+        )
+        return load_twin(self.checkpoint, twin_shape(self.twin), place)
 
     def encode(self, conversation: Sequence[Message]) -> list[int]:
         """The token ids every arm is given: through the chat template, or the bare text where there is none."""

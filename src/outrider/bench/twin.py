@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.bench.shapes import EMBEDDING, HEAD, Axis, check_llama_like, normal, sizes, tensor_axes, tensor_shape
-from outrider.errors import ModelError
+from outrider.errors import InvalidRequest, ModelError
 from outrider.models.architecture import Architecture
 
 _ADDS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
@@ -51,6 +51,12 @@ TWINS: Mapping[str, TwinShape] = {
 """8b: Llama 3.1 8B's weights exactly, and its cache (64/16 heads of 64 hold as much as 32/8 of 128).
 1b: the bytes of Llama 3.2 1B in 30 layers instead of 16 (a twin needs its source's 30), so the MLP is narrower.
 tiny: twice the default model, for a CPU."""
+
+
+def twin_shape(name: str) -> TwinShape:
+    if name not in TWINS:
+        raise InvalidRequest(f"twin: there is no shape {name!r}; choose {', '.join(TWINS)}")
+    return TWINS[name]
 
 
 def twin_architecture(architecture: Architecture, shape: TwinShape) -> Architecture:

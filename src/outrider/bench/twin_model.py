@@ -15,13 +15,14 @@ from outrider.bench.twin import TwinShape, twin_architecture, twin_tensors
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, WeightSource
 from outrider.models.load import Placement, load_model
-from outrider.types import LanguageModel, Rows
+from outrider.types import LanguageModel, Rows, Stepper, SteppingModel
 
 
 def load_twin(checkpoint: Checkpoint, shape: TwinShape, place: Placement, seed: int = 0) -> LanguageModel:
     """The checkpoint's cost twin, running; its tokenizer is the checkpoint's. Reports must call it a twin."""
     model = load_model(twin_checkpoint(checkpoint, shape, place.device, seed), place)
-    return CutVocabulary(model, int(checkpoint.config["vocab_size"]))
+    cut = SteppingCut if isinstance(model, SteppingModel) else CutVocabulary
+    return cut(model, int(checkpoint.config["vocab_size"]))
 
 
 def twin_checkpoint(checkpoint: Checkpoint, shape: TwinShape, device: torch.device, seed: int = 0) -> Checkpoint:
@@ -95,3 +96,15 @@ class CutVocabulary:
 
     def rollback(self, slot: int, length: int) -> None:
         self.model.rollback(slot, length)
+
+
+class SteppingCut(CutVocabulary):
+    """The same of a model that takes steps on its device."""
+
+    def stepper(self, draft: LanguageModel | None, vocab_size: int | None = None) -> Stepper | None:
+        assert isinstance(self.model, SteppingModel)
+        return self.model.stepper(draft, vocab_size or self.vocab_size)
+
+    def advance(self, slot: int, count: int) -> None:
+        assert isinstance(self.model, SteppingModel)
+        self.model.advance(slot, count)

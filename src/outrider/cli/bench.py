@@ -70,6 +70,19 @@ def measure(
     dtype: Annotated[str, _where(metavar="DTYPE", help="Number format of arms that do not name their own.")] = "bf16",
     device: Annotated[str, _where(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, _where(min=1, metavar="N", help="CPU threads of every arm.")] = None,
+    twin: Annotated[
+        str | None,
+        _where(
+            metavar="SHAPE", help="Measure a cost twin: the same text at the cost of a model of this shape (8b, 1b)."
+        ),
+    ] = None,
+    synthetic_acceptance: Annotated[
+        float | None,
+        _what(
+            metavar="L",
+            help="For speed alone: drafts are accepted by the die, L tokens a step; the text is not the model's.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, _output(metavar="FILE", help="Keep the result here; saved after every question.")
     ] = None,
@@ -107,6 +120,8 @@ def measure(
         device=_device(device),
         threads=threads,
         endpoint=endpoint,
+        twin=twin,
+        synthetic_acceptance=synthetic_acceptance,
     )
     earlier = Results.load(resume) if resume else None
     kept = out or resume

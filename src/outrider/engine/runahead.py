@@ -36,9 +36,11 @@ def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> 
     if not isinstance(model, SteppingModel):
         return None
     if isinstance(drafter, NoDrafter):
-        return Runahead(model.stepper(None), None, controller)
-    if isinstance(drafter, ModelDrafter) and drafter.chains and isinstance(drafter.model, type(model)):
-        return Runahead(model.stepper(drafter.model), drafter, controller)
+        stepper = model.stepper(None)
+        return Runahead(stepper, None, controller) if stepper else None
+    if isinstance(drafter, ModelDrafter) and drafter.chains:
+        stepper = model.stepper(drafter.model)
+        return Runahead(stepper, drafter, controller) if stepper else None
     return None
 
 

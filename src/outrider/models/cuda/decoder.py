@@ -73,9 +73,10 @@ class CudaDecoder(StaticCache):
         logits = [self._run(rows[start : start + MAX_ROWS]) for start in range(0, len(rows), MAX_ROWS)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def stepper(self, draft: LanguageModel | None) -> DeviceStepper:
-        assert draft is None or isinstance(draft, CudaDecoder)
-        return DeviceStepper(self, draft, self.vocab_size)
+    def stepper(self, draft: LanguageModel | None, vocab_size: int | None = None) -> DeviceStepper | None:
+        if draft is not None and not (isinstance(draft, CudaDecoder) and draft.device == self.device):
+            return None
+        return DeviceStepper(self, draft, vocab_size or self.vocab_size)
 
     def advance(self, slot: int, count: int) -> None:
         """Note that a step on the device has committed `count` more tokens to the slot."""

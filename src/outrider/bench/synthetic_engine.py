@@ -1,0 +1,26 @@
+"""An engine that accepts by the die; see `synthetic.py`."""
+
+from __future__ import annotations
+
+from outrider.bench.synthetic import SyntheticAcceptance
+from outrider.bench.twin_model import CutVocabulary
+from outrider.control.controller import FixedLength
+from outrider.drafters.model import ModelDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.runahead import Runahead
+from outrider.types import Drafter, LanguageModel, SteppingModel
+
+
+def synthetic_engine(model: LanguageModel, drafter: Drafter, acceptance: SyntheticAcceptance) -> Engine:
+    """Chains of the acceptance's draft length; on the device wherever the exact engine would step there."""
+    controller = FixedLength(acceptance.draft_length)
+    engine = Engine(model, drafter, controller, rules=acceptance.rules())
+    if isinstance(model, SteppingModel) and isinstance(drafter, ModelDrafter) and drafter.chains:
+        from outrider.bench.forced import ForcedStepper  # needs Triton, which is there if the model can step
+        from outrider.models.cuda.decoder import CudaDecoder
+
+        target = model.model if isinstance(model, CutVocabulary) else model
+        if isinstance(target, CudaDecoder) and isinstance(drafter.model, CudaDecoder):
+            stepper = ForcedStepper(target, drafter.model, acceptance, model.vocab_size)
+            engine.runahead = Runahead(stepper, drafter, controller)
+    return engine
