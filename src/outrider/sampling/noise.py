@@ -43,11 +43,17 @@ class Key(NamedTuple):
     """Of the token to be chosen, among the generated ones."""
 
 
+def row_key(key: Key) -> tuple[int, int]:
+    """The low and the high 32 bits of the key of a row of noise."""
+    word = hash64(_COUPLED, *key)
+    return word & 0xFFFFFFFF, word >> 32
+
+
 def integers(keys: Sequence[Key], tokens: Tensor) -> Tensor:
     """The int32 values x (k = x + 2^31) of `tokens` [N] under each key: [keys, N]."""
-    words = [hash64(_COUPLED, *key) for key in keys]
-    low = _column([word & 0xFFFFFFFF for word in words], tokens.device)  # [keys, 1]
-    high = _column([word >> 32 for word in words], tokens.device)  # [keys, 1]
+    words = [row_key(key) for key in keys]
+    low = _column([low for low, _ in words], tokens.device)  # [keys, 1]
+    high = _column([high for _, high in words], tokens.device)  # [keys, 1]
     x = tokens.to(torch.int32).mul(_STEP).bitwise_xor(low)  # [keys, N]
     return _mix(_mix(x).add_(high))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
+from outrider.sampling.native.sampler import sample
 from outrider.sampling.noise import Key
 from outrider.sampling.warp import process, truncate, warp
 from outrider.types import ROOT, Draft, ResolvedParams, TokenLogprob
@@ -34,14 +35,17 @@ class Sampled(Protocol):
 class TargetRows:
     """The target's distributions at the nodes of one sequence's draft, for one step.
 
-    `logits` [1 + nodes, V]: row 0 follows the last committed token, row 1 + i follows draft node i. Valid
+    Of `logits` [rows, V], row `first` follows the last committed token, row first + 1 + i follows draft node i. Valid
     until the history grows. Rows are warped when asked for, because a walk visits few of them.
     """
 
-    def __init__(self, logits: Tensor, params: ResolvedParams, history: History, draft: Draft) -> None:
+    def __init__(
+        self, logits: Tensor, params: ResolvedParams, history: History, draft: Draft, first: int = 0
+    ) -> None:
         self.params = params
         self.nodes = range(ROOT, len(draft))
         self._logits = logits
+        self._root = first
         self._history = history
         self._draft = draft
         self._position = history.generated
@@ -51,7 +55,23 @@ class TargetRows:
         """The target's token after `node` (or ROOT) under the coupled rule: argmax of logp + noise."""
         if self._settled is not None:
             return self._settled[1 + node]
-        return int(_choices([(self, range(node, node + 1))]))
+        one = range(node, node + 1)
+        if self._logits.device.type == "cpu":
+            token = self._sample(one)
+            if token is not None:
+                return token
+        return int(_choices([(self, one)]))
+
+    def _sample(self, one: range) -> int | None:
+        """The choice at one node by the compiled sampler, if it can tell."""
+        key = self.keys(one)[0]
+        logits, row = self._logits, self._root + 1 + one.start
+        if not _bare(self.params):
+            logits, row = self.processed(one), 0
+        if logits.dtype not in (torch.float32, torch.float64) or logits.stride(1) != 1:
+            return None
+        size = logits.element_size()
+        return sample(logits.data_ptr() + size * logits.stride(0) * row, logits.shape[1], size == 8, self.params, key)
 
     def settle(self, chosen: list[int]) -> None:
         """Fix the choices at all nodes, the root's first."""
@@ -59,14 +79,14 @@ class TargetRows:
 
     def logp(self, node: int) -> Tensor:
         """The target's log-probabilities [V] fp64 after `node`."""
-        return warp(self._logits[1 + node : 2 + node], self.params, self._history, [self._path(node)])[0]
+        return warp(self._raw(range(node, node + 1)), self.params, self._history, [self._path(node)])[0]
 
     def logprobs(self, node: int, token: int) -> TokenLogprob:
         """What to report of `token`, emitted after `node`: of the raw logits, or processed if so asked."""
         if self.params.processed_logprobs:
             logp = self.logp(node)
         else:
-            logp = torch.log_softmax(self._logits[1 + node].double(), dim=-1)
+            logp = torch.log_softmax(self._raw(range(node, node + 1))[0].double(), dim=-1)
         count = min(self.params.logprobs or 0, len(logp))
         top: list[tuple[int, float]] = []
         if count:
@@ -78,7 +98,7 @@ class TargetRows:
 
     def processed(self, nodes: range) -> Tensor:
         """Logits [nodes, V] after penalties, bias and mask (fp32 and not a copy where there are none)."""
-        logits = self._logits[1 + nodes.start : 1 + nodes.stop]
+        logits = self._raw(nodes)
         if _bare(self.params):
             return logits
         return process(logits, self.params, self._history, [self._path(node) for node in nodes])
@@ -87,6 +107,10 @@ class TargetRows:
         """The noise that belongs to each node."""
         seed, choice = self.params.seed, self.params.choice
         return [Key(seed, choice, self._position + len(self._path(node))) for node in nodes]
+
+    def _raw(self, nodes: range) -> Tensor:
+        """The logits [nodes, V] as the model gave them."""
+        return self._logits[self._root + 1 + nodes.start : self._root + 1 + nodes.stop]
 
     def _path(self, node: int) -> list[int]:
         """The drafted tokens that lead to `node`."""
@@ -98,16 +122,21 @@ class TargetRows:
 def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[Draft]) -> list[TargetRows]:
     """`TargetRows` of every sequence of a step, from all its logits [sum of 1 + nodes, V] in the same order.
 
-    Where choosing is cheap (plain greedy) or reading one by one is dear (a GPU), the choices of all nodes are
-    made here and read back at once; otherwise each is made when a rule asks.
+    On a CPU each choice is made when a rule asks, because a walk visits few nodes. Elsewhere reading one by one is
+    dear: the choices of all nodes are made here and read back at once.
     """
     rows, start = [], 0
     for sequence, draft in zip(sequences, drafts, strict=True):
-        end = start + 1 + len(draft)
-        rows.append(TargetRows(logits[start:end], sequence.params, sequence.history, draft))
-        start = end
-    lazy = logits.device.type == "cpu"
-    ahead = [row for row in rows if row.params.verify == "coupled" and not (lazy and not _plain(row.params))]
+        rows.append(TargetRows(logits, sequence.params, sequence.history, draft, start))
+        start += 1 + len(draft)
+    if logits.device.type != "cpu":
+        _settle(rows, logits)
+    return rows
+
+
+def _settle(rows: Sequence[TargetRows], logits: Tensor) -> None:
+    """Make the choices of all nodes that the coupled rule may ask for."""
+    ahead = [row for row in rows if row.params.verify == "coupled"]
     batches = list(_batches(ahead, logits.shape[-1]))
     if len(ahead) == len(rows) and all(_plain(row.params) for row in rows):
         chosen = [argmax(logits)]
@@ -118,7 +147,6 @@ def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[D
         count = len(row.nodes)
         row.settle(read[:count])
         read = read[count:]
-    return rows
 
 
 def _choices(parts: Sequence[tuple[TargetRows, range]]) -> Tensor:
