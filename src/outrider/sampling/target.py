@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
-from outrider.sampling.native.sampler import sample
+from outrider.sampling.native.sampler import HostRows, sample
 from outrider.sampling.noise import Key
 from outrider.sampling.warp import process, truncate, warp
 from outrider.types import ROOT, Draft, ResolvedParams, TokenLogprob
@@ -40,12 +40,20 @@ class TargetRows:
     """
 
     def __init__(
-        self, logits: Tensor, params: ResolvedParams, history: History, draft: Draft, first: int = 0
+        self,
+        logits: Tensor,
+        params: ResolvedParams,
+        history: History,
+        draft: Draft,
+        first: int = 0,
+        host: HostRows | None = None,
     ) -> None:
+        """`host`: the same logits for the compiled sampler; without it the reference chooses."""
         self.params = params
         self.nodes = range(ROOT, len(draft))
         self._logits = logits
-        self._root = first
+        self._root = first + 1
+        self._host = host
         self._history = history
         self._draft = draft
         self._position = history.generated
@@ -55,23 +63,16 @@ class TargetRows:
         """The target's token after `node` (or ROOT) under the coupled rule: argmax of logp + noise."""
         if self._settled is not None:
             return self._settled[1 + node]
-        one = range(node, node + 1)
-        if self._logits.device.type == "cpu":
-            token = self._sample(one)
-            if token is not None:
-                return token
-        return int(_choices([(self, one)]))
+        token = None if self._host is None else self._sample(self._host, node)
+        return token if token is not None else int(_choices([(self, range(node, node + 1))]))
 
-    def _sample(self, one: range) -> int | None:
-        """The choice at one node by the compiled sampler, if it can tell."""
-        key = self.keys(one)[0]
-        logits, row = self._logits, self._root + 1 + one.start
-        if not _bare(self.params):
-            logits, row = self.processed(one), 0
-        if logits.dtype not in (torch.float32, torch.float64) or logits.stride(1) != 1:
-            return None
-        size = logits.element_size()
-        return sample(logits.data_ptr() + size * logits.stride(0) * row, logits.shape[1], size == 8, self.params, key)
+    def _sample(self, host: HostRows, node: int) -> int | None:
+        """The same, by the compiled sampler if it can tell."""
+        position = self._position + len(self._path(node))
+        if _bare(self.params):
+            return sample(host, self._root + node, self.params, position)
+        row = self.processed(range(node, node + 1))
+        return sample(HostRows(row.data_ptr(), 0, host.count, True), 0, self.params, position)
 
     def settle(self, chosen: list[int]) -> None:
         """Fix the choices at all nodes, the root's first."""
@@ -110,7 +111,7 @@ class TargetRows:
 
     def _raw(self, nodes: range) -> Tensor:
         """The logits [nodes, V] as the model gave them."""
-        return self._logits[self._root + 1 + nodes.start : self._root + 1 + nodes.stop]
+        return self._logits[self._root + nodes.start : self._root + nodes.stop]
 
     def _path(self, node: int) -> list[int]:
         """The drafted tokens that lead to `node`."""
@@ -126,8 +127,9 @@ def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[D
     dear: the choices of all nodes are made here and read back at once.
     """
     rows, start = [], 0
+    host = HostRows.of(logits)
     for sequence, draft in zip(sequences, drafts, strict=True):
-        rows.append(TargetRows(logits, sequence.params, sequence.history, draft, start))
+        rows.append(TargetRows(logits, sequence.params, sequence.history, draft, start, host))
         start += 1 + len(draft)
     if logits.device.type != "cpu":
         _settle(rows, logits)

@@ -8,8 +8,12 @@ from ctypes import POINTER, Structure, byref, c_double, c_int32, c_uint32, c_voi
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import NamedTuple
 
-from outrider.sampling.noise import Key, row_key
+import torch
+from torch import Tensor
+
+from outrider.sampling.noise import row_key
 from outrider.types import ResolvedParams
 
 _COOLEST, _HOTTEST = 1e-30, 1e30
@@ -45,18 +49,49 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def sample(address: int, count: int, wide: bool, params: ResolvedParams, key: Key) -> int | None:
-    """The choice among `count` processed logits at `address`, fp64 where `wide`, else fp32.
+class HostRows(NamedTuple):
+    """Logits [rows, V] in this machine's memory, as C sees them."""
 
-    None where the sampler is absent, or the decision too close for it: ask the reference then.
+    address: int
+    pitch: int
+    """Bytes from one row to the next."""
+    count: int
+    wide: bool
+    """fp64, else fp32."""
+
+    @staticmethod
+    def of(logits: Tensor) -> HostRows | None:
+        """None where the sampler cannot read them, or is not there."""
+        if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64) or library() is None:
+            return None
+        size = logits.element_size()
+        return HostRows(logits.data_ptr(), size * logits.stride(0), logits.shape[1], size == 8)
+
+
+def sample(rows: HostRows, row: int, params: ResolvedParams, position: int) -> int | None:
+    """The choice at generated position `position` from one row of processed logits.
+
+    None where the decision is too close for the sampler: ask the reference then.
     """
     sampler = library()
-    cold, both = params.temperature == 0, params.top_k > 0 and params.top_p < 1
-    # With both, top-p is a share of what top-k leaves, which only the reference works out.
-    if sampler is None or not cold and (both or not _COOLEST <= params.temperature <= _HOTTEST):
-        return None
-    low, high = (0, 0) if cold else row_key(key)
-    least = math.log(params.min_p) if params.min_p > 0 else -math.inf
-    ask = _Ask(address, count, wide, low, high, params.temperature, params.top_p, least, params.top_k)
+    assert sampler is not None, "HostRows.of() has looked"
+    low = high = 0
+    if params.temperature != 0:
+        # With both, top-p is a share of what top-k leaves, which only the reference works out.
+        both = params.top_k > 0 and params.top_p < 1
+        if both or not _COOLEST <= params.temperature <= _HOTTEST:
+            return None
+        low, high = row_key(params.seed, params.choice, position)
+    ask = _Ask(
+        rows.address + row * rows.pitch,
+        rows.count,
+        rows.wide,
+        low,
+        high,
+        params.temperature,
+        params.top_p,
+        math.log(params.min_p) if params.min_p > 0 else -math.inf,
+        params.top_k,
+    )
     token: int = sampler.outrider_sample(byref(ask))
     return token if token >= 0 else None
