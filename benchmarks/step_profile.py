@@ -122,7 +122,9 @@ def wrap_engine(engine: Engine, clock: Clock) -> None:
 
 def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffix: bool, tokens: int) -> list[Step]:
     """The steps of decoding `prompts` as one batch, less the first (prefill) and the last (sequences end)."""
-    params = [SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i, **MANNERS[manner]) for i in range(len(prompts))]
+    params = [
+        SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i, **MANNERS[manner]) for i in range(len(prompts))
+    ]
     clock.steps.clear()
     width = len(prompts)
     ends: list[int] = []
@@ -130,7 +132,7 @@ def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffi
         if chunk.completion is not None:
             ends.append(len(clock.steps))
     full = clock.steps[2 : min(ends)]  # entry i + 1 holds step i; the first has the prefill
-    assert all(step["prefill"] == 0 for step in full), width
+    assert all(step["prefill"] == 0 for step in full), "a step with prefill was measured"
     return full
 
 
@@ -143,9 +145,7 @@ def summarise(steps: list[Step]) -> dict[str, Any]:
         **{f"{part}_ms": statistics.median(step[part] for step in steps) for part in PARTS},
         "overhead_ms": statistics.median(t - s["model"] - s["propose"] for s, t in zip(steps, total, strict=True)),
         "overhead_share": statistics.median(share),
-        "overhead_share_with_propose": statistics.median(
-            1 - s["model"] / t for s, t in zip(steps, total, strict=True)
-        ),
+        "overhead_share_with_propose": statistics.median(1 - s["model"] / t for s, t in zip(steps, total, strict=True)),
         "overhead_share_of_all_time": sum(t - s["model"] - s["propose"] for s, t in zip(steps, total, strict=True))
         / sum(total),
     }
