@@ -126,7 +126,6 @@ def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffi
         SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i, **MANNERS[manner]) for i in range(len(prompts))
     ]
     clock.steps.clear()
-    width = len(prompts)
     ends: list[int] = []
     for chunk in llm.stream(prompts, params, speculate=suffix):
         if chunk.completion is not None:

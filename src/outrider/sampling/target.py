@@ -72,7 +72,7 @@ class TargetRows:
         if _bare(self.params):
             return sample(host, self._root + node, self.params, position)
         row = self.processed(range(node, node + 1))
-        return sample(HostRows(row.data_ptr(), 0, host.count, True), 0, self.params, position)
+        return sample(HostRows(row.data_ptr(), 0, host.vocab, True), 0, self.params, position)
 
     def settle(self, chosen: list[int]) -> None:
         """Fix the choices at all nodes, the root's first."""

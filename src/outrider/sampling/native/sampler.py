@@ -55,7 +55,7 @@ class HostRows(NamedTuple):
     address: int
     pitch: int
     """Bytes from one row to the next."""
-    count: int
+    vocab: int
     wide: bool
     """fp64, else fp32."""
 
@@ -84,7 +84,7 @@ def sample(rows: HostRows, row: int, params: ResolvedParams, position: int) -> i
         low, high = row_key(params.seed, params.choice, position)
     ask = _Ask(
         rows.address + row * rows.pitch,
-        rows.count,
+        rows.vocab,
         rows.wide,
         low,
         high,
