@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from ctypes import byref
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from toy import resolved, sequence
 
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.native import sampler
-from outrider.sampling.native.sampler import HostRows, library, sample
+from outrider.sampling.native.sampler import HostRows, Row, library, sample
 from outrider.sampling.noise import Key, integers
 from outrider.sampling.target import target_rows
 from outrider.sampling.warp import truncate
@@ -39,8 +40,7 @@ def compare(logits: Tensor, params: ResolvedParams) -> int:
     host = HostRows.of(logits)
     assert host is not None
     left = 0
-    for row in range(len(logits)):
-        got = sample(host, row, params, row)
+    for row, got in enumerate(sample([Row(host, row, params, row) for row in range(len(logits))])):
         assert got is None or got == reference(logits[row], params, row), (row, params)
         left += got is None
     return left
@@ -160,7 +160,7 @@ def test_the_largest_noise_is_not_missed() -> None:
             host = HostRows.of(logits)
             assert host is not None
             want = reference(logits[0], params, position)
-            assert sample(host, 0, params, position) == want
+            assert sample([Row(host, 0, params, position)]) == [want]
             wins += want == luckiest
     assert wins > 100
 
@@ -191,11 +191,15 @@ def test_whole_vocabularies_by_way_of_the_target() -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_lesser_instruction_sets(isa: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CPUs without AVX-512 run: the same tokens."""
-    compiled = library()
-    assert compiled is not None
     if isa != "sample_base" and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("x86 only")
-    monkeypatch.setattr(sampler, "library", lambda: SimpleNamespace(outrider_sample=getattr(compiled, isa)))
+    choose = getattr(library(), isa)
+
+    def one_by_one(asks: Any, count: int, run: None, threads: int) -> None:
+        for ask in asks:
+            ask.token = choose(byref(ask))
+
+    monkeypatch.setattr(sampler, "library", lambda: SimpleNamespace(outrider_sample=one_by_one))
     rng = np.random.default_rng(11)
     for kind in KINDS:
         for options in ({"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 9}, {"temperature": 0.0}):

@@ -12,6 +12,7 @@ from outrider.control.controller import Controller
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.sequence import NO_SLOT, Sequence
 from outrider.sampling.chance import KeyedChance
+from outrider.sampling.native.sampler import LendsThreads
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.types import ROOT, Chunk, Commit, Draft, Drafter, LanguageModel, Rows, StepKind, StepTrace, Verdict
 from outrider.verify import RULES
@@ -25,6 +26,7 @@ class Engine:
         self.drafter = drafter
         self.controller = controller
         self.scheduler = Scheduler(model.max_batch)
+        self._runner = model.runner if isinstance(model, LendsThreads) else None
 
     def step(self) -> list[Chunk]:
         """Advance every running sequence by one target pass; returns what each of them gained."""
@@ -35,7 +37,7 @@ class Engine:
         drafts = self.drafter.propose(running, budgets)
         drafted = perf_counter()
         logits = self.model.forward([_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
-        targets = target_rows(logits, running, drafts)
+        targets = target_rows(logits, running, drafts, self._runner)
         chunks, commits = [], []
         for sequence, draft, target in zip(running, drafts, targets, strict=True):
             chance = KeyedChance(sequence.params.seed, sequence.params.choice, sequence.generated)

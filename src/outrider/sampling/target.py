@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
-from outrider.sampling.native.sampler import HostRows, sample
+from outrider.sampling.native.sampler import HostRows, Row, Runner, sample
 from outrider.sampling.noise import Key
 from outrider.sampling.warp import process, truncate, warp
 from outrider.types import ROOT, Draft, ResolvedParams, TokenLogprob
@@ -57,26 +57,29 @@ class TargetRows:
         self._history = history
         self._draft = draft
         self._position = history.generated
-        self._settled: list[int] | None = None
+        self._chosen: dict[int, int] = {}
+        self._processed: Tensor | None = None
 
     def choose(self, node: int) -> int:
         """The target's token after `node` (or ROOT) under the coupled rule: argmax of logp + noise."""
-        if self._settled is not None:
-            return self._settled[1 + node]
-        token = None if self._host is None else self._sample(self._host, node)
+        token = self._chosen.get(node)
+        if token is None and (row := self.row(node)) is not None:
+            token = sample([row])[0]
         return token if token is not None else int(_choices([(self, range(node, node + 1))]))
 
-    def _sample(self, host: HostRows, node: int) -> int | None:
-        """The same, by the compiled sampler if it can tell."""
+    def row(self, node: int) -> Row | None:
+        """What the compiled sampler needs to choose at `node`; None where it cannot."""
+        if self._host is None:
+            return None
         position = self._position + len(self._path(node))
         if _bare(self.params):
-            return sample(host, self._root + node, self.params, position)
-        row = self.processed(range(node, node + 1))
-        return sample(HostRows(row.data_ptr(), 0, host.vocab, True), 0, self.params, position)
+            return Row(self._host, self._root + node, self.params, position)
+        self._processed = row = self.processed(range(node, node + 1))  # kept: C reads it
+        return Row(HostRows(row.data_ptr(), 0, self._host.vocab, True), 0, self.params, position)
 
-    def settle(self, chosen: list[int]) -> None:
-        """Fix the choices at all nodes, the root's first."""
-        self._settled = chosen
+    def settle(self, node: int, tokens: Sequence[int | None]) -> None:
+        """Fix the choices at `node` and those after it, where they are known."""
+        self._chosen.update((node + i, token) for i, token in enumerate(tokens) if token is not None)
 
     def logp(self, node: int) -> Tensor:
         """The target's log-probabilities [V] fp64 after `node`."""
@@ -120,11 +123,14 @@ class TargetRows:
         return [self._draft.tokens[step] for step in self._draft.path(node)]
 
 
-def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[Draft]) -> list[TargetRows]:
+def target_rows(
+    logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[Draft], runner: Runner | None = None
+) -> list[TargetRows]:
     """`TargetRows` of every sequence of a step, from all its logits [sum of 1 + nodes, V] in the same order.
 
-    On a CPU each choice is made when a rule asks, because a walk visits few nodes. Elsewhere reading one by one is
-    dear: the choices of all nodes are made here and read back at once.
+    On a CPU the choices at the roots, which are always asked for, are made here together (by the threads of `runner`),
+    the others when a rule asks, because a walk visits few nodes. Elsewhere reading one by one is dear: the choices of
+    all nodes are made here and read back at once.
     """
     rows, start = [], 0
     host = HostRows.of(logits)
@@ -133,6 +139,10 @@ def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[D
         start += 1 + len(draft)
     if logits.device.type != "cpu":
         _settle(rows, logits)
+    elif len(rows) > 1:
+        roots = [(row, wanted) for row in rows if row.params.verify == "coupled" and (wanted := row.row(ROOT))]
+        for (row, _), token in zip(roots, sample([wanted for _, wanted in roots], runner), strict=True):
+            row.settle(ROOT, [token])
     return rows
 
 
@@ -147,7 +157,7 @@ def _settle(rows: Sequence[TargetRows], logits: Tensor) -> None:
     read = torch.cat(chosen).tolist() if chosen else []
     for row in (row for batch in batches for row in batch):
         count = len(row.nodes)
-        row.settle(read[:count])
+        row.settle(ROOT, read[:count])
         read = read[count:]
 
 

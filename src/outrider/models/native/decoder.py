@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import byref
+from ctypes import byref, c_void_p, cast
 from itertools import accumulate, chain
 
 import numpy as np
@@ -18,6 +18,7 @@ from outrider.models.native.packing import DEPTH, PackedLayer, PackedMatrix, pac
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
 from outrider.models.weights import DecoderWeights, load_weights
+from outrider.sampling.native.sampler import Runner
 from outrider.types import Rows
 
 MAX_ROWS = 128
@@ -93,6 +94,9 @@ class NativeDecoder(StaticCache):
             head=self._matrix(pack_matrix(weights.head, None)),
         )
         self._make_workspace(threads, capacity)
+        address = cast(kernels.pool_run, c_void_p).value
+        assert address is not None, "a function has an address"
+        self.runner = Runner(address, threads)
 
     @staticmethod
     def load(

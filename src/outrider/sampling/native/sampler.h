@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* One row to choose a token from. */
+/* One row to choose a token from, and the token. */
 typedef struct {
     const void *logits; /* [count] fp32, or fp64 where `wide` */
     int32_t count;
@@ -14,7 +14,12 @@ typedef struct {
     double top_p;       /* 1: off */
     double least;       /* log of min_p; -infinity: off */
     int32_t top_k;      /* 0: off; not together with top_p */
+    int32_t token;      /* the answer, or UNCLEAR */
 } Ask;
+
+/* Runs `job` on several threads, each told its number; the decoder's pool, handed over by Python. */
+typedef void (*Job)(const void *argument, int thread, int threads);
+typedef void (*Runner)(Job job, const void *argument, int threads);
 
 enum { UNCLEAR = -1 };
 

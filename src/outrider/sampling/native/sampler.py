@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-from ctypes import POINTER, Structure, byref, c_double, c_int32, c_uint32, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_double, c_int32, c_uint32, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class _Ask(Structure):
         ("top_p", c_double),
         ("least", c_double),
         ("top_k", c_int32),
+        ("token", c_int32),
     ]
 
 
@@ -43,8 +45,8 @@ def library() -> ctypes.CDLL | None:
         path = Path(__file__).with_name(f"_sampler{suffix}")
         if path.exists():
             sampler = ctypes.CDLL(str(path))
-            sampler.outrider_sample.argtypes = [POINTER(_Ask)]
-            sampler.outrider_sample.restype = c_int32
+            sampler.outrider_sample.argtypes = [POINTER(_Ask), c_int32, c_void_p, c_int32]
+            sampler.outrider_sample.restype = None
             return sampler
     return None
 
@@ -68,13 +70,45 @@ class HostRows(NamedTuple):
         return HostRows(logits.data_ptr(), size * logits.stride(0), logits.shape[1], size == 8)
 
 
-def sample(rows: HostRows, row: int, params: ResolvedParams, position: int) -> int | None:
-    """The choice at generated position `position` from one row of processed logits.
+class Runner(NamedTuple):
+    """Threads that a model keeps and lends between its passes."""
 
-    None where the decision is too close for the sampler: ask the reference then.
-    """
+    function: int
+    """Address of a C function, `Runner` in sampler.h."""
+    threads: int
+
+
+@runtime_checkable
+class LendsThreads(Protocol):
+    """A model with such threads."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+
+class Row(NamedTuple):
+    """Processed logits to choose from, for generated position `position`."""
+
+    rows: HostRows
+    row: int
+    params: ResolvedParams
+    position: int
+
+
+def sample(wanted: Sequence[Row], runner: Runner | None = None) -> list[int | None]:
+    """The choice at each row; None where it is too close for the sampler to tell: ask the reference then."""
+    asks = {i: ask for i, row in enumerate(wanted) if (ask := _ask(*row)) is not None}
+    if not asks:
+        return [None] * len(wanted)
     sampler = library()
     assert sampler is not None, "HostRows.of() has looked"
+    batch = (_Ask * len(asks))(*asks.values())
+    sampler.outrider_sample(batch, len(batch), *(runner or (None, 1)))
+    tokens = {i: ask.token for i, ask in zip(asks, batch, strict=True) if ask.token >= 0}
+    return [tokens.get(i) for i in range(len(wanted))]
+
+
+def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> _Ask | None:
     low = high = 0
     if params.temperature != 0:
         # With both, top-p is a share of what top-k leaves, which only the reference works out.
@@ -82,7 +116,7 @@ def sample(rows: HostRows, row: int, params: ResolvedParams, position: int) -> i
         if both or not _COOLEST <= params.temperature <= _HOTTEST:
             return None
         low, high = row_key(params.seed, params.choice, position)
-    ask = _Ask(
+    return _Ask(
         rows.address + row * rows.pitch,
         rows.vocab,
         rows.wide,
@@ -93,5 +127,3 @@ def sample(rows: HostRows, row: int, params: ResolvedParams, position: int) -> i
         math.log(params.min_p) if params.min_p > 0 else -math.inf,
         params.top_k,
     )
-    token: int = sampler.outrider_sample(byref(ask))
-    return token if token >= 0 else None
