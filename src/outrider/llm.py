@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import replace
 from itertools import count
 from typing import Literal
 
@@ -151,7 +150,7 @@ class LLM:
                 for chunk in engine.step():
                     sequence = by_id[chunk.index]
                     done = sequence.completion() if sequence.finish_reason is not None else None
-                    yield replace(chunk, index=index[sequence.id], completion=done)
+                    yield Chunk(index[sequence.id], chunk.text, chunk.token_ids, chunk.origins, chunk.step, done)
         finally:
             for sequence in sequences:
                 engine.remove(sequence)

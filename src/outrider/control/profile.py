@@ -13,12 +13,14 @@ class Profile:
     `accepted_at` continues the last two ranks geometrically: what improves is allowed more, step by step.
     """
 
-    __slots__ = ("accepted", "proposed", "tried")
+    __slots__ = ("_expected", "accepted", "proposed", "tried")
 
     def __init__(self, accepted: list[float], proposed: list[float], tried: int) -> None:
         self.accepted = accepted
         self.proposed = proposed
         self.tried = tried
+        self._expected: dict[int, tuple[list[float], list[float]]] = {}
+        """Answers given since the last step observed: a sequence on pause is asked the same at every step."""
 
     @staticmethod
     def hopeful(ranks: int) -> Profile:
@@ -34,19 +36,23 @@ class Profile:
         if tried > self.tried:  # start from the estimates that led here
             self.accepted[:tried], self.proposed[:tried] = self.expected(tried)
         self.tried = tried
+        self._expected.clear()
         for k in range(tried):
             self.proposed[k] += rate * ((k < proposed) - self.proposed[k])
             self.accepted[k] += rate * ((k in accepted) - self.accepted[k])
 
     def expected(self, ranks: int) -> tuple[list[float], list[float]]:
         """Chance of being accepted and of being proposed at all, for each of the first `ranks` ranks if
-        allowed."""
-        known = min(self.tried, ranks)
-        accepted, proposed = self.accepted[:known], self.proposed[:known]
-        if known and known < ranks:
-            before = accepted[-2] if known > 1 else 1.0
-            ratio = min(1.0, accepted[-1] / before) if before > 0 else 0.0
-            for _ in range(known, ranks):
-                accepted.append(accepted[-1] * ratio)
-                proposed.append(proposed[-1])
-        return accepted, proposed
+        allowed. To be read, not changed."""
+        answer = self._expected.get(ranks)
+        if answer is None:
+            known = min(self.tried, ranks)
+            accepted, proposed = answer = self.accepted[:known], self.proposed[:known]
+            if known and known < ranks:
+                before = accepted[-2] if known > 1 else 1.0
+                ratio = min(1.0, accepted[-1] / before) if before > 0 else 0.0
+                for _ in range(known, ranks):
+                    accepted.append(accepted[-1] * ratio)
+                    proposed.append(proposed[-1])
+            self._expected[ranks] = answer
+        return answer

@@ -14,6 +14,7 @@ from outrider.engine.runahead import runahead
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.sequence import NO_SLOT, Sequence
 from outrider.sampling.chance import KeyedChance
+from outrider.sampling.native.sampler import LendsThreads
 from outrider.sampling.target import target_rows
 from outrider.types import (
     ROOT,
@@ -43,6 +44,7 @@ class Engine:
         self.rules = rules
         self.scheduler = Scheduler(model.max_batch)
         self.runahead = runahead(model, drafter, controller) if rules is RULES else None
+        self._runner = model.runner if isinstance(model, LendsThreads) else None
 
     def step(self) -> list[Chunk]:
         """Advance every running sequence by one target pass; returns what each of them gained."""
@@ -70,7 +72,7 @@ class Engine:
         drafts = self.drafter.propose(running, budgets)
         drafted = perf_counter()
         logits = self.model.forward([_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
-        targets = target_rows(logits, running, drafts)
+        targets = target_rows(logits, running, drafts, self._runner)
         judged = []
         for sequence, draft, target in zip(running, drafts, targets, strict=True):
             chance = KeyedChance(sequence.params.seed, sequence.params.choice, sequence.generated)

@@ -47,11 +47,12 @@ class Sequence:
     def push(self, token: int) -> str:
         """Add one token and decide whether the sequence ends with it; returns the text that may be shown."""
         self.tokens.append(token)
-        may_stop = self.generated >= self.params.min_tokens
+        generated = self.generated
+        may_stop = generated >= self.params.min_tokens
         text = self.stream.push(token, may_stop)
         if self.stream.stopped or (may_stop and token in self.params.stop_token_ids):
             self.finish_reason = "stop"
-        elif self.generated >= self.limit:
+        elif generated >= self.limit:
             self.finish_reason = "length"
         return text if self.finish_reason is None else text + self.stream.finish()
 

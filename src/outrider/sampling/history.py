@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,19 +19,18 @@ class History:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.generated = 0
         """Output tokens so far: the generated position of the next one."""
+        self._new: list[int] = []
+        """Output tokens not counted yet: most sequences have no penalty, so nobody ever asks."""
         self._column: dict[int, int] = {}
         self._ids = np.empty(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.float64)
         for token in prompt:
             self._find(token)
 
-    def append(self, tokens: Iterable[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Add output tokens."""
-        for token in tokens:
-            # Not `counts[find(token)]`: finding may move the counts to a bigger array.
-            column = self._find(token)
-            self._counts[column] += 1
-            self.generated += 1
+        self._new += tokens
+        self.generated += len(tokens)
 
     def along(self, paths: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The history as seen at the end of each path, a row per path of tokens that follow the output.
@@ -39,6 +38,7 @@ class History:
         Returns ids [C] of distinct tokens, seen [R, C] (in prompt, output or the row's path) and
         counts [R, C] fp64 (in output or the row's path).
         """
+        self._count()
         known = len(self._column)
         fresh: dict[int, int] = {}  # tokens that only paths have: columns after the known ones
         rows, columns = [], []
@@ -61,6 +61,14 @@ class History:
             torch.from_numpy(seen).to(device),
             torch.from_numpy(counts).to(device),
         )
+
+    def _count(self) -> None:
+        """Count what is new."""
+        for token in self._new:
+            # Not `counts[find(token)]`: finding may move the counts to a bigger array.
+            column = self._find(token)
+            self._counts[column] += 1
+        self._new.clear()
 
     def _find(self, token: int) -> int:
         """The token's column, made if it is new."""

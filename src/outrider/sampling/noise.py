@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ _COUPLED = "gumbel"  # the stream of the coupled rule; chance.py names the other
 _STEP = 0x9E3779B9 - (1 << 32)
 _MIX_A = 0x7FEB352D
 _MIX_B = 0x846CA68B - (1 << 32)
+
+_RUN = 16
 
 
 def hash64(stream: str, *numbers: int) -> int:
@@ -43,6 +46,19 @@ class Key(NamedTuple):
     """Of the token to be chosen, among the generated ones."""
 
 
+def row_key(seed: int, choice: int, position: int) -> tuple[int, int]:
+    """The low and the high 32 bits of the key of a row of noise."""
+    return _row_keys(seed, choice, position // _RUN)[position % _RUN]
+
+
+@lru_cache(maxsize=512)
+def _row_keys(seed: int, choice: int, run: int) -> list[tuple[int, int]]:
+    """The keys of `_RUN` positions in a row. Sequences ask for one after the other, between passes that leave the
+    caches cold: hashing several at a time then costs a tenth."""
+    words = [hash64(_COUPLED, seed, choice, position) for position in range(run * _RUN, (run + 1) * _RUN)]
+    return [(word & 0xFFFFFFFF, word >> 32) for word in words]
+
+
 def integers(keys: Sequence[Key], tokens: Tensor) -> Tensor:
     """The int32 values x (k = x + 2^31) of `tokens` [N] under each key: [keys, N]."""
     low, high = torch.split(words(keys).to(tokens.device), 1, dim=1)  # [keys, 1] each
@@ -52,8 +68,7 @@ def integers(keys: Sequence[Key], tokens: Tensor) -> Tensor:
 
 def words(keys: Sequence[Key]) -> Tensor:
     """The two words, low and high, that each row of noise is keyed by: [keys, 2] int32."""
-    found = [hash64(_COUPLED, *key) for key in keys]
-    unsigned = torch.tensor([[word & 0xFFFFFFFF, word >> 32] for word in found])
+    unsigned = torch.tensor([row_key(*key) for key in keys])
     return torch.where(unsigned >= 1 << 31, unsigned - (1 << 32), unsigned).to(torch.int32)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
+from outrider.sampling.native.sampler import HostRows, Row, Runner, sample
 from outrider.sampling.noise import Key
 from outrider.sampling.warp import process, truncate, warp
 from outrider.types import ROOT, Draft, ResolvedParams, TokenLogprob
@@ -34,39 +35,62 @@ class Sampled(Protocol):
 class TargetRows:
     """The target's distributions at the nodes of one sequence's draft, for one step.
 
-    `logits` [1 + nodes, V]: row 0 follows the last committed token, row 1 + i follows draft node i. Valid
+    Of `logits` [rows, V], row `first` follows the last committed token, row first + 1 + i follows draft node i. Valid
     until the history grows. Rows are warped when asked for, because a walk visits few of them.
     """
 
-    def __init__(self, logits: Tensor, params: ResolvedParams, history: History, draft: Draft) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        params: ResolvedParams,
+        history: History,
+        draft: Draft,
+        first: int = 0,
+        host: HostRows | None = None,
+    ) -> None:
+        """`host`: the same logits for the compiled sampler; without it the reference chooses."""
         self.params = params
         self.nodes = range(ROOT, len(draft))
         self._logits = logits
+        self._root = first + 1
+        self._host = host
         self._history = history
         self._draft = draft
         self._position = history.generated
-        self._settled: list[int] | None = None
+        self._chosen: dict[int, int] = {}
+        self._processed: Tensor | None = None
 
     def choose(self, node: int) -> int:
         """The target's token after `node` (or ROOT) under the coupled rule: argmax of logp + noise."""
-        if self._settled is not None:
-            return self._settled[1 + node]
-        return int(_choices([(self, range(node, node + 1))]))
+        token = self._chosen.get(node)
+        if token is None and (row := self.row(node)) is not None:
+            token = sample([row])[0]
+        return token if token is not None else int(_choices([(self, range(node, node + 1))]))
 
-    def settle(self, chosen: list[int]) -> None:
-        """Fix the choices at all nodes, the root's first."""
-        self._settled = chosen
+    def row(self, node: int) -> Row | None:
+        """What the compiled sampler needs to choose at `node`; None where it cannot."""
+        if self._host is None:
+            return None
+        position = self._position + len(self._path(node))
+        if self.params.is_bare:
+            return Row(self._host, self._root + node, self.params, position)
+        self._processed = row = self.processed(range(node, node + 1))  # kept: C reads it
+        return Row(HostRows(row.data_ptr(), 0, self._host.vocab, True), 0, self.params, position)
+
+    def settle(self, node: int, tokens: Sequence[int | None]) -> None:
+        """Fix the choices at `node` and those after it, where they are known."""
+        self._chosen.update((node + i, token) for i, token in enumerate(tokens) if token is not None)
 
     def logp(self, node: int) -> Tensor:
         """The target's log-probabilities [V] fp64 after `node`."""
-        return warp(self._logits[1 + node : 2 + node], self.params, self._history, [self._path(node)])[0]
+        return warp(self._raw(range(node, node + 1)), self.params, self._history, [self._path(node)])[0]
 
     def logprobs(self, node: int, token: int) -> TokenLogprob:
         """What to report of `token`, emitted after `node`: of the raw logits, or processed if so asked."""
         if self.params.processed_logprobs:
             logp = self.logp(node)
         else:
-            logp = torch.log_softmax(self._logits[1 + node].double(), dim=-1)
+            logp = torch.log_softmax(self._raw(range(node, node + 1))[0].double(), dim=-1)
         count = min(self.params.logprobs or 0, len(logp))
         top: list[tuple[int, float]] = []
         if count:
@@ -78,7 +102,7 @@ class TargetRows:
 
     def processed(self, nodes: range) -> Tensor:
         """Logits [nodes, V] after penalties, bias and mask (fp32 and not a copy where there are none)."""
-        logits = self._logits[1 + nodes.start : 1 + nodes.stop]
+        logits = self._raw(nodes)
         if self.params.is_bare:
             return logits
         return process(logits, self.params, self._history, [self._path(node) for node in nodes])
@@ -88,6 +112,10 @@ class TargetRows:
         seed, choice = self.params.seed, self.params.choice
         return [Key(seed, choice, self._position + len(self._path(node))) for node in nodes]
 
+    def _raw(self, nodes: range) -> Tensor:
+        """The logits [nodes, V] as the model gave them."""
+        return self._logits[self._root + nodes.start : self._root + nodes.stop]
+
     def _path(self, node: int) -> list[int]:
         """The drafted tokens that lead to `node`."""
         if self._history.generated != self._position:
@@ -95,19 +123,32 @@ class TargetRows:
         return [self._draft.tokens[step] for step in self._draft.path(node)]
 
 
-def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[Draft]) -> list[TargetRows]:
+def target_rows(
+    logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[Draft], runner: Runner | None = None
+) -> list[TargetRows]:
     """`TargetRows` of every sequence of a step, from all its logits [sum of 1 + nodes, V] in the same order.
 
-    Where choosing is cheap (plain greedy) or reading one by one is dear (a GPU), the choices of all nodes are
-    made here and read back at once; otherwise each is made when a rule asks.
+    On a CPU the choices at the roots, which are always asked for, are made here together (by the threads of `runner`),
+    the others when a rule asks, because a walk visits few nodes. Elsewhere reading one by one is dear: the choices of
+    all nodes are made here and read back at once.
     """
     rows, start = [], 0
+    host = HostRows.of(logits)
     for sequence, draft in zip(sequences, drafts, strict=True):
-        end = start + 1 + len(draft)
-        rows.append(TargetRows(logits[start:end], sequence.params, sequence.history, draft))
-        start = end
-    lazy = logits.device.type == "cpu"
-    ahead = [row for row in rows if row.params.verify == "coupled" and not (lazy and not _plain(row.params))]
+        rows.append(TargetRows(logits, sequence.params, sequence.history, draft, start, host))
+        start += 1 + len(draft)
+    if logits.device.type != "cpu":
+        _settle(rows, logits)
+    elif len(rows) > 1:
+        roots = [(row, wanted) for row in rows if row.params.verify == "coupled" and (wanted := row.row(ROOT))]
+        for (row, _), token in zip(roots, sample([wanted for _, wanted in roots], runner), strict=True):
+            row.settle(ROOT, [token])
+    return rows
+
+
+def _settle(rows: Sequence[TargetRows], logits: Tensor) -> None:
+    """Make the choices of all nodes that the coupled rule may ask for."""
+    ahead = [row for row in rows if row.params.verify == "coupled"]
     batches = list(_batches(ahead, logits.shape[-1]))
     if len(ahead) == len(rows) and all(_plain(row.params) for row in rows):
         chosen = [argmax(logits)]
@@ -116,9 +157,8 @@ def target_rows(logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[D
     read = torch.cat(chosen).tolist() if chosen else []
     for row in (row for batch in batches for row in batch):
         count = len(row.nodes)
-        row.settle(read[:count])
+        row.settle(ROOT, read[:count])
         read = read[count:]
-    return rows
 
 
 def _choices(parts: Sequence[tuple[TargetRows, range]]) -> Tensor:

@@ -39,7 +39,11 @@ def warp(logits: Tensor, params: ResolvedParams, history: History, paths: Sequen
 
 def process(logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> Tensor:
     """A new [R, V] fp64 tensor: logits after penalties, bias and mask; its argmax is the greedy choice."""
-    z = logits.to(torch.float64, copy=True)
+    if logits.device.type == "cpu":
+        # Not by torch: its threads would spin on for milliseconds, against those of the next pass.
+        z = torch.from_numpy(logits.numpy().astype(np.float64))
+    else:
+        z = logits.to(torch.float64, copy=True)
     if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
         _penalise(z, params, history, paths)
     if params.logit_bias:

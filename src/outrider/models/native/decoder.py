@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import byref
+from ctypes import byref, c_void_p, cast
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from outrider.models.native.packing import DEPTH, PackedLayer, PackedMatrix, pac
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
 from outrider.models.weights import DecoderWeights, load_weights
+from outrider.sampling.native.sampler import Runner
 from outrider.types import Rows
 
 MAX_ROWS = 128
@@ -91,6 +94,9 @@ class NativeDecoder(StaticCache):
             head=self._matrix(pack_matrix(weights.head, None)),
         )
         self._make_workspace(threads, capacity)
+        address = cast(kernels.pool_run, c_void_p).value
+        assert address is not None, "a function has an address"
+        self.runner = Runner(address, threads)
 
     @staticmethod
     def load(
@@ -119,32 +125,29 @@ class NativeDecoder(StaticCache):
                 (token, span, path, wanted is None or i in wanted)
                 for i, (token, path) in enumerate(zip(given.tokens, span.paths, strict=True))
             )
-        total = sum(wanted for *_, wanted in rows)
-        logits = torch.empty(total, self._model.head.columns)
-        done = 0
+        columns = self._model.head.columns
+        logits = torch.empty(sum([want for _, _, _, want in rows]), columns)
+        address = logits.data_ptr()
         for start in range(0, len(rows), MAX_ROWS):
-            done += self._run(rows[start : start + MAX_ROWS], logits[done:])
-        return logits[:, : self.vocab_size]
+            address += 4 * columns * self._run(rows[start : start + MAX_ROWS], address)
+        return logits if columns == self.vocab_size else logits[:, : self.vocab_size]
 
-    def _run(self, rows: list[_Row], logits: Tensor) -> int:
-        paths = [path for _, _, path, _ in rows]
-        tokens = np.array([token for token, *_ in rows], dtype=np.int32)
-        slots = np.array([span.slot for _, span, _, _ in rows], dtype=np.int32)
-        bases = np.array([span.base for _, span, _, _ in rows], dtype=np.int32)
-        starts = np.cumsum([0, *map(len, paths)], dtype=np.int32)
-        flat = np.concatenate(paths).astype(np.int32)
-        wanted = np.array([i for i, (*_, want) in enumerate(rows) if want], dtype=np.int32)
-        step = Pass(
-            rows=len(rows),
-            wanted=len(wanted),
-            tokens=tokens.ctypes.data,
-            slots=slots.ctypes.data,
-            bases=bases.ctypes.data,
-            starts=starts.ctypes.data,
-            paths=flat.ctypes.data,
-            wanted_rows=wanted.ctypes.data,
-            logits=logits.data_ptr(),
+    def _run(self, rows: list[_Row], logits: int) -> int:
+        """One compiled pass, its logits written to the address `logits`; returns how many rows of them.
+
+        Plain arrays, no NumPy or PyTorch: the weights have swept every cache, and what is not touched costs nothing.
+        """
+        wanted = [i for i, (_, _, _, want) in enumerate(rows) if want]
+        lists = (
+            [token for token, _, _, _ in rows],
+            [span.slot for _, span, _, _ in rows],
+            [span.base for _, span, _, _ in rows],
+            list(accumulate([len(path) for _, _, path, _ in rows], initial=0)),
+            list(chain.from_iterable([path for _, _, path, _ in rows])),
+            wanted,
         )
+        arrays = [array("i", values) for values in lists]
+        step = Pass(len(rows), len(wanted), *[values.buffer_info()[0] for values in arrays], logits)
         self._kernels.outrider_forward(byref(self._model), byref(step))
         return len(wanted)
 

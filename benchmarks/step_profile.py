@@ -1,0 +1,189 @@
+"""Where the time of one step goes, by part: batch 1 and 8, greedy and sampled, plain and suffix.
+
+    python benchmarks/step_profile.py [--tokens 96] [--rounds 2] [--out benchmarks/results/step_profile.json]
+
+The engine carries no timers: its parts are wrapped from outside, and a part's time excludes that of the parts it calls.
+Overhead is everything but the target's compiled pass and the drafter's `propose`, which has a column of its own.
+Medians over the steps without prefill. Leave the machine otherwise idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from core_speed import MODEL, provenance
+from prompts import CHAT, EDIT
+from rich.console import Console
+from rich.table import Table
+
+from outrider import LLM, SamplingParams
+from outrider.engine import engine as engine_module
+from outrider.engine.engine import Engine
+from outrider.sampling.target import TargetRows
+
+PARTS = ("model", "propose", "budgets", "pack", "choose", "judge", "commit", "observe", "step", "emit")
+"""`pack`: the forward call outside the compiled pass. `choose`: warping and choosing tokens. `step`: the loop itself.
+`emit`: from the end of a step to the beginning of the next."""
+
+MANNERS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "T=1": {"temperature": 1, "top_p": 1, "top_k": 0},
+    "T=0.7 top-p 0.95": {"temperature": 0.7, "top_p": 0.95, "top_k": 0},
+    "T=1 penalised": {"temperature": 1, "top_p": 1, "top_k": 0, "repetition_penalty": 1.1},
+}
+Step = dict[str, float]
+
+
+class Clock:
+    """Self time per part: while a wrapped part runs, the time counts for it and not for its caller."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._now: dict[str, int] = defaultdict(int)
+        self._part = "emit"
+        self._since = perf_counter_ns()
+
+    def wrap(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            caller = self._enter(part)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._enter(caller)
+
+        return timed
+
+    def wrap_step(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """A step ends where the next begins."""
+        timed = self.wrap("step", call)
+
+        def step() -> Any:
+            self._enter("emit")
+            self.steps.append({part: self._now[part] / 1e6 for part in (*PARTS, "prefill")})
+            self._now.clear()
+            return timed()
+
+        return step
+
+    def _enter(self, part: str) -> str:
+        now = perf_counter_ns()
+        self._now[self._part] += now - self._since
+        self._since = now
+        before, self._part = self._part, part
+        return before
+
+
+class TimedKernels:
+    """The compiled library with its pass under the clock."""
+
+    def __init__(self, kernels: Any, clock: Clock) -> None:
+        self._kernels = kernels
+        self.outrider_forward = clock.wrap("model", kernels.outrider_forward)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+
+def instrument(llm: LLM, clock: Clock) -> None:
+    """Wrap every part of both engines of `llm`, once."""
+    model: Any = llm.model
+    model._kernels = TimedKernels(model._kernels, clock)
+    model.forward = clock.wrap("pack", model.forward)
+    for engine in (llm._engine, llm._plain):
+        wrap_engine(engine, clock)
+    module: Any = engine_module
+    rows: Any = TargetRows
+    module.RULES = {name: clock.wrap("judge", rule) for name, rule in module.RULES.items()}
+    module.target_rows = clock.wrap("choose", module.target_rows)
+    rows.choose = clock.wrap("choose", rows.choose)
+
+
+def wrap_engine(engine: Engine, clock: Clock) -> None:
+    parts: list[tuple[Any, str, str]] = [
+        (engine.controller, "budgets", "budgets"),
+        (engine.controller, "observe", "observe"),
+        (engine.drafter, "propose", "propose"),
+        (engine.drafter, "observe", "observe"),
+        (engine, "_commit", "commit"),
+    ]
+    for owner, method, part in parts:
+        setattr(owner, method, clock.wrap(part, getattr(owner, method)))
+    prefill = clock.wrap("prefill", engine._prefill)
+    engine._prefill = lambda joined: prefill(joined) if joined else None  # type: ignore[method-assign]
+    engine.step = clock.wrap_step(engine.step)  # type: ignore[method-assign]
+
+
+def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffix: bool, tokens: int) -> list[Step]:
+    """The steps of decoding `prompts` as one batch, less the first (prefill) and the last (sequences end)."""
+    params = [
+        SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i, **MANNERS[manner]) for i in range(len(prompts))
+    ]
+    clock.steps.clear()
+    ends: list[int] = []
+    for chunk in llm.stream(prompts, params, speculate=suffix):
+        if chunk.completion is not None:
+            ends.append(len(clock.steps))
+    full = clock.steps[2 : min(ends)]  # entry i + 1 holds step i; the first has the prefill
+    assert all(step["prefill"] == 0 for step in full), "a step with prefill was measured"
+    return full
+
+
+def summarise(steps: list[Step]) -> dict[str, Any]:
+    total = [sum(step.values()) for step in steps]
+    share = [1 - (s["model"] + s["propose"]) / t for s, t in zip(steps, total, strict=True)]
+    return {
+        "steps": len(steps),
+        "total_ms": statistics.median(total),
+        **{f"{part}_ms": statistics.median(step[part] for step in steps) for part in PARTS},
+        "overhead_ms": statistics.median(t - s["model"] - s["propose"] for s, t in zip(steps, total, strict=True)),
+        "overhead_share": statistics.median(share),
+        "overhead_share_with_propose": statistics.median(1 - s["model"] / t for s, t in zip(steps, total, strict=True)),
+        "overhead_share_of_all_time": sum(t - s["model"] - s["propose"] for s, t in zip(steps, total, strict=True))
+        / sum(total),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    origin = provenance()
+    llm = LLM(MODEL, drafter="suffix", max_batch=8)
+    clock = Clock()
+    instrument(llm, clock)
+    mixed = [prompt for pair in zip(CHAT, EDIT, strict=False) for prompt in pair][:8]
+    ids = [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in mixed]
+    profile(llm, clock, ids[:1], "T=1", True, 16)  # warm up
+    found: dict[tuple[int, str, bool], list[Step]] = defaultdict(list)
+    for i in range(options.rounds):  # arms interleaved: the machine's speed drifts
+        for manner in MANNERS:
+            for suffix in (False, True):
+                for prompts in (ids, ids[2 * i : 2 * i + 1], ids[2 * i + 1 : 2 * i + 2]):
+                    key = (len(prompts), manner, suffix)
+                    found[key] += profile(llm, clock, prompts, manner, suffix, options.tokens)
+    table = Table("batch", "sampling", "drafter", "step ms", "overhead", *PARTS, title="median ms per step")
+    results = []
+    for (batch, manner, suffix), steps in sorted(found.items()):
+        row = {"batch": batch, "sampling": manner, "drafter": "suffix" if suffix else "none", **summarise(steps)}
+        results.append(row)
+        table.add_row(
+            str(batch), manner, row["drafter"], f"{row['total_ms']:.2f}", f"{100 * row['overhead_share']:.1f}%",
+            *(f"{row[f'{part}_ms']:.3f}" for part in PARTS),
+        )  # fmt: skip
+    Console(width=180).print(table)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({"provenance": origin, "profile": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+/* What Python calls: the sampler in the best instruction set this CPU has, over many rows at once. */
+#include "sampler.h"
+
+typedef struct {
+    Ask *asks;
+    int32_t count;
+    int32_t (*sample)(const Ask *ask);
+} Work;
+
+static int32_t (*best(void))(const Ask *) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("x86-64-v4")) return sample_v4;
+    if (__builtin_cpu_supports("x86-64-v3")) return sample_v3;
+#endif
+    return sample_base;
+}
+
+static void share(const void *argument, int thread, int threads) {
+    const Work *work = argument;
+    for (int i = thread; i < work->count; i += threads) work->asks[i].token = work->sample(work->asks + i);
+}
+
+/* Answer all asks; with a runner, on `threads` threads. */
+void outrider_sample(Ask *asks, int32_t count, Runner run, int32_t threads) {
+    Work work = {asks, count, best()};
+    if (run && count > 1)
+        run(share, &work, threads);
+    else
+        share(&work, 0, 1);
+}

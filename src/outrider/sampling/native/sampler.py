@@ -1,0 +1,129 @@
+"""Choose tokens with the compiled sampler where there is one; it says when it cannot be sure."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_double, c_int32, c_uint32, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from outrider.sampling.noise import row_key
+from outrider.types import ResolvedParams
+
+_COOLEST, _HOTTEST = 1e-30, 1e30
+"""Temperatures whose scores the sampler's fp32 filter can hold."""
+
+
+class _Ask(Structure):
+    """Field by field as in sampler.h."""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        ("count", c_int32),
+        ("wide", c_int32),
+        ("low", c_uint32),
+        ("high", c_uint32),
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("least", c_double),
+        ("top_k", c_int32),
+        ("token", c_int32),
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled sampler, or None where it was not built (no C compiler at install time)."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_sampler{suffix}")
+        if path.exists():
+            sampler = ctypes.CDLL(str(path))
+            sampler.outrider_sample.argtypes = [POINTER(_Ask), c_int32, c_void_p, c_int32]
+            sampler.outrider_sample.restype = None
+            return sampler
+    return None
+
+
+class HostRows(NamedTuple):
+    """Logits [rows, V] in this machine's memory, as C sees them."""
+
+    address: int
+    pitch: int
+    """Bytes from one row to the next."""
+    vocab: int
+    wide: bool
+    """fp64, else fp32."""
+
+    @staticmethod
+    def of(logits: Tensor) -> HostRows | None:
+        """None where the sampler cannot read them, or is not there."""
+        if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64) or library() is None:
+            return None
+        size = logits.element_size()
+        return HostRows(logits.data_ptr(), size * logits.stride(0), logits.shape[1], size == 8)
+
+
+class Runner(NamedTuple):
+    """Threads that a model keeps and lends between its passes."""
+
+    function: int
+    """Address of a C function, `Runner` in sampler.h."""
+    threads: int
+
+
+@runtime_checkable
+class LendsThreads(Protocol):
+    """A model with such threads."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+
+class Row(NamedTuple):
+    """Processed logits to choose from, for generated position `position`."""
+
+    rows: HostRows
+    row: int
+    params: ResolvedParams
+    position: int
+
+
+def sample(wanted: Sequence[Row], runner: Runner | None = None) -> list[int | None]:
+    """The choice at each row; None where it is too close for the sampler to tell: ask the reference then."""
+    asks = {i: ask for i, row in enumerate(wanted) if (ask := _ask(*row)) is not None}
+    if not asks:
+        return [None] * len(wanted)
+    sampler = library()
+    assert sampler is not None, "HostRows.of() has looked"
+    batch = (_Ask * len(asks))(*asks.values())
+    sampler.outrider_sample(batch, len(batch), *(runner or (None, 1)))
+    tokens = {i: ask.token for i, ask in zip(asks, batch, strict=True) if ask.token >= 0}
+    return [tokens.get(i) for i in range(len(wanted))]
+
+
+def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> _Ask | None:
+    low = high = 0
+    if params.temperature != 0:
+        # With both, top-p is a share of what top-k leaves, which only the reference works out.
+        both = params.top_k > 0 and params.top_p < 1
+        if both or not _COOLEST <= params.temperature <= _HOTTEST:
+            return None
+        low, high = row_key(params.seed, params.choice, position)
+    return _Ask(
+        rows.address + row * rows.pitch,
+        rows.vocab,
+        rows.wide,
+        low,
+        high,
+        params.temperature,
+        params.top_p,
+        math.log(params.min_p) if params.min_p > 0 else -math.inf,
+        params.top_k,
+    )
