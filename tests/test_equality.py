@@ -59,7 +59,7 @@ def plain(llm: LLM) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def draft_model(llm: LLM, truncated_model_dir: Path) -> LanguageModel:
     dtype = "fp32" if "float32" in str(llm.model.dtype) else "bf16"  # type: ignore[attr-defined]
-    place = placement(device="cpu", dtype=dtype, bitwise=None, threads=None, max_batch=8, max_context=512)
+    place = placement(device="auto", dtype=dtype, bitwise=None, threads=None, max_batch=8, max_context=512)
     return load_model(open_checkpoint(str(truncated_model_dir), SilentProgress()), place)
 
 

@@ -20,7 +20,7 @@ def provenance(target: Target, threads: int) -> dict[str, Any]:
     """Taken before the run; `arms` fills as they come up, with what each runs on."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": os.environ.get("OUTRIDER_COMMIT") or _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
