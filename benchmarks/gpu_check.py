@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_check.py [--out benchmarks/results/gpu_check.json]
 
-Kernels against PyTorch, bits of rows alone and in company, tokens with every drafter against plain decoding (levels A and
-C). Exit status 1 if any test fails.
+Kernels against PyTorch, bits of rows alone and in company, tokens with every drafter against plain decoding (levels A
+and C). Exit status 1 if any test fails.
 """
 
 from __future__ import annotations

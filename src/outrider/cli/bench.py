@@ -67,8 +67,10 @@ def measure(
     model: Annotated[
         str, _where("--model", "-m", metavar="MODEL", help="Known name, model folder, GGUF file or hub id.")
     ] = DEFAULT_MODEL,
-    dtype: Annotated[str, _where(metavar="DTYPE", help="Number format of arms that do not name their own.")] = "bf16",
-    device: Annotated[str, _where(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[
+        str, _where("--dtype", metavar="DTYPE", help="Number format of arms that do not name their own.")
+    ] = "bf16",
+    device: Annotated[str, _where("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, _where(min=1, metavar="N", help="CPU threads of every arm.")] = None,
     twin: Annotated[
         str | None,

@@ -62,7 +62,7 @@ class Settings:
     ] = "auto"
     device: Annotated[
         str,
-        _model(metavar="DEVICE", help="auto, cpu, cuda or cuda:N."),
+        _model("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N."),
     ] = "auto"
     threads: Annotated[
         int | None,
@@ -84,6 +84,7 @@ class Settings:
     drafter: Annotated[
         str,
         _speculation(
+            "--drafter",
             metavar="DRAFTER",
             help="Who proposes tokens: none, ngram, suffix, model:PATH (a smaller model) or auto.",
         ),
