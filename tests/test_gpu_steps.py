@@ -19,6 +19,7 @@ from outrider.bench.shapes import random_weights
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
@@ -208,3 +209,9 @@ def test_noise_is_renewed_and_the_host_may_step_in(
         assert len(two.logprobs) == 2
         found.append((one.tokens, two.tokens))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("controller", [FixedLength(3), AutoLength(nodes=4)], ids=["fixed", "auto"])
+def test_a_drafter_on_the_host(target: CudaDecoder, plain: list[list[int]], controller: Controller) -> None:
+    """Drafts are verified through the host, steps without one on the device; several in a row when it pauses."""
+    assert run(target, NgramDrafter(), controller, on_device=True, late=True) == plain

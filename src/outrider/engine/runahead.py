@@ -9,6 +9,8 @@ tokens.
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from outrider.control.controller import Controller
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
@@ -27,6 +29,9 @@ from outrider.types import (
     Verdict,
 )
 
+BURST = 8
+"""Plain steps taken in a row before a drafter on the host is asked again, once its controller had it draft nothing."""
+
 CLAIM = 0.8
 """What a draft made on the device claims per level; the controller learns what it is worth."""
 
@@ -38,21 +43,32 @@ def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> 
     if isinstance(drafter, NoDrafter):
         stepper = model.stepper(None)
         return Runahead(stepper, None, controller) if stepper else None
-    if isinstance(drafter, ModelDrafter) and drafter.chains:
-        stepper = model.stepper(drafter.model)
-        return Runahead(stepper, drafter, controller) if stepper else None
-    return None
+    if isinstance(drafter, ModelDrafter) and drafter.chains and (stepper := model.stepper(drafter.model)):
+        return Runahead(stepper, drafter, controller)
+    stepper = model.stepper(None)
+    return Runahead(stepper, None, controller, drafts_on_host=True) if stepper else None
 
 
 class Runahead:
     """One step of the running sequences at a time; at most one more is under way."""
 
-    def __init__(self, stepper: Stepper, drafter: ModelDrafter | None, controller: Controller) -> None:
+    def __init__(
+        self,
+        stepper: Stepper,
+        drafter: ModelDrafter | None,
+        controller: Controller,
+        drafts_on_host: bool = False,
+    ) -> None:
+        """`drafter` runs on the device. `drafts_on_host`: another one does not; then only plain steps come here, those
+        the engine hands over (`plain`)."""
         self._stepper = stepper
         self._drafter = drafter
         self._controller = controller
         # A budget that depends on what was observed cannot be asked for before it is.
-        self._eager = drafter is None or controller.steady
+        self._eager = not drafts_on_host and (drafter is None or controller.steady)
+        self._drafts_on_host = drafts_on_host
+        self._burst = 0
+        """Plain steps that may still be launched ahead."""
         self._lanes: list[Sequence] = []
         self._under_way: list[int] = []
         """Draft lengths of the steps launched and not yet collected."""
@@ -61,18 +77,34 @@ class Runahead:
 
     def step(self, running: list[Sequence]) -> Round | None:
         """The next step, or None: then nothing is under way and the host must take it."""
+        if self._drafts_on_host and not self._under_way:
+            return None
+        return self._step(running)
+
+    def plain(self, running: list[Sequence], paused: bool) -> Round | None:
+        """A step for which the host has drafted nothing. `paused`: its controller wanted nothing drafted, so that a
+        few more such steps may follow unasked."""
+        self._lanes = []  # steps on the host may have come between
+        self._burst = BURST if paused else 0
+        return self._step(running)
+
+    def _step(self, running: list[Sequence]) -> Round | None:
+        started = perf_counter()
         if not self._under_way:
             if self._stepper.limit(len(running)) < 0 or not all(steppable(s.params) for s in running):
+                self._lanes = []
                 return None
             if self._lanes != running or not self._in_reach(running):
                 self._begin(running)
             self._launch(running)
-        if self._lanes == running and self._eager and self._in_reach(running):
+        if self._lanes == running and (self._eager or self._burst) and self._in_reach(running):
             self._launch(running)
         rows = len(self._lanes) * (self._under_way.pop(0) + 1)
         outcome = self._stepper.collect()
         judged = [_judged(s, lane) for s, lane in zip(self._lanes, outcome.lanes, strict=True) if s in running]
-        return Round(judged, rows, outcome.draft_seconds, outcome.target_seconds)
+        # What the host drafts is weighed against these steps: both must be timed alike.
+        target_seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
+        return Round(judged, rows, outcome.draft_seconds, target_seconds)
 
     def _begin(self, running: list[Sequence]) -> None:
         slots = self._drafter.hand_over(running) if self._drafter else [0] * len(running)
@@ -82,7 +114,8 @@ class Runahead:
 
     def _lane(self, s: Sequence, draft_slot: int) -> Lane:
         p = s.params
-        positions = range(s.generated, s.generated + self._stepper.horizon)
+        reach = 1 + self._burst if self._drafts_on_host else self._stepper.horizon
+        positions = range(s.generated, s.generated + reach)
         return Lane(
             slot=s.slot,
             draft_slot=draft_slot,
@@ -102,6 +135,7 @@ class Runahead:
         self._stepper.launch(length)
         self._under_way.append(length)
         self._reached += length + 1
+        self._burst = max(0, self._burst - 1)
 
     def _in_reach(self, running: list[Sequence]) -> bool:
         """Whether the noise on the device lasts for one more step."""
