@@ -18,12 +18,15 @@ DEPTH = 32
 
 def packed(weight: Tensor) -> Tensor:
     """[columns, depth] in the order the kernel reads: fp32 [pair, depth, 32], bf16 [pair, depth/32, panel, 16, 16] with
-    two neighbouring inputs in one int32."""
+    two neighbouring inputs in one int32, int8 [pair, depth/32, panel, 16, 2, 16]."""
     missing = (0, -weight.shape[1] % DEPTH, 0, -weight.shape[0] % PAIR)
     if any(missing):  # padding copies even where there is nothing to pad
         weight = pad(weight, missing)
     if weight.dtype == torch.float32:
         order = weight.view(-1, PAIR, weight.shape[1]).transpose(1, 2)
+    elif weight.dtype == torch.int8:
+        lanes = weight.view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2, 2)
+        order = lanes.permute(0, 3, 1, 4, 5, 2)
     else:
         lanes = weight.view(torch.int32).view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2)
         order = lanes.permute(0, 3, 1, 4, 2)
@@ -42,6 +45,8 @@ class PackedMatrix:
     """A linear map ready for the kernel; `columns` and `depth` count the padding."""
 
     data: Tensor
+    scales: Tensor | None
+    """Of int8 columns."""
     bias: Tensor | None
     columns: int
     depth: int
@@ -57,19 +62,26 @@ class PackedLayer:
     """By their names in the C structure."""
 
 
-def pack_matrix(weight: Tensor, bias: Tensor | None) -> PackedMatrix:
+def pack_matrix(weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> PackedMatrix:
     columns = -(-weight.shape[0] // PAIR) * PAIR
     depth = -(-weight.shape[1] // DEPTH) * DEPTH
-    padded = None if bias is None else pad(bias.float(), (0, columns - bias.shape[0])).contiguous()
-    return PackedMatrix(packed(weight), padded, columns, depth)
+    return PackedMatrix(packed(weight), _padded(scales, columns), _padded(bias, columns), columns, depth)
+
+
+def _padded(vector: Tensor | None, size: int) -> Tensor | None:
+    return None if vector is None else pad(vector.float(), (0, size - vector.shape[0])).contiguous()
+
+
+def _interleaved(vector: Tensor | None) -> Tensor | None:
+    return None if vector is None else interleaved(vector)
 
 
 def pack_layer(w: LayerWeights) -> PackedLayer:
     return PackedLayer(
-        qkv=pack_matrix(w.qkv, w.qkv_bias),
-        o=pack_matrix(w.o, w.o_bias),
-        gate_up=pack_matrix(interleaved(w.gate_up), None if w.gate_up_bias is None else interleaved(w.gate_up_bias)),
-        down=pack_matrix(w.down, w.down_bias),
+        qkv=pack_matrix(w.qkv, w.qkv_bias, w.qkv_scales),
+        o=pack_matrix(w.o, w.o_bias, w.o_scales),
+        gate_up=pack_matrix(interleaved(w.gate_up), _interleaved(w.gate_up_bias), _interleaved(w.gate_up_scales)),
+        down=pack_matrix(w.down, w.down_bias, w.down_scales),
         norms={
             "attention_norm": w.attention_norm,
             "mlp_norm": w.mlp_norm,

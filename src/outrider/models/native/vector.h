@@ -19,6 +19,8 @@ typedef float v16 __attribute__((vector_size(64), aligned(4)));
 typedef int32_t i16 __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t u16v __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
+typedef int16_t s16 __attribute__((vector_size(32), aligned(2)));
+typedef int8_t b16 __attribute__((vector_size(16), aligned(1)));
 
 /* Subtracting zero is exact and folds away; listing x sixteen times makes GCC insert it sixteen times. */
 INLINE v16 splat(float x) { return x - (v16){0}; }
@@ -31,6 +33,11 @@ INLINE float bf16_to_float(uint16_t h) {
 }
 
 INLINE v16 widen(h16 h) { return (v16)(__builtin_convertvector(h, u16v) << 16); }
+
+/* In two steps: GCC takes the direct one apart byte by byte. */
+INLINE v16 from_int8(b16 b) {
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, s16), i16), v16);
+}
 
 /* Round to nearest, ties to even. */
 INLINE h16 narrow(v16 x) {
