@@ -153,7 +153,7 @@ def test_pytorch_decoder_in_bitwise_mode(default_checkpoint: Checkpoint) -> None
     """The same promise where there is no compiled decoder: chain, tree and batch against one by one."""
     architecture = Architecture.from_config(default_checkpoint.config)
     tensors, cpu = default_checkpoint.tensors(torch.bfloat16), torch.device("cpu")
-    decoder = TorchDecoder.load(architecture, tensors, BF16, cpu, max_batch=3, max_context=128, bitwise=True)
+    decoder = TorchDecoder.load(architecture, tensors, torch.bfloat16, cpu, max_batch=3, max_context=128, bitwise=True)
     one = decoder.open()
     single = []
     for token in TEXT[:80]:

@@ -64,7 +64,7 @@ def decoder_of(model: Any, kind: str, precision: Precision = FP32, kernels: str 
     if kind == "native":
         return NativeDecoder.load(architecture, tensors, precision, threads=2, kernels=kernels, **size)
     bitwise = kind == "torch-bitwise"
-    return TorchDecoder.load(architecture, tensors, precision, torch.device("cpu"), bitwise=bitwise, **size)
+    return TorchDecoder.load(architecture, tensors, precision.compute, torch.device("cpu"), bitwise=bitwise, **size)
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))

@@ -30,6 +30,11 @@ class Placement:
     max_batch: int
     max_context: int | None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return self.precision.compute
+
 
 def placement(
     *,
@@ -71,7 +76,7 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
         if place.bitwise:
             raise InvalidRequest(f"bitwise: {reason}, and transformers' own decoder cannot promise it") from reason
         return HFModel.from_folder(
-            checkpoint.path, place.precision.compute, place.device, max_batch=place.max_batch, max_context=place.max_context
+            checkpoint.path, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
         )
     size = {
         "max_batch": place.max_batch,
@@ -83,7 +88,7 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
     if reason is None:
         return NativeDecoder.load(architecture, tensors, precision, threads=place.threads, **size)
     _refuse_quantised(precision, reason)
-    return TorchDecoder.load(architecture, tensors, precision, place.device, bitwise=bool(place.bitwise), **size)
+    return TorchDecoder.load(architecture, tensors, place.dtype, place.device, bitwise=bool(place.bitwise), **size)
 
 
 def _refuse_quantised(precision: Precision, reason: str) -> None:

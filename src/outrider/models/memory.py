@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -24,5 +25,39 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape)
+    return torch.frombuffer(_pages(size * dtype.itemsize), dtype=dtype, count=size).view(shape)
+
+
+def _pages(size: int) -> mmap.mmap:
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize, **private), dtype=dtype, count=size).view(shape)
+    return mmap.mmap(-1, max(size, 1), **private)
+
+
+class Arena:
+    """Memory on the CPU for what is read from end to end in every pass, cut from large pieces in huge pages where the
+    system has them: one address translation per 2 MB instead of per 4 KB, which reads a third faster. A piece lives as
+    long as any tensor cut from it."""
+
+    _HUGE = 1 << 21
+    _PIECE = 1 << 26
+
+    def __init__(self) -> None:
+        self._piece = _pages(0)
+        self._used = self._end = 0
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape)
+        start = -(-self._used // 64) * 64
+        if start + size * dtype.itemsize > self._end:
+            start = self._next_piece(size * dtype.itemsize)
+        self._used = start + size * dtype.itemsize
+        return torch.frombuffer(self._piece, dtype=dtype, count=size, offset=start).view(shape)
+
+    def _next_piece(self, least: int) -> int:
+        """A new piece with room for `least` bytes; returns where its first huge page starts."""
+        self._end = max(self._PIECE, -(-least // self._HUGE) * self._HUGE) + self._HUGE
+        self._piece = _pages(self._end)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                self._piece.madvise(mmap.MADV_HUGEPAGE)
+        return -torch.frombuffer(self._piece, dtype=torch.uint8).data_ptr() % self._HUGE

@@ -11,7 +11,6 @@ from torch.nn.functional import gelu, linear, silu
 from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, masked, path_index, visibility
 from outrider.models.memory import lazy_zeros
-from outrider.models.precision import Precision
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
@@ -57,14 +56,14 @@ class TorchDecoder(StaticCache):
     def load(
         architecture: Architecture,
         tensors: Iterable[tuple[str, Tensor]],
-        precision: Precision,
+        dtype: torch.dtype,
         device: torch.device,
         *,
         max_batch: int,
         max_context: int,
         bitwise: bool,
     ) -> TorchDecoder:
-        weights = load_weights(architecture, tensors, precision, device, lambda layer: layer)
+        weights = load_weights(architecture, tensors, dtype, device, lambda layer: layer)
         return TorchDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, bitwise=bitwise)
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:

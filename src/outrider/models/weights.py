@@ -15,12 +15,12 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.models.architecture import Architecture
 from outrider.models.memory import give_back, lazy_zeros
-from outrider.models.precision import Precision, quantise
+from outrider.models.precision import quantise
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. Linear weights are [out, in] in the precision's format; norms, biases and scales are fp32."""
+    """One layer. Linear weights are [out, in] in the dtype asked for; norms, biases and scales are fp32."""
 
     qkv: Tensor
     o: Tensor
@@ -88,17 +88,18 @@ class _Matrix:
 def load_weights(
     architecture: Architecture,
     tensors: Iterable[tuple[str, Tensor]],
-    precision: Precision,
+    dtype: torch.dtype,
     device: torch.device,
     finish: Callable[[LayerWeights], L],
 ) -> DecoderWeights[L]:
     """Gather checkpoint tensors under their Hugging Face names; a missing or misshapen one is a `ModelError`.
 
+    Matrices become `dtype`; int8 means quantised as they come, with a scale per output channel.
     `finish` turns a layer into the decoder's form as soon as it is complete, so that a decoder that repacks its weights
     never holds them twice.
     """
     weights: DecoderWeights[L]
-    weights, layers, places = _allocate(architecture, precision, device)
+    weights, layers, places = _allocate(architecture, dtype, device)
     missing = set(places)
     finished: list[L | None] = [None] * len(layers)
     for name, tensor in tensors:
@@ -130,7 +131,7 @@ def load_weights(
 
 
 def _allocate(
-    a: Architecture, precision: Precision, device: torch.device
+    a: Architecture, dtype: torch.dtype, device: torch.device
 ) -> tuple[DecoderWeights[L], dict[int, LayerWeights], dict[str, _Place]]:
     """Empty weights, empty layers, and the place of every checkpoint tensor in them (fused ones as views)."""
     layers: dict[int, LayerWeights] = {}
@@ -140,8 +141,8 @@ def _allocate(
         return torch.empty(size, dtype=torch.float32, device=device)
 
     def matrix(rows: int, columns: int) -> _Matrix:
-        values = lazy_zeros((rows, columns), precision.weights, device)
-        return _Matrix(values, vector(rows) if precision.quantised else None)
+        values = lazy_zeros((rows, columns), dtype, device)
+        return _Matrix(values, vector(rows) if dtype == torch.int8 else None)
 
     embedding = matrix(a.vocab_size, a.hidden)
     head = embedding if a.tied else matrix(a.vocab_size, a.hidden)

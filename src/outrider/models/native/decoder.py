@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.models.architecture import Architecture
 from outrider.models.memory import lazy_zeros
 from outrider.models.native.library import KERNELS, Layer, Matrix, Model, Pass, Shape, library
-from outrider.models.native.packing import DEPTH, PAIR, PackedLayer, PackedMatrix, pack_layer, pack_matrix
+from outrider.models.native.packing import DEPTH, PAIR, PackedLayer, PackedMatrix, Packer
 from outrider.models.precision import Precision
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
@@ -55,6 +55,7 @@ class NativeDecoder(StaticCache):
         self,
         architecture: Architecture,
         weights: DecoderWeights[PackedLayer],
+        packer: Packer,
         precision: Precision,
         *,
         max_batch: int,
@@ -100,7 +101,7 @@ class NativeDecoder(StaticCache):
             embedding=None if a.tied else self._keep(weights.embedding),
             embedding_scales=None if a.tied else self._keep(weights.embedding_scales),
             norm=self._keep(weights.norm),
-            head=self._matrix(pack_matrix(weights.head, None, weights.head_scales)),
+            head=self._matrix(packer.matrix(weights.head, None, weights.head_scales)),
         )
         self._make_workspace(threads, capacity)
 
@@ -116,9 +117,10 @@ class NativeDecoder(StaticCache):
         kernels: str | None = None,
     ) -> NativeDecoder:
         """From checkpoint tensors, packed layer by layer as they come."""
-        weights = load_weights(architecture, tensors, precision, torch.device("cpu"), pack_layer)
+        packer = Packer()
+        weights = load_weights(architecture, tensors, precision.weights, torch.device("cpu"), packer.layer)
         size = {"max_batch": max_batch, "max_context": max_context, "threads": threads}
-        return NativeDecoder(architecture, weights, precision, kernels=kernels, **size)
+        return NativeDecoder(architecture, weights, packer, precision, kernels=kernels, **size)
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = (np.array(side, dtype=np.int32) for side in (sources, targets))

@@ -42,11 +42,10 @@ INLINE void fetch_ahead(const char *at, int bytes) {
 /* One step's int8 weights as bf16. An integer below 256 has at most eight significant bits: the lower half of its float
  * is zero, so two floats make a pair of bf16 by dropping those halves. */
 INLINE void widen_step(const char *from, uint16_t *to) {
-    UNROLL for (int i = 0; i < 32; i++) {
-        __m512i even = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(*(const __m128i *)(from + 32 * i))));
-        __m512i odd = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(*(const __m128i *)(from + 32 * i + 16))));
-        _mm512_store_si512(to + 32 * i, _mm512_or_si512(odd, _mm512_srli_epi32(even, 16)));
-    }
+    const b16 *bytes = (const b16 *)from;
+    u16v *pairs = (u16v *)to;
+    UNROLL for (int i = 0; i < 32; i++)
+        pairs[i] = (u16v)from_int8(bytes[2 * i + 1]) | (u16v)from_int8(bytes[2 * i]) >> 16;
 }
 
 /* Up to 32 rows against one pair of panels. int8 weights are widened on the way into `widened`, one step ahead of the

@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define LANES 16
 
@@ -34,9 +37,12 @@ INLINE float bf16_to_float(uint16_t h) {
 
 INLINE v16 widen(h16 h) { return (v16)(__builtin_convertvector(h, u16v) << 16); }
 
-/* In two steps: GCC takes the direct one apart byte by byte. */
 INLINE v16 from_int8(b16 b) {
+#if defined(__AVX512F__)
+    return (v16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
+#else /* in two steps: GCC takes the direct one apart byte by byte */
     return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, s16), i16), v16);
+#endif
 }
 
 /* Round to nearest, ties to even. */
