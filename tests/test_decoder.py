@@ -142,3 +142,17 @@ def test_int8_is_the_rounded_model(name: str, kernels: str) -> None:
     bf16_error = (wide.forward([Rows.chain(wide.open(), tokens)]) - exact).abs().mean()
     assert (ours - exact).abs().mean() < bf16_error
     assert (ours - exact).abs().mean() < (ours - logits_of(model, tokens)).abs().mean()
+
+
+def test_results_are_kept_while_someone_looks_at_them() -> None:
+    """Memory of logits is used again, but never under a tensor that is still alive, views of it included."""
+    decoder = decoder_of(reference("llama"), "native")
+    slot = decoder.open()
+    first = decoder.forward([Rows.chain(slot, [1, 2, 3])])
+    row, copy, address = first[1], first[1].clone(), first.data_ptr()
+    del first
+    second = decoder.forward([Rows.chain(slot, [4, 5, 6])])
+    assert torch.equal(row, copy)
+    assert second.data_ptr() != address
+    del row
+    assert decoder.forward([Rows.chain(slot, [7])]).data_ptr() == address

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.architecture import Architecture
-from outrider.models.memory import lazy_zeros
+from outrider.models.memory import Recycled, lazy_zeros
 from outrider.models.native.library import KERNELS, Layer, Matrix, Model, Pass, Shape, library
 from outrider.models.native.packing import DEPTH, PAIR, PackedLayer, PackedMatrix, Packer
 from outrider.models.precision import Precision
@@ -75,6 +75,7 @@ class NativeDecoder(StaticCache):
         self.vocab_size = a.vocab_size
         super().__init__(max_batch, max_context)
         self.chunk = MAX_ROWS
+        self._results = Recycled()
         self._kept: list[Tensor] = []
         """Everything the C side points into."""
         capacity = -(-max_context // LANES) * LANES
@@ -136,7 +137,7 @@ class NativeDecoder(StaticCache):
                 for i, (token, path) in enumerate(zip(given.tokens, span.paths, strict=True))
             )
         total = sum(wanted for *_, wanted in rows)
-        logits = torch.empty(total, self._model.head.columns)
+        logits = self._results.empty(total, self._model.head.columns) if total else torch.empty(0, self._model.head.columns)
         done = 0
         for start in range(0, len(rows), MAX_ROWS):
             done += self._run(rows[start : start + MAX_ROWS], logits[done:])
