@@ -84,10 +84,17 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
     }
     precision = place.precision
     tensors = checkpoint.tensors(precision.source)
-    reason = obstacle(architecture, precision) if place.device.type == "cpu" else "it runs on the CPU only"
-    if reason is None:
-        return NativeDecoder.load(architecture, tensors, precision, threads=place.threads, **size)
-    _refuse_quantised(precision, reason)
+    against = obstacle(architecture, precision) if place.device.type == "cpu" else "this is a GPU"
+    if against is None:
+        return NativeDecoder.load(
+            architecture,
+            tensors,
+            precision,
+            max_batch=size["max_batch"],
+            max_context=size["max_context"],
+            threads=place.threads,
+        )
+    _refuse_quantised(precision, against)
     return TorchDecoder.load(architecture, tensors, place.dtype, place.device, bitwise=bool(place.bitwise), **size)
 
 

@@ -65,8 +65,8 @@ class Arena:
 
 
 class Recycled:
-    """Memory for results that are large and short-lived, used again once no tensor looks at it: getting fresh pages from
-    the system for the logits of sixteen rows takes longer than writing them."""
+    """Memory for results that are large and short-lived, used again once no tensor looks at it: fresh pages from the
+    system cost a fault each, more than the results written to them."""
 
     _KEPT = 4
     _UNUSED = 3
@@ -77,6 +77,8 @@ class Recycled:
 
     def empty(self, rows: int, columns: int) -> Tensor:
         """[rows, columns] fp32, holding anything."""
+        if not rows:
+            return torch.empty(0, columns)
         size = 4 * rows * columns
         for buffer in self._buffers:
             if len(buffer) >= size and sys.getrefcount(buffer) == self._UNUSED:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`compute` is the dtype of activations and cache. `weights` is that of the matrices, embeddings included; int8 means
-    one scale per output channel, and such a model is a target of its own: exactness is relative to it. Norms, biases,
-    scales and sums are fp32 in every format."""
+    """`compute` is the dtype of activations and cache. `weights` is that of the matrices, embeddings included; int8
+    means one scale per output channel, and such a model is a target of its own: exactness is relative to it. Norms,
+    biases, scales and sums are fp32 in every format."""
 
     name: str
     compute: torch.dtype
@@ -41,7 +41,8 @@ def quantise(weight: Tensor, values: Tensor, scales: Tensor) -> None:
     """weight [out, in] ≈ values * scales[:, None], symmetric: the largest of a row becomes ±127."""
     torch.div(weight.abs().amax(dim=1), 127.0, out=scales)
     scales.masked_fill_(scales == 0, 1.0)  # a row of zeros
-    for part, into, scale in zip(weight.split(_ROWS), values.split(_ROWS), scales.split(_ROWS), strict=True):
+    parts = (torch.split(tensor, _ROWS) for tensor in (weight, values, scales))
+    for part, into, scale in zip(*parts, strict=True):
         into.copy_(torch.round(part / scale[:, None]).clamp_(-127, 127))
 
 

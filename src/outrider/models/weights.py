@@ -109,9 +109,9 @@ def load_weights(
             if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
                 continue
             raise ModelError(f"the checkpoint holds {name!r}, which a {architecture.family} model does not have")
-        if place.values.shape != tensor.shape:
+        if (wanted := place.values.shape) != tensor.shape:
             raise ModelError(
-                f"the checkpoint's {name!r} has shape {list(tensor.shape)}, config.json asks for {list(place.values.shape)}"
+                f"the checkpoint's {name!r} has shape {list(tensor.shape)}, config.json asks for {list(wanted)}"
             )
         place.fill(tensor)
         if architecture.norm_offset and "norm" in name:

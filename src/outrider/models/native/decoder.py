@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.architecture import Architecture
-from outrider.models.memory import Recycled, lazy_zeros
+from outrider.models.memory import Recycled, give_back, lazy_zeros
 from outrider.models.native.library import KERNELS, Layer, Matrix, Model, Pass, Shape, library
 from outrider.models.native.packing import DEPTH, PAIR, PackedLayer, PackedMatrix, Packer
 from outrider.models.precision import Precision
@@ -120,8 +120,18 @@ class NativeDecoder(StaticCache):
         """From checkpoint tensors, packed layer by layer as they come."""
         packer = Packer()
         weights = load_weights(architecture, tensors, precision.weights, torch.device("cpu"), packer.layer)
-        size = {"max_batch": max_batch, "max_context": max_context, "threads": threads}
-        return NativeDecoder(architecture, weights, packer, precision, kernels=kernels, **size)
+        decoder = NativeDecoder(
+            architecture,
+            weights,
+            packer,
+            precision,
+            max_batch=max_batch,
+            max_context=max_context,
+            threads=threads,
+            kernels=kernels,
+        )
+        give_back()
+        return decoder
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = (np.array(side, dtype=np.int32) for side in (sources, targets))
@@ -137,7 +147,7 @@ class NativeDecoder(StaticCache):
                 for i, (token, path) in enumerate(zip(given.tokens, span.paths, strict=True))
             )
         total = sum(wanted for *_, wanted in rows)
-        logits = self._results.empty(total, self._model.head.columns) if total else torch.empty(0, self._model.head.columns)
+        logits = self._results.empty(total, self._model.head.columns)
         done = 0
         for start in range(0, len(rows), MAX_ROWS):
             done += self._run(rows[start : start + MAX_ROWS], logits[done:])

@@ -72,7 +72,10 @@ class Model(Structure):
         ("embedding_scales", c_void_p),
         ("norm", c_void_p),
         ("head", Matrix),
-        *[(name, c_void_p) for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores", "widened")],
+        *[
+            (name, c_void_p)
+            for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores", "widened")
+        ],
         ("widened_size", c_int64),
     ]
 
