@@ -15,17 +15,27 @@ import torch
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.library import KERNELS
+from outrider.models.precision import BF16, FP32, INT8, Precision
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import ROOT, LanguageModel, Rows
 
 TEXT = random.Random(0).choices(range(1000, 40_000), k=606)
 
 
-@pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def native(
+    checkpoint: Checkpoint, precision: Precision, *, threads: int = 2, kernels: str | None = None
+) -> NativeDecoder:
+    architecture = Architecture.from_config(checkpoint.config)
+    tensors = checkpoint.tensors(precision.source)
+    return NativeDecoder.load(
+        architecture, tensors, precision, max_batch=4, max_context=1024, threads=threads, kernels=kernels
+    )
+
+
+@pytest.fixture(scope="module", params=[BF16, INT8, FP32], ids=lambda precision: precision.name)
 def decoder(request: pytest.FixtureRequest, default_checkpoint: Checkpoint) -> NativeDecoder:
-    architecture = Architecture.from_config(default_checkpoint.config)
-    tensors = default_checkpoint.tensors(request.param)
-    return NativeDecoder.load(architecture, tensors, request.param, max_batch=4, max_context=1024, threads=2)
+    return native(default_checkpoint, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +122,31 @@ def test_batch_of_trees_and_moved_rows(decoder: NativeDecoder, one_by_one: torch
         decoder.close(slot)
 
 
-def test_threads_do_not_change_bits(default_checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("precision", [BF16, INT8], ids=lambda precision: precision.name)
+def test_threads_do_not_change_bits(default_checkpoint: Checkpoint, precision: Precision) -> None:
     results = []
     for threads in (1, 2, 3):
-        architecture = Architecture.from_config(default_checkpoint.config)
-        tensors = default_checkpoint.tensors(torch.bfloat16)
-        decoder = NativeDecoder.load(
-            architecture, tensors, torch.bfloat16, max_batch=1, max_context=64, threads=threads
-        )
+        decoder = native(default_checkpoint, precision, threads=threads)
         results.append(decoder.forward([Rows.chain(decoder.open(), TEXT[:20])]).clone())
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("precision", [BF16, INT8, FP32], ids=lambda precision: precision.name)
+@pytest.mark.parametrize("kernels", KERNELS[:-1])
+def test_every_instruction_set(default_checkpoint: Checkpoint, precision: Precision, kernels: str) -> None:
+    """CPUs without AMX, AVX-512 or AVX2: chain and tree against one by one."""
+    decoder = native(default_checkpoint, precision, kernels=kernels)
+    one, two = decoder.open(), decoder.open()
+    single = []
+    for token in TEXT[:14]:
+        single.append(decoder.forward([Rows.chain(one, [token])])[0].clone())
+        decoder.commit(one, [0])
+    expected = torch.stack(single)
+    assert torch.equal(decoder.forward([Rows.chain(two, TEXT[:11])]), expected[:11])
+    decoder.commit(two, range(11))
+    logits = decoder.forward([Rows(two, [3, TEXT[11], 4, TEXT[12], TEXT[13]], [ROOT, ROOT, 1, 1, 3])])
+    assert torch.equal(logits[[1, 3, 4]], expected[11:14])
 
 
 def test_pytorch_decoder_in_bitwise_mode(default_checkpoint: Checkpoint) -> None:

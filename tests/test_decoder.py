@@ -11,6 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.models.architecture import Architecture
 from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.library import KERNELS
+from outrider.models.precision import BF16, FP32, INT8, Precision, quantise
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel, Rows
 
@@ -55,15 +57,14 @@ def reference(name: str) -> Any:
     return model
 
 
-def decoder_of(model: Any, kind: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
+def decoder_of(model: Any, kind: str, precision: Precision = FP32, kernels: str | None = None) -> LanguageModel:
     architecture = Architecture.from_config(model.config.to_dict())
-    tensors = ((name, tensor.to(dtype)) for name, tensor in model.state_dict().items())
+    tensors = ((name, tensor.to(precision.source)) for name, tensor in model.state_dict().items())
+    size = {"max_batch": 3, "max_context": 128}
     if kind == "native":
-        return NativeDecoder.load(architecture, tensors, dtype, max_batch=3, max_context=128, threads=2)
+        return NativeDecoder.load(architecture, tensors, precision, threads=2, kernels=kernels, **size)
     bitwise = kind == "torch-bitwise"
-    return TorchDecoder.load(
-        architecture, tensors, dtype, torch.device("cpu"), max_batch=3, max_context=128, bitwise=bitwise
-    )
+    return TorchDecoder.load(architecture, tensors, precision.compute, torch.device("cpu"), bitwise=bitwise, **size)
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
@@ -117,3 +118,41 @@ def test_tree_rows_see_their_own_path_only(pair: tuple[Any, LanguageModel]) -> N
         again = decoder.forward([Rows.chain(slot, [12])])[0]
         torch.testing.assert_close(again, logits_of(model, [*prefix[:3], 12])[-1], atol=1e-4, rtol=0)
         decoder.close(slot)
+
+
+def rounded(model: Any) -> Any:
+    """The model with every matrix replaced by what its int8 form stands for."""
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            values, scales = torch.empty(parameter.shape, dtype=torch.int8), torch.empty(parameter.shape[0])
+            quantise(parameter.data, values, scales)
+            parameter.data = values.float() * scales[:, None]
+    return model
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("name", ["llama-bias", "qwen3", "gemma3"])
+def test_int8_is_the_rounded_model(name: str, kernels: str) -> None:
+    """int8 weights, tied and untied, with biases: as near to the rounded model in fp32 as bf16 sums come."""
+    model = reference(name)
+    tokens = random.Random(3).choices(range(97), k=24)
+    decoder, exact = decoder_of(model, "native", INT8, kernels), logits_of(rounded(reference(name)), tokens)
+    ours = decoder.forward([Rows.chain(decoder.open(), tokens)])
+    wide = decoder_of(rounded(reference(name)), "native", BF16)  # activations in bf16 alike, weights rounded once more
+    bf16_error = (wide.forward([Rows.chain(wide.open(), tokens)]) - exact).abs().mean()
+    assert (ours - exact).abs().mean() < bf16_error
+    assert (ours - exact).abs().mean() < (ours - logits_of(model, tokens)).abs().mean()
+
+
+def test_results_are_kept_while_someone_looks_at_them() -> None:
+    """Memory of logits is used again, but never under a tensor that is still alive, views of it included."""
+    decoder = decoder_of(reference("llama"), "native")
+    slot = decoder.open()
+    first = decoder.forward([Rows.chain(slot, [1, 2, 3])])
+    row, copy, address = first[1], first[1].clone(), first.data_ptr()
+    del first
+    second = decoder.forward([Rows.chain(slot, [4, 5, 6])])
+    assert torch.equal(row, copy)
+    assert second.data_ptr() != address
+    del row
+    assert decoder.forward([Rows.chain(slot, [7])]).data_ptr() == address

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +11,10 @@ from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
-from outrider.models.native.decoder import NativeDecoder, supported
+from outrider.models.native.decoder import NativeDecoder, obstacle
+from outrider.models.precision import BF16, PRECISIONS, Precision
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel
-
-DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 DEFAULT_CONTEXT = 8192
 """Longest context a cache slot is made for unless asked otherwise."""
@@ -27,11 +25,16 @@ class Placement:
     """Where and how a model runs. `bitwise` None: on wherever it is nearly free."""
 
     device: torch.device
-    dtype: torch.dtype
+    precision: Precision
     bitwise: bool | None
     threads: int
     max_batch: int
     max_context: int | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return self.precision.compute
 
 
 def placement(
@@ -53,12 +56,12 @@ def placement(
         raise InvalidRequest(f"device must be auto, cpu or cuda, got {device!r}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidRequest("device: PyTorch sees no CUDA GPU here; use cpu")
-    if dtype not in ("auto", *DTYPES):
-        raise InvalidRequest(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
-    chosen = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
+    if dtype not in ("auto", *PRECISIONS):
+        raise InvalidRequest(f"dtype must be auto, {', '.join(PRECISIONS)}, got {dtype!r}")
+    precision = BF16 if dtype == "auto" else PRECISIONS[dtype]
     if threads is not None:
         torch.set_num_threads(threads)
-    return Placement(torch.device(device), chosen, bitwise, torch.get_num_threads(), max_batch, max_context)
+    return Placement(torch.device(device), precision, bitwise, torch.get_num_threads(), max_batch, max_context)
 
 
 def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
@@ -69,6 +72,7 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
     try:
         architecture = Architecture.from_config(checkpoint.config)
     except UnsupportedArchitecture as reason:
+        _refuse_quantised(place.precision, str(reason))
         if place.bitwise:
             raise InvalidRequest(f"bitwise: {reason}, and transformers' own decoder cannot promise it") from reason
         return HFModel.from_folder(
@@ -78,9 +82,25 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
         "max_batch": place.max_batch,
         "max_context": min(architecture.max_context, place.max_context or DEFAULT_CONTEXT),
     }
-    tensors = checkpoint.tensors(place.dtype)
-    if place.device.type == "cpu" and supported(architecture, place.dtype):
-        return NativeDecoder.load(architecture, tensors, place.dtype, threads=place.threads, **size)
+    precision = place.precision
+    tensors = checkpoint.tensors(precision.source)
+    against = obstacle(architecture, precision) if place.device.type == "cpu" else "this is a GPU"
+    if against is None:
+        return NativeDecoder.load(
+            architecture,
+            tensors,
+            precision,
+            max_batch=size["max_batch"],
+            max_context=size["max_context"],
+            threads=place.threads,
+        )
+    _refuse_quantised(precision, against)
     if cuda.supported(architecture, place.dtype, place.device):
         return cuda.load(architecture, tensors, place.dtype, place.device, **size)
     return TorchDecoder.load(architecture, tensors, place.dtype, place.device, bitwise=bool(place.bitwise), **size)
+
+
+def _refuse_quantised(precision: Precision, reason: str) -> None:
+    """Only the compiled decoder multiplies with quantised weights."""
+    if precision.quantised:
+        raise InvalidRequest(f"dtype: {precision.name} weights need the compiled CPU decoder, but {reason}; use bf16")

@@ -15,11 +15,12 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.models.architecture import Architecture
 from outrider.models.memory import give_back, lazy_zeros
+from outrider.models.precision import quantise
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. Linear weights are [out, in] in the model's dtype; norms and biases stay in fp32."""
+    """One layer. Linear weights are [out, in] in the dtype asked for; norms, biases and scales are fp32."""
 
     qkv: Tensor
     o: Tensor
@@ -35,6 +36,10 @@ class LayerWeights:
     o_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    qkv_scales: Tensor | None = None
+    o_scales: Tensor | None = None
+    gate_up_scales: Tensor | None = None
+    down_scales: Tensor | None = None
 
 
 L = TypeVar("L")
@@ -50,6 +55,34 @@ class DecoderWeights(Generic[L]):
     """[vocab, hidden]; the embedding itself where the two are tied."""
     norm: Tensor
     layers: list[L]
+    embedding_scales: Tensor | None = None
+    head_scales: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a checkpoint tensor goes: itself, or quantised with a scale per row."""
+
+    values: Tensor
+    scales: Tensor | None = None
+
+    def fill(self, tensor: Tensor) -> None:
+        if self.scales is None:
+            self.values.copy_(tensor)
+        else:
+            quantise(tensor, self.values, self.scales)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """Room for a matrix whose rows may come from several checkpoint tensors."""
+
+    values: Tensor
+    scales: Tensor | None
+
+    def parts(self, sizes: list[int]) -> list[_Place]:
+        scales = [None] * len(sizes) if self.scales is None else torch.split(self.scales, sizes)
+        return [_Place(*pair) for pair in zip(torch.split(self.values, sizes), scales, strict=True)]
 
 
 def load_weights(
@@ -61,6 +94,7 @@ def load_weights(
 ) -> DecoderWeights[L]:
     """Gather checkpoint tensors under their Hugging Face names; a missing or misshapen one is a `ModelError`.
 
+    Matrices become `dtype`; int8 means quantised as they come, with a scale per output channel.
     `finish` turns a layer into the decoder's form as soon as it is complete, so that a decoder that repacks its weights
     never holds them twice.
     """
@@ -75,13 +109,13 @@ def load_weights(
             if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
                 continue
             raise ModelError(f"the checkpoint holds {name!r}, which a {architecture.family} model does not have")
-        if place.shape != tensor.shape:
+        if (wanted := place.values.shape) != tensor.shape:
             raise ModelError(
-                f"the checkpoint's {name!r} has shape {list(tensor.shape)}, config.json asks for {list(place.shape)}"
+                f"the checkpoint's {name!r} has shape {list(tensor.shape)}, config.json asks for {list(wanted)}"
             )
-        place.copy_(tensor)
+        place.fill(tensor)
         if architecture.norm_offset and "norm" in name:
-            place.add_(architecture.norm_offset)
+            place.values.add_(architecture.norm_offset)
         missing.discard(name)
         del place  # a view that would keep the layer's memory
         prefix, _, rest = name.partition(".")
@@ -98,30 +132,35 @@ def load_weights(
 
 def _allocate(
     a: Architecture, dtype: torch.dtype, device: torch.device
-) -> tuple[DecoderWeights[L], dict[int, LayerWeights], dict[str, Tensor]]:
+) -> tuple[DecoderWeights[L], dict[int, LayerWeights], dict[str, _Place]]:
     """Empty weights, empty layers, and the place of every checkpoint tensor in them (fused ones as views)."""
     layers: dict[int, LayerWeights] = {}
-    places: dict[str, Tensor] = {}
-
-    def matrix(rows: int, columns: int) -> Tensor:
-        return lazy_zeros((rows, columns), dtype, device)
+    places: dict[str, _Place] = {}
 
     def vector(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.float32, device=device)
 
+    def matrix(rows: int, columns: int) -> _Matrix:
+        values = lazy_zeros((rows, columns), dtype, device)
+        return _Matrix(values, vector(rows) if dtype == torch.int8 else None)
+
     embedding = matrix(a.vocab_size, a.hidden)
     head = embedding if a.tied else matrix(a.vocab_size, a.hidden)
-    weights: DecoderWeights[L] = DecoderWeights(embedding, head, vector(a.hidden), [])
-    places["embed_tokens.weight"] = embedding
-    places["norm.weight"] = weights.norm
+    weights: DecoderWeights[L] = DecoderWeights(
+        embedding.values, head.values, vector(a.hidden), [], embedding.scales, head.scales
+    )
+    places["embed_tokens.weight"] = _Place(embedding.values, embedding.scales)
+    places["norm.weight"] = _Place(weights.norm)
     if not a.tied:
-        places["lm_head.weight"] = head
+        places["lm_head.weight"] = _Place(head.values, head.scales)
     for i in range(len(a.layers)):
+        qkv, o = matrix(a.q_width + 2 * a.kv_width, a.hidden), matrix(a.hidden, a.q_width)
+        gate_up, down = matrix(2 * a.mlp, a.hidden), matrix(a.hidden, a.mlp)
         layer = LayerWeights(
-            qkv=matrix(a.q_width + 2 * a.kv_width, a.hidden),
-            o=matrix(a.hidden, a.q_width),
-            gate_up=matrix(2 * a.mlp, a.hidden),
-            down=matrix(a.hidden, a.mlp),
+            qkv=qkv.values,
+            o=o.values,
+            gate_up=gate_up.values,
+            down=down.values,
             attention_norm=vector(a.hidden),
             mlp_norm=vector(a.hidden),
             q_norm=vector(a.head_dim) if a.qk_norm else None,
@@ -132,21 +171,25 @@ def _allocate(
             o_bias=vector(a.hidden) if a.output_bias else None,
             gate_up_bias=vector(2 * a.mlp) if a.mlp_bias else None,
             down_bias=vector(a.hidden) if a.mlp_bias else None,
+            qkv_scales=qkv.scales,
+            o_scales=o.scales,
+            gate_up_scales=gate_up.scales,
+            down_scales=down.scales,
         )
         layers[i] = layer
         q, k, v = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
-        fused: list[tuple[tuple[str, ...], Tensor, Tensor | None, list[int]]] = [
-            ((q, k, v), layer.qkv, layer.qkv_bias, [a.q_width, a.kv_width, a.kv_width]),
-            (("self_attn.o_proj",), layer.o, layer.o_bias, [a.hidden]),
-            (("mlp.gate_proj", "mlp.up_proj"), layer.gate_up, layer.gate_up_bias, [a.mlp, a.mlp]),
-            (("mlp.down_proj",), layer.down, layer.down_bias, [a.hidden]),
+        fused: list[tuple[tuple[str, ...], _Matrix, Tensor | None, list[int]]] = [
+            ((q, k, v), qkv, layer.qkv_bias, [a.q_width, a.kv_width, a.kv_width]),
+            (("self_attn.o_proj",), o, layer.o_bias, [a.hidden]),
+            (("mlp.gate_proj", "mlp.up_proj"), gate_up, layer.gate_up_bias, [a.mlp, a.mlp]),
+            (("mlp.down_proj",), down, layer.down_bias, [a.hidden]),
         ]
         for names, weight, bias, sizes in fused:
-            for name, part in zip(names, torch.split(weight, sizes), strict=True):
-                places[f"layers.{i}.{name}.weight"] = part
+            for name, place in zip(names, weight.parts(sizes), strict=True):
+                places[f"layers.{i}.{name}.weight"] = place
             if bias is not None:
                 for name, part in zip(names, torch.split(bias, sizes), strict=True):
-                    places[f"layers.{i}.{name}.bias"] = part
+                    places[f"layers.{i}.{name}.bias"] = _Place(part)
         mlp_norm = "pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"
         norms = {
             "input_layernorm": layer.attention_norm,
@@ -159,5 +202,5 @@ def _allocate(
             norms["post_feedforward_layernorm"] = layer.mlp_out_norm
         for name, norm in norms.items():
             if norm is not None:
-                places[f"layers.{i}.{name}.weight"] = norm
+                places[f"layers.{i}.{name}.weight"] = _Place(norm)
     return weights, layers, places

@@ -37,31 +37,46 @@ INLINE const void *key_block(const RowPath *row, const void *keys, int block, in
     return tile;
 }
 
+/* Scores of `blocks` (constant) blocks of sixteen positions; each is a sum of its own, whatever is computed beside it. */
+INLINE void score_blocks(const RowPath *row, const float *q, const void *keys, int block, int blocks, int dim, int count,
+                         int oldest, float scale, int bf16, float *tiles, float *scores, int capacity, v16 *highest) {
+    const v16 never = splat(-__builtin_inff());
+    const i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const void *k[2];
+    v16 dot[2][GROUP];
+    UNROLL for (int b = 0; b < blocks; b++) {
+        k[b] = key_block(row, keys, block + b, dim, bf16, tiles + b * MAX_HEAD_DIM * LANES);
+        for (int h = 0; h < count; h++) dot[b][h] = splat(0.0f);
+    }
+    for (int d = 0; d < dim; d++)
+        UNROLL for (int b = 0; b < blocks; b++) {
+            v16 key = load(k[b], (int64_t)d * LANES, bf16);
+            for (int h = 0; h < count; h++) dot[b][h] = dot[b][h] + splat(q[h * dim + d]) * key;
+        }
+    UNROLL for (int b = 0; b < blocks; b++) {
+        i16 position = lanes + (block + b) * LANES;
+        i16 seen = (position >= oldest) & (position < row->length);
+        for (int h = 0; h < count; h++) {
+            v16 score = choose(seen, dot[b][h] * splat(scale), never);
+            highest[h] = maximum(score, highest[h]);
+            *(v16 *)(scores + (int64_t)h * capacity + (block + b) * LANES) = score;
+        }
+    }
+}
+
 INLINE void attend_group(const RowPath *row, const float *q, const void *keys, const void *values, int dim, int count,
                          int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at) {
-    float tile[MAX_HEAD_DIM * LANES] __attribute__((aligned(64)));
+    float tile[2 * MAX_HEAD_DIM * LANES] __attribute__((aligned(64)));
     const int oldest = window && row->length > window ? row->length - window : 0;
     const int first = oldest / LANES, last = (row->length - 1) / LANES;
     const v16 never = splat(-__builtin_inff());
-    const i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     v16 highest[GROUP], total[GROUP];
     for (int h = 0; h < count; h++) highest[h] = never;
-    for (int block = first; block <= last; block++) {
-        const void *k = key_block(row, keys, block, dim, bf16, tile);
-        v16 dot[GROUP];
-        for (int h = 0; h < count; h++) dot[h] = splat(0.0f);
-        for (int d = 0; d < dim; d++) {
-            v16 key = load(k, (int64_t)d * LANES, bf16);
-            for (int h = 0; h < count; h++) dot[h] = dot[h] + splat(q[h * dim + d]) * key;
-        }
-        i16 position = lanes + block * LANES;
-        i16 seen = (position >= oldest) & (position < row->length);
-        for (int h = 0; h < count; h++) {
-            v16 score = choose(seen, dot[h] * splat(scale), never);
-            highest[h] = maximum(score, highest[h]);
-            *(v16 *)(scores + (int64_t)h * capacity + block * LANES) = score;
-        }
-    }
+    int block = first;
+    for (; block < last; block += 2) /* two blocks side by side: one alone waits for its own sums */
+        score_blocks(row, q, keys, block, 2, dim, count, oldest, scale, bf16, tile, scores, capacity, highest);
+    if (block == last)
+        score_blocks(row, q, keys, block, 1, dim, count, oldest, scale, bf16, tile, scores, capacity, highest);
     for (int h = 0; h < count; h++) {
         const v16 peak = splat(max_lane(highest[h]));
         total[h] = splat(0.0f);

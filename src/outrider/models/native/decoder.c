@@ -5,12 +5,40 @@
 
 #include "pool.h"
 
-static PassFunction best_pass(void) {
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+/* CPUID.7.0:EDX says the CPU has tiles and bf16 products; the kernel must also let this process use them. */
+static int have_amx(void) {
+    unsigned a, b, c, d = 0;
+    int cpu = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+    return cpu && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#else
+static int have_amx(void) { return 0; }
+#endif
+
+/* The best instructions this CPU has, for Shape.kernels; also asks for leave to use them. */
+int outrider_kernels(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("x86-64-v4")) return pass_v4;
-    if (__builtin_cpu_supports("x86-64-v3")) return pass_v3;
+    if (__builtin_cpu_supports("x86-64-v4")) return have_amx() ? KERNELS_AMX : KERNELS_AVX512;
+    if (__builtin_cpu_supports("x86-64-v3")) return KERNELS_AVX2;
 #endif
+    return KERNELS_BASE;
+}
+
+static PassFunction pass_for(int kernels) {
+#if defined(__x86_64__)
+    if (kernels >= KERNELS_AVX512) return pass_v4;
+    if (kernels == KERNELS_AVX2) return pass_v3;
+#endif
+    (void)kernels;
     return pass_base;
 }
 
@@ -26,7 +54,7 @@ static void run_job(const void *argument, int thread, int threads) {
 }
 
 void outrider_forward(const Model *m, const Pass *pass) {
-    Job job = {best_pass(), m, pass};
+    Job job = {pass_for(m->shape.kernels), m, pass};
     pool_run(run_job, &job, m->shape.threads);
 }
 

@@ -12,14 +12,18 @@ typedef struct {
     int32_t layers, hidden, heads, kv_heads, head_dim;
     int32_t capacity;     /* positions per slot, a multiple of 16 */
     int32_t activation;   /* 0 silu, 1 gelu (tanh) */
-    int32_t bf16;         /* weights, cache and matrix inputs: 1 bf16, 0 fp32 */
+    int32_t bf16;         /* cache, matrix inputs and weights that are not int8: 1 bf16, 0 fp32 */
     int32_t threads;
+    int32_t kernels;      /* which instructions to use, at most what outrider_kernels() says */
     float norm_eps, attention_scale, embed_scale;
 } Shape;
+
+enum { KERNELS_BASE, KERNELS_AVX2, KERNELS_AVX512, KERNELS_AMX };
 
 /* A matrix [columns out, depth in], packed: see gemm.h. */
 typedef struct {
     const void *data;
+    const float *scales;  /* of int8 columns; NULL: stored in the model's precision */
     const float *bias;    /* or NULL */
     int32_t columns;      /* padded to PANEL_PAIR */
     int32_t depth;        /* padded to 32 */
@@ -39,6 +43,7 @@ typedef struct {
     Shape shape;
     const Layer *layers;
     const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
+    const float *embedding_scales; /* [vocab] of an int8 embedding, or NULL */
     const float *norm;
     Matrix head;
     /* workspace of as many rows as a pass may have, a multiple of 32 */
@@ -49,6 +54,8 @@ typedef struct {
     float *update;    /* [rows, columns of o] */
     void *gated;      /* [rows, depth of down] */
     float *scores;    /* [threads, heads/kv_heads, capacity] */
+    uint16_t *widened; /* [threads, widened_size]: a pair of panels of int8 weights as bf16 */
+    int64_t widened_size;
 } Model;
 
 /* The rows of one pass. Row r sees positions 0..base-1 of its slot's committed prefix, then paths[starts[r]..starts[r+1]),

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from outrider.models.architecture import Architecture
-from outrider.models.memory import lazy_zeros
-from outrider.models.native.library import Layer, Matrix, Model, Pass, Shape, library
-from outrider.models.native.packing import DEPTH, PackedLayer, PackedMatrix, pack_layer, pack_matrix
+from outrider.models.memory import Recycled, give_back, lazy_zeros
+from outrider.models.native.library import KERNELS, Layer, Matrix, Model, Pass, Shape, library
+from outrider.models.native.packing import DEPTH, PAIR, PackedLayer, PackedMatrix, Packer
+from outrider.models.precision import Precision
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
 from outrider.models.weights import DecoderWeights, load_weights
@@ -24,19 +25,23 @@ from outrider.types import Rows
 MAX_ROWS = 128
 """Rows of one compiled pass; more are run in several, which changes nothing but the time."""
 
+MATRICES = ("qkv", "o", "gate_up", "down")
+"""Of a layer, by their names in the C structure."""
+
 LANES = 16
 MAX_HEAD_DIM = 256
 
 
-def supported(architecture: Architecture, dtype: torch.dtype) -> bool:
-    """Whether the compiled kernels are here and can run this model."""
-    return (
-        library() is not None
-        and dtype in (torch.bfloat16, torch.float32)
-        and architecture.hidden % LANES == 0
-        and architecture.head_dim % LANES == 0
-        and architecture.head_dim <= MAX_HEAD_DIM
-    )
+def obstacle(architecture: Architecture, precision: Precision) -> str | None:
+    """Why the compiled kernels cannot run this model here, or None."""
+    if library() is None:
+        return "its kernels were not built; install a C compiler and install Outrider again"
+    if precision.compute not in (torch.bfloat16, torch.float32):
+        return f"it does not compute in {precision.name}"
+    a = architecture
+    if a.hidden % LANES or a.head_dim % LANES or a.head_dim > MAX_HEAD_DIM:
+        return f"a width of {a.hidden} with heads of {a.head_dim} does not suit it"
+    return None
 
 
 class NativeDecoder(StaticCache):
@@ -53,20 +58,27 @@ class NativeDecoder(StaticCache):
         self,
         architecture: Architecture,
         weights: DecoderWeights[PackedLayer],
+        packer: Packer,
+        precision: Precision,
         *,
         max_batch: int,
         max_context: int,
         threads: int,
+        kernels: str | None = None,
     ) -> None:
-        kernels = library()
-        assert kernels is not None, "ask supported() first"
-        self._kernels = kernels
+        """`kernels`: the instruction set to use, one of `KERNELS` this CPU has; None: the best."""
+        compiled = library()
+        assert compiled is not None, "ask obstacle() first"
+        self._kernels = compiled
+        best = compiled.outrider_kernels()
+        chosen = best if kernels is None else min(KERNELS.index(kernels), best)
         self.architecture = a = architecture
-        self.dtype = weights.embedding.dtype
+        self.dtype = precision.compute
         self.device = torch.device("cpu")
         self.vocab_size = a.vocab_size
         super().__init__(max_batch, max_context)
         self.chunk = MAX_ROWS
+        self._results = Recycled()
         self._kept: list[Tensor] = []
         """Everything the C side points into."""
         capacity = -(-max_context // LANES) * LANES
@@ -83,6 +95,7 @@ class NativeDecoder(StaticCache):
                 activation=0 if a.activation == "silu" else 1,
                 bf16=self.dtype == torch.bfloat16,
                 threads=threads,
+                kernels=chosen,
                 norm_eps=a.norm_eps,
                 attention_scale=a.attention_scale,
                 embed_scale=a.embed_scale,
@@ -90,11 +103,12 @@ class NativeDecoder(StaticCache):
             layers=self._layers,
             # Tied: the kernel reads embeddings out of the packed head, so there is no second copy of them.
             embedding=None if a.tied else self._keep(weights.embedding),
+            embedding_scales=None if a.tied else self._keep(weights.embedding_scales),
             norm=self._keep(weights.norm),
-            head=self._matrix(pack_matrix(weights.head, None)),
+            head=self._matrix(packer.matrix(weights.head, None, weights.head_scales)),
         )
         self._make_workspace(threads, capacity)
-        address = cast(kernels.pool_run, c_void_p).value
+        address = cast(compiled.pool_run, c_void_p).value
         assert address is not None, "a function has an address"
         self.runner = Runner(address, threads)
 
@@ -102,15 +116,28 @@ class NativeDecoder(StaticCache):
     def load(
         architecture: Architecture,
         tensors: Iterable[tuple[str, Tensor]],
-        dtype: torch.dtype,
+        precision: Precision,
         *,
         max_batch: int,
         max_context: int,
         threads: int,
+        kernels: str | None = None,
     ) -> NativeDecoder:
         """From checkpoint tensors, packed layer by layer as they come."""
-        weights = load_weights(architecture, tensors, dtype, torch.device("cpu"), pack_layer)
-        return NativeDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, threads=threads)
+        packer = Packer()
+        weights = load_weights(architecture, tensors, precision.weights, torch.device("cpu"), packer.layer)
+        decoder = NativeDecoder(
+            architecture,
+            weights,
+            packer,
+            precision,
+            max_batch=max_batch,
+            max_context=max_context,
+            threads=threads,
+            kernels=kernels,
+        )
+        give_back()
+        return decoder
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = (np.array(side, dtype=np.int32) for side in (sources, targets))
@@ -126,7 +153,8 @@ class NativeDecoder(StaticCache):
                 for i, (token, path) in enumerate(zip(given.tokens, span.paths, strict=True))
             )
         columns = self._model.head.columns
-        logits = torch.empty(sum([want for _, _, _, want in rows]), columns)
+        total = sum([want for _, _, _, want in rows])
+        logits = self._results.empty(total, columns) if total else torch.empty(0, columns)
         address = logits.data_ptr()
         for start in range(0, len(rows), MAX_ROWS):
             address += 4 * columns * self._run(rows[start : start + MAX_ROWS], address)
@@ -158,7 +186,7 @@ class NativeDecoder(StaticCache):
         for i, (layer, weights, room) in enumerate(
             zip(self._layers, packed, lazy_zeros(cache, self.dtype, self.device), strict=True)
         ):
-            for name in ("qkv", "o", "gate_up", "down"):
+            for name in MATRICES:
                 setattr(layer, name, self._matrix(getattr(weights, name)))
             for name, norm in weights.norms.items():
                 setattr(layer, name, self._keep(norm))
@@ -177,11 +205,18 @@ class NativeDecoder(StaticCache):
         m.attended = self._keep(torch.zeros(MAX_ROWS, self._layers[0].o.depth, dtype=self.dtype))
         m.update = self._keep(torch.zeros(MAX_ROWS, widest, dtype=wide))
         m.gated = self._keep(torch.zeros(MAX_ROWS, self._layers[0].down.depth, dtype=self.dtype))
+        matrices = [m.head, *(getattr(layer, name) for layer in self._layers for name in MATRICES)]
+        m.widened_size = max((matrix.depth * PAIR for matrix in matrices if matrix.scales), default=0)
+        m.widened = self._keep(torch.zeros(threads * m.widened_size, dtype=torch.bfloat16))
         m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
 
     def _matrix(self, matrix: PackedMatrix) -> Matrix:
         return Matrix(
-            data=self._keep(matrix.data), bias=self._keep(matrix.bias), columns=matrix.columns, depth=matrix.depth
+            data=self._keep(matrix.data),
+            scales=self._keep(matrix.scales),
+            bias=self._keep(matrix.bias),
+            columns=matrix.columns,
+            depth=matrix.depth,
         )
 
     def _keep(self, tensor: Tensor | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -23,6 +23,7 @@ class Shape(Structure):
                 "activation",
                 "bf16",
                 "threads",
+                "kernels",
             )
         ],
         ("norm_eps", c_float),
@@ -32,7 +33,13 @@ class Shape(Structure):
 
 
 class Matrix(Structure):
-    _fields_ = [("data", c_void_p), ("bias", c_void_p), ("columns", c_int32), ("depth", c_int32)]
+    _fields_ = [
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("columns", c_int32),
+        ("depth", c_int32),
+    ]
 
 
 class Layer(Structure):
@@ -62,9 +69,14 @@ class Model(Structure):
         ("shape", Shape),
         ("layers", POINTER(Layer)),
         ("embedding", c_void_p),
+        ("embedding_scales", c_void_p),
         ("norm", c_void_p),
         ("head", Matrix),
-        *[(name, c_void_p) for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores")],
+        *[
+            (name, c_void_p)
+            for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores", "widened")
+        ],
+        ("widened_size", c_int64),
     ]
 
 
@@ -74,6 +86,10 @@ class Pass(Structure):
         ("wanted", c_int32),
         *[(name, c_void_p) for name in ("tokens", "slots", "bases", "starts", "paths", "wanted_rows", "logits")],
     ]
+
+
+KERNELS = ("base", "avx2", "avx512", "amx")
+"""Instruction sets a pass is compiled for, each including the ones before; the index is what C calls it."""
 
 
 @cache
@@ -87,5 +103,7 @@ def library() -> ctypes.CDLL | None:
             kernels.outrider_forward.restype = None
             kernels.outrider_move.argtypes = [POINTER(Model), c_int32, c_int32, c_void_p, c_void_p]
             kernels.outrider_move.restype = None
+            kernels.outrider_kernels.argtypes = []
+            kernels.outrider_kernels.restype = c_int32
             return kernels
     return None

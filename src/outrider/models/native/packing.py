@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.models.memory import lazy_zeros
+from outrider.models.memory import Arena
 from outrider.models.weights import LayerWeights
 
 PANEL = 16
@@ -16,18 +16,21 @@ PAIR = 32
 DEPTH = 32
 
 
-def packed(weight: Tensor) -> Tensor:
+def packed(weight: Tensor, arena: Arena) -> Tensor:
     """[columns, depth] in the order the kernel reads: fp32 [pair, depth, 32], bf16 [pair, depth/32, panel, 16, 16] with
-    two neighbouring inputs in one int32."""
+    two neighbouring inputs in one int32, int8 [pair, depth/32, panel, 16, 2, 16]."""
     missing = (0, -weight.shape[1] % DEPTH, 0, -weight.shape[0] % PAIR)
     if any(missing):  # padding copies even where there is nothing to pad
         weight = pad(weight, missing)
     if weight.dtype == torch.float32:
         order = weight.view(-1, PAIR, weight.shape[1]).transpose(1, 2)
+    elif weight.dtype == torch.int8:
+        lanes = weight.view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2, 2)
+        order = lanes.permute(0, 3, 1, 4, 5, 2)
     else:
         lanes = weight.view(torch.int32).view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2)
         order = lanes.permute(0, 3, 1, 4, 2)
-    return lazy_zeros(tuple(order.shape), order.dtype, weight.device).copy_(order)
+    return arena.zeros(tuple(order.shape), order.dtype).copy_(order)
 
 
 def interleaved(gate_up: Tensor) -> Tensor:
@@ -42,6 +45,8 @@ class PackedMatrix:
     """A linear map ready for the kernel; `columns` and `depth` count the padding."""
 
     data: Tensor
+    scales: Tensor | None
+    """Of int8 columns."""
     bias: Tensor | None
     columns: int
     depth: int
@@ -57,25 +62,35 @@ class PackedLayer:
     """By their names in the C structure."""
 
 
-def pack_matrix(weight: Tensor, bias: Tensor | None) -> PackedMatrix:
-    columns = -(-weight.shape[0] // PAIR) * PAIR
-    depth = -(-weight.shape[1] // DEPTH) * DEPTH
-    padded = None if bias is None else pad(bias.float(), (0, columns - bias.shape[0])).contiguous()
-    return PackedMatrix(packed(weight), padded, columns, depth)
+class Packer:
+    """Packs matrices one behind the other, in the order a pass will read them."""
+
+    def __init__(self) -> None:
+        self._arena = Arena()
+
+    def matrix(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> PackedMatrix:
+        columns = -(-weight.shape[0] // PAIR) * PAIR
+        depth = -(-weight.shape[1] // DEPTH) * DEPTH
+        data = packed(weight, self._arena)
+        return PackedMatrix(data, _padded(scales, columns), _padded(bias, columns), columns, depth)
+
+    def layer(self, w: LayerWeights) -> PackedLayer:
+        gate_up = (interleaved(part) if part is not None else None for part in (w.gate_up_bias, w.gate_up_scales))
+        return PackedLayer(
+            qkv=self.matrix(w.qkv, w.qkv_bias, w.qkv_scales),
+            o=self.matrix(w.o, w.o_bias, w.o_scales),
+            gate_up=self.matrix(interleaved(w.gate_up), *gate_up),
+            down=self.matrix(w.down, w.down_bias, w.down_scales),
+            norms={
+                "attention_norm": w.attention_norm,
+                "mlp_norm": w.mlp_norm,
+                "q_norm": w.q_norm,
+                "k_norm": w.k_norm,
+                "attention_out_norm": w.attention_out_norm,
+                "mlp_out_norm": w.mlp_out_norm,
+            },
+        )
 
 
-def pack_layer(w: LayerWeights) -> PackedLayer:
-    return PackedLayer(
-        qkv=pack_matrix(w.qkv, w.qkv_bias),
-        o=pack_matrix(w.o, w.o_bias),
-        gate_up=pack_matrix(interleaved(w.gate_up), None if w.gate_up_bias is None else interleaved(w.gate_up_bias)),
-        down=pack_matrix(w.down, w.down_bias),
-        norms={
-            "attention_norm": w.attention_norm,
-            "mlp_norm": w.mlp_norm,
-            "q_norm": w.q_norm,
-            "k_norm": w.k_norm,
-            "attention_out_norm": w.attention_out_norm,
-            "mlp_out_norm": w.mlp_out_norm,
-        },
-    )
+def _padded(vector: Tensor | None, size: int) -> Tensor | None:
+    return None if vector is None else pad(vector.float(), (0, size - vector.shape[0])).contiguous()

@@ -32,29 +32,42 @@ static void add(float *residual, float *update, const float *out_norm, int size,
         *(v16 *)(residual + j) = *(const v16 *)(residual + j) + *(const v16 *)(update + j);
 }
 
-/* One input of the packed head: see gemm.h for the layout. */
+/* One input of the packed head: see gemm.h for the layouts. */
 INLINE float head_element(const Matrix *head, int column, int k, int bf16) {
     const int64_t pair = column / PANEL_PAIR;
     if (!bf16) return ((const float *)head->data)[(pair * head->depth + k) * PANEL_PAIR + column % PANEL_PAIR];
     const int panel = column % PANEL_PAIR / PANEL, lane = column % PANEL;
-    const int64_t tile = (pair * (head->depth / 32) + k / 32) * 2 + panel;
-    return bf16_to_float(((const uint16_t *)head->data)[((tile * 16 + k % 32 / 2) * 16 + lane) * 2 + k % 2]);
+    const int64_t line = ((pair * (head->depth / 32) + k / 32) * 2 + panel) * 16 + k % 32 / 2;
+    if (head->scales) return ((const int8_t *)head->data)[(line * 2 + k % 2) * 16 + lane] * head->scales[column];
+    return bf16_to_float(((const uint16_t *)head->data)[(line * 16 + lane) * 2 + k % 2]);
 }
 
 static void embed(const Model *m, int token, float *out) {
     const int hidden = m->shape.hidden;
+    const int64_t at = (int64_t)token * hidden;
+    const v16 scale = splat(m->shape.embed_scale);
     if (!m->embedding) {
         for (int j = 0; j < hidden; j++) out[j] = head_element(&m->head, token, j, m->shape.bf16) * m->shape.embed_scale;
-        return;
+    } else if (m->embedding_scales) {
+        const v16 unit = splat(m->embedding_scales[token]);
+        for (int j = 0; j < hidden; j += LANES)
+            *(v16 *)(out + j) = from_int8(*(const b16 *)((const int8_t *)m->embedding + at + j)) * unit * scale;
+    } else {
+        for (int j = 0; j < hidden; j += LANES) *(v16 *)(out + j) = load(m->embedding, at + j, m->shape.bf16) * scale;
     }
-    for (int j = 0; j < hidden; j += LANES)
-        *(v16 *)(out + j) = load(m->embedding, (int64_t)token * hidden + j, m->shape.bf16) * splat(m->shape.embed_scale);
 }
 
 /* Turn one head in place: pairs (j, j + dim/2). */
 static void rotate(float *x, const float *cosines, const float *sines, int dim) {
     const int half = dim / 2;
-    for (int j = 0; j < half; j++) {
+    int j = 0;
+    for (; j + LANES <= half; j += LANES) {
+        v16 first = *(const v16 *)(x + j), second = *(const v16 *)(x + j + half);
+        v16 cosine = *(const v16 *)(cosines + j), sine = *(const v16 *)(sines + j);
+        *(v16 *)(x + j) = first * cosine - second * sine;
+        *(v16 *)(x + j + half) = second * cosine + first * sine;
+    }
+    for (; j < half; j++) {
         float first = x[j], second = x[j + half];
         x[j] = first * cosines[j] - second * sines[j];
         x[j + half] = second * cosines[j] + first * sines[j];
@@ -114,13 +127,13 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
         rms_norm(m->residual + (int64_t)i * hidden, layer->attention_norm, hidden, s->norm_eps, m->normed,
                  (int64_t)i * layer->qkv.depth, bf16);
     pool_barrier();
-    gemm(&layer->qkv, m->normed, rows, bf16, PLAIN, 0, m->qkv, layer->qkv.columns, thread, threads);
+    gemm(m, &layer->qkv, m->normed, rows, PLAIN, m->qkv, layer->qkv.columns, thread, threads);
     pool_barrier();
     SHARE(rows) prepare_heads(m, layer, pass, i);
     pool_barrier();
     SHARE(rows * s->kv_heads) attend_row(m, layer, pass, i / s->kv_heads, i % s->kv_heads, thread);
     pool_barrier();
-    gemm(&layer->o, m->attended, rows, bf16, PLAIN, 0, m->update, layer->o.columns, thread, threads);
+    gemm(m, &layer->o, m->attended, rows, PLAIN, m->update, layer->o.columns, thread, threads);
     pool_barrier();
     SHARE(rows) {
         float *residual = m->residual + (int64_t)i * hidden;
@@ -128,9 +141,9 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
         rms_norm(residual, layer->mlp_norm, hidden, s->norm_eps, m->normed, (int64_t)i * layer->gate_up.depth, bf16);
     }
     pool_barrier();
-    gemm(&layer->gate_up, m->normed, rows, bf16, GATED, s->activation, m->gated, layer->down.depth, thread, threads);
+    gemm(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
     pool_barrier();
-    gemm(&layer->down, m->gated, rows, bf16, PLAIN, 0, m->update, layer->down.columns, thread, threads);
+    gemm(m, &layer->down, m->gated, rows, PLAIN, m->update, layer->down.columns, thread, threads);
     pool_barrier();
     SHARE(rows)
         add(m->residual + (int64_t)i * hidden, m->update + (int64_t)i * layer->down.columns, layer->mlp_out_norm,
@@ -139,7 +152,6 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
 
 static void run(const Model *m, const Pass *pass, int thread, int threads) {
     const Shape *s = &m->shape;
-    gemm_prepare();
     SHARE(pass->rows) embed(m, pass->tokens[i], m->residual + (int64_t)i * s->hidden);
     for (int l = 0; l < s->layers; l++) run_layer(m, m->layers + l, pass, thread, threads);
     if (pass->wanted) {
@@ -148,9 +160,9 @@ static void run(const Model *m, const Pass *pass, int thread, int threads) {
             rms_norm(m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, s->hidden, s->norm_eps,
                      m->normed, (int64_t)i * m->head.depth, s->bf16);
         pool_barrier();
-        gemm(&m->head, m->normed, pass->wanted, s->bf16, PLAIN, 0, pass->logits, m->head.columns, thread, threads);
+        gemm(m, &m->head, m->normed, pass->wanted, PLAIN, pass->logits, m->head.columns, thread, threads);
     }
-    gemm_release();
+    if (s->kernels == KERNELS_AMX) amx_release();
 }
 
 #endif

@@ -7,6 +7,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define LANES 16
 
@@ -19,6 +22,8 @@ typedef float v16 __attribute__((vector_size(64), aligned(4)));
 typedef int32_t i16 __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t u16v __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
+typedef int16_t s16 __attribute__((vector_size(32), aligned(2)));
+typedef int8_t b16 __attribute__((vector_size(16), aligned(1)));
 
 /* Subtracting zero is exact and folds away; listing x sixteen times makes GCC insert it sixteen times. */
 INLINE v16 splat(float x) { return x - (v16){0}; }
@@ -31,6 +36,14 @@ INLINE float bf16_to_float(uint16_t h) {
 }
 
 INLINE v16 widen(h16 h) { return (v16)(__builtin_convertvector(h, u16v) << 16); }
+
+INLINE v16 from_int8(b16 b) {
+#if defined(__AVX512F__)
+    return (v16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
+#else /* in two steps: GCC takes the direct one apart byte by byte */
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, s16), i16), v16);
+#endif
+}
 
 /* Round to nearest, ties to even. */
 INLINE h16 narrow(v16 x) {
