@@ -139,19 +139,20 @@ class AutoLength:
         self._steps += 1
         for calibration in self._calibrations.values():
             calibration.tick()
-        steady, deepest = True, 0
+        drafted, steady, deepest = False, True, 0
         for commit in commits:
             state = self._state(commit.sequence)
             if not state.issued.nodes:
                 state.idle += 1
                 state.active = 0
                 continue
+            drafted = True
             depth = _depth_of(commit.draft)
             deepest = max(deepest, depth)
             # After a pause the drafter may first have to catch up with the text: no measure of its cost.
             steady = steady and state.idle == 0
             self._learn(state, commit, depth)
-        if any(self._state(c.sequence).issued.nodes for c in commits) and steady:
+        if drafted and steady:
             self._draft.observe(deepest, draft_seconds / level)
         rate = max(1 / 16, 1 / (self._steps + 1))
         tokens = sum(len(c.tokens) for c in commits)
@@ -163,7 +164,7 @@ class AutoLength:
         if draft.tokens:
             self._source = draft.source
             self._calibration().observe(draft, commit.path)
-        order = sorted(range(len(draft)), key=lambda node: -draft.confidence[node])
+        order = sorted(range(len(draft)), key=draft.confidence.__getitem__, reverse=True)
         path = set(commit.path)
         hits = {rank for rank, node in enumerate(order) if node in path} if path else ()
         state.steps += 1
