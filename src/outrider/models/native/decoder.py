@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from ctypes import byref, c_void_p, cast
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count, repeat
 
 import numpy as np
 import torch
@@ -120,11 +120,8 @@ class NativeDecoder(StaticCache):
         rows: list[_Row] = []
         for given in batch:
             span = self._slots.extend(given)
-            wanted = None if given.logits is None else set(given.logits)
-            rows.extend(
-                (token, span, path, wanted is None or i in wanted)
-                for i, (token, path) in enumerate(zip(given.tokens, span.paths, strict=True))
-            )
+            wanted = repeat(True) if given.logits is None else map(set(given.logits).__contains__, count())
+            rows.extend(zip(given.tokens, repeat(span), span.paths, wanted, strict=False))
         columns = self._model.head.columns
         logits = torch.empty(sum([want for _, _, _, want in rows]), columns)
         address = logits.data_ptr()
