@@ -55,6 +55,7 @@ class TargetRows:
         """`host`: the same logits for the compiled sampler; without it the reference chooses."""
         self.params = params
         self.nodes = range(ROOT, len(draft))
+        self._bare = params.is_bare
         self._logits = logits
         self._root = first + 1
         self._host = host
@@ -76,14 +77,14 @@ class TargetRows:
         if self._host is None:
             return None
         position = self._position + len(self._path(node))
-        if self.params.is_bare:
+        if self._bare:
             return Row(self._host, self._root + node, self.params, position)
         self._processed = row = self.processed(range(node, node + 1))  # kept: C reads it
         return Row(HostRows(row.data_ptr(), 0, self._host.vocab, True), 0, self.params, position)
 
     def likely(self) -> list[int]:
         """The nodes that the coupled rule will probably ask for: the root, and what the drafter is sure of."""
-        if not self.params.is_bare:  # a processed row is a copy, dear to make in vain
+        if not self._bare:  # a processed row is a copy, dear to make in vain
             return [ROOT]
         return [ROOT, *[node for node, chance in enumerate(self._draft.confidence) if chance >= _LIKELY]]
 
@@ -113,7 +114,7 @@ class TargetRows:
     def processed(self, nodes: range) -> Tensor:
         """Logits [nodes, V] after penalties, bias and mask (fp32 and not a copy where there are none)."""
         logits = self._raw(nodes)
-        if self.params.is_bare:
+        if self._bare:
             return logits
         return process(logits, self.params, self._history, [self._path(node) for node in nodes])
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from ctypes import byref, c_void_p, cast
 from itertools import accumulate, chain, count, repeat
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,8 +112,9 @@ class NativeDecoder(StaticCache):
         return NativeDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, threads=threads)
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
-        source, target = (np.array(side, dtype=np.int32) for side in (sources, targets))
-        self._kernels.outrider_move(byref(self._model), slot, len(source), source.ctypes.data, target.ctypes.data)
+        source, target = array("i", sources), array("i", targets)
+        addresses = source.buffer_info()[0], target.buffer_info()[0]
+        self._kernels.outrider_move(byref(self._model), slot, len(source), *addresses)
 
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         rows: list[_Row] = []

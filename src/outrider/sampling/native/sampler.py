@@ -105,13 +105,14 @@ def sample(wanted: Sequence[Row], runner: Runner | None = None) -> list[int | No
         return [None] * len(asks)
     sampler = library()
     assert sampler is not None, "HostRows.of() has looked"
-    batch = (_Ask * len(answered))(*answered)
+    batch = (_Ask * len(answered))(*answered)  # type: ignore[misc]  # tuples will do
     sampler.outrider_sample(batch, len(batch), *(runner or (None, 1)))
     tokens = iter([ask.token for ask in batch])
     return [None if ask is None or (token := next(tokens)) < 0 else token for ask in asks]
 
 
-def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> _Ask | None:
+def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> tuple[float, ...] | None:
+    """The fields of an `_Ask` but the last, which is the answer."""
     low = high = 0
     if params.temperature != 0:
         # With both, top-p is a share of what top-k leaves, which only the reference works out.
@@ -119,7 +120,7 @@ def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> _As
         if both or not _COOLEST <= params.temperature <= _HOTTEST:
             return None
         low, high = row_key(params.seed, params.choice, position)
-    return _Ask(
+    return (
         rows.address + row * rows.pitch,
         rows.vocab,
         rows.wide,
