@@ -3,7 +3,8 @@
     python benchmarks/step_profile.py [--tokens 96] [--rounds 2] [--out benchmarks/results/step_profile.json]
 
 The engine carries no timers: its parts are wrapped from outside, and a part's time excludes that of the parts it calls.
-Overhead is everything but the target's compiled pass and the drafter's `propose`, which has a column of its own.
+Overhead is everything but the two models: the target's compiled pass, and the drafter's work (`propose`, and `learn`,
+which is its `observe`). The controller (`budgets`, `observe`) is overhead.
 Medians over the steps without prefill. Leave the machine otherwise idle.
 """
 
@@ -18,17 +19,21 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from core_speed import MODEL, provenance
-from prompts import CHAT, EDIT
 from rich.console import Console
 from rich.table import Table
 
 from outrider import LLM, SamplingParams
+from outrider.bench.provenance import provenance
+from outrider.bench.questions import builtin, interleaved
+from outrider.bench.target import Target
 from outrider.engine import engine as engine_module
 from outrider.engine.engine import Engine
+from outrider.models.checkpoints.progress import SilentProgress
 from outrider.sampling.target import TargetRows
 
-PARTS = ("model", "propose", "budgets", "pack", "choose", "judge", "commit", "observe", "step", "emit")
+MODEL = "smollm2-135m"
+MODELS = ("model", "propose", "learn")
+PARTS = (*MODELS, "budgets", "pack", "choose", "judge", "commit", "observe", "step", "emit")
 """`pack`: the forward call outside the compiled pass. `choose`: warping and choosing tokens. `step`: the loop itself.
 `emit`: from the end of a step to the beginning of the next."""
 
@@ -100,7 +105,6 @@ def instrument(llm: LLM, clock: Clock) -> None:
         wrap_engine(engine, clock)
     module: Any = engine_module
     rows: Any = TargetRows
-    module.RULES = {name: clock.wrap("judge", rule) for name, rule in module.RULES.items()}
     module.target_rows = clock.wrap("choose", module.target_rows)
     rows.choose = clock.wrap("choose", rows.choose)
 
@@ -110,14 +114,21 @@ def wrap_engine(engine: Engine, clock: Clock) -> None:
         (engine.controller, "budgets", "budgets"),
         (engine.controller, "observe", "observe"),
         (engine.drafter, "propose", "propose"),
-        (engine.drafter, "observe", "observe"),
+        (engine.drafter, "observe", "learn"),
         (engine, "_commit", "commit"),
     ]
     for owner, method, part in parts:
         setattr(owner, method, clock.wrap(part, getattr(owner, method)))
+    engine.rules = {name: clock.wrap("judge", rule) for name, rule in engine.rules.items()}
     prefill = clock.wrap("prefill", engine._prefill)
     engine._prefill = lambda joined: prefill(joined) if joined else None  # type: ignore[method-assign]
     engine.step = clock.wrap_step(engine.step)  # type: ignore[method-assign]
+
+
+def prompts_of(llm: LLM) -> list[list[int]]:
+    """Four chat questions and four edits of the built-in suite, in turn."""
+    asked = interleaved([question for question in builtin() if question.category in ("chat", "edit")])
+    return [llm.encode_chat([{"role": "user", "content": question.turns[0]}]) for question in asked[:8]]
 
 
 def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffix: bool, tokens: int) -> list[Step]:
@@ -137,16 +148,17 @@ def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffi
 
 def summarise(steps: list[Step]) -> dict[str, Any]:
     total = [sum(step.values()) for step in steps]
-    share = [1 - (s["model"] + s["propose"]) / t for s, t in zip(steps, total, strict=True)]
+    overhead = [t - sum(step[part] for part in MODELS) for step, t in zip(steps, total, strict=True)]
     return {
         "steps": len(steps),
         "total_ms": statistics.median(total),
         **{f"{part}_ms": statistics.median(step[part] for step in steps) for part in PARTS},
-        "overhead_ms": statistics.median(t - s["model"] - s["propose"] for s, t in zip(steps, total, strict=True)),
-        "overhead_share": statistics.median(share),
-        "overhead_share_with_propose": statistics.median(1 - s["model"] / t for s, t in zip(steps, total, strict=True)),
-        "overhead_share_of_all_time": sum(t - s["model"] - s["propose"] for s, t in zip(steps, total, strict=True))
-        / sum(total),
+        "overhead_ms": statistics.median(overhead),
+        "overhead_share": statistics.median(o / t for o, t in zip(overhead, total, strict=True)),
+        "overhead_share_with_drafter": statistics.median(
+            1 - step["model"] / t for step, t in zip(steps, total, strict=True)
+        ),
+        "overhead_share_of_all_time": sum(overhead) / sum(total),
     }
 
 
@@ -156,12 +168,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    origin = provenance()
-    llm = LLM(MODEL, drafter="suffix", max_batch=8)
+    llm = LLM(MODEL, drafter="suffix", max_batch=8, dtype="bf16", device="cpu")
+    threads = llm.model.runner.threads  # type: ignore[attr-defined]
+    origin = provenance(Target(MODEL, "bf16", "cpu", None, SilentProgress()), threads)
     clock = Clock()
     instrument(llm, clock)
-    mixed = [prompt for pair in zip(CHAT, EDIT, strict=False) for prompt in pair][:8]
-    ids = [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in mixed]
+    ids = prompts_of(llm)
     profile(llm, clock, ids[:1], "T=1", True, 16)  # warm up
     found: dict[tuple[int, str, bool], list[Step]] = defaultdict(list)
     for i in range(options.rounds):  # arms interleaved: the machine's speed drifts

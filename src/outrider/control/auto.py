@@ -139,43 +139,44 @@ class AutoLength:
         self._steps += 1
         for calibration in self._calibrations.values():
             calibration.tick()
-        steady, deepest = True, 0
+        drafted, steady, deepest = False, True, 0
+        shared = commits[self._steps % plain]  # what newcomers begin with is learned from one after the other
         for commit in commits:
             state = self._state(commit.sequence)
             if not state.issued.nodes:
                 state.idle += 1
                 state.active = 0
                 continue
+            drafted = True
             depth = _depth_of(commit.draft)
             deepest = max(deepest, depth)
             # After a pause the drafter may first have to catch up with the text: no measure of its cost.
             steady = steady and state.idle == 0
-            self._learn(state, commit, depth)
-        if any(self._state(c.sequence).issued.nodes for c in commits) and steady:
+            self._learn(state, commit, depth, commit is shared)
+        if drafted and steady:
             self._draft.observe(deepest, draft_seconds / level)
         rate = max(1 / 16, 1 / (self._steps + 1))
         tokens = sum(len(c.tokens) for c in commits)
         self._tokens_per_step += rate * (tokens - self._tokens_per_step)
         self._cost_per_step += rate * ((draft_seconds + target_seconds) / level - self._cost_per_step)
 
-    def _learn(self, state: _State, commit: Commit, depth: int) -> None:
+    def _learn(self, state: _State, commit: Commit, depth: int, shared: bool) -> None:
         draft, issued = commit.draft, state.issued
         if draft.tokens:
             self._source = draft.source
             self._calibration().observe(draft, commit.path)
-        order = sorted(range(len(draft)), key=lambda node: -draft.confidence[node])
+        order = sorted(range(len(draft)), key=draft.confidence.__getitem__, reverse=True)
         path = set(commit.path)
         hits = {rank for rank, node in enumerate(order) if node in path} if path else ()
         state.steps += 1
         # A probe follows a long silence: what it finds weighs more than what was true then.
         rate = 0.3 if state.probes else max(1 / 24, 1 / (state.steps + 8))
-        slow = max(1 / 64, 1 / (self._steps + 4))
-        for ranks, levels, weight in (
-            (state.ranks, state.levels, rate),
-            (self._ranks, self._levels, slow),
-        ):
-            ranks.observe(issued.nodes, len(draft), hits, weight)
-            levels.observe(issued.depth, depth, range(len(path)), weight)
+        state.ranks.observe(issued.nodes, len(draft), hits, rate)
+        state.levels.observe(issued.depth, depth, range(len(path)), rate)
+        if shared:
+            slow = max(1 / 64, 1 / (self._steps + 4))
+            self._ranks.observe(issued.nodes, len(draft), hits, slow)
+            self._levels.observe(issued.depth, depth, range(len(path)), slow)
         if state.probes:
             state.probes -= 1
             state.active = 0

@@ -34,7 +34,7 @@ class Calibration:
         if self._steps % _FADE_EVERY == 0:
             self._seen = [_FADE * value for value in self._seen]
             self._hits = [_FADE * value for value in self._hits]
-        if self._steps < 64 or self._steps % 4 == 0:  # it changes slowly, and the estimate costs more than a look
+        if self._steps < 16 or self._steps % 4 == 0:  # it changes slowly, and the estimate costs more than a look
             self._real = None
 
     def observe(self, draft: Draft, path: tuple[int, ...]) -> None:

@@ -37,9 +37,13 @@ class Profile:
             self.accepted[:tried], self.proposed[:tried] = self.expected(tried)
         self.tried = tried
         self._expected.clear()
-        for k in range(tried):
-            self.proposed[k] += rate * ((k < proposed) - self.proposed[k])
-            self.accepted[k] += rate * ((k in accepted) - self.accepted[k])
+        came, kept = min(proposed, tried), 1 - rate
+        self.proposed[:came] = [kept * value + rate for value in self.proposed[:came]]
+        self.proposed[came:tried] = [kept * value for value in self.proposed[came:tried]]
+        self.accepted[:tried] = [kept * value for value in self.accepted[:tried]]
+        for k in accepted:
+            if k < tried:
+                self.accepted[k] += rate
 
     def expected(self, ranks: int) -> tuple[list[float], list[float]]:
         """Chance of being accepted and of being proposed at all, for each of the first `ranks` ranks if

@@ -60,8 +60,9 @@ class Engine:
         ]
         self.controller.observe(commits, step.rows, step.draft_seconds, step.target_seconds)
         self.drafter.observe(commits)
+        seconds = perf_counter() - started
         for sequence in running:
-            sequence.seconds += perf_counter() - started
+            sequence.seconds += seconds
             if sequence.finish_reason is not None:
                 self.remove(sequence)
         return chunks

@@ -5,9 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from ctypes import byref, c_void_p, cast
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count, repeat
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,18 +139,16 @@ class NativeDecoder(StaticCache):
         return decoder
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
-        source, target = (np.array(side, dtype=np.int32) for side in (sources, targets))
-        self._kernels.outrider_move(byref(self._model), slot, len(source), source.ctypes.data, target.ctypes.data)
+        source, target = array("i", sources), array("i", targets)
+        addresses = source.buffer_info()[0], target.buffer_info()[0]
+        self._kernels.outrider_move(byref(self._model), slot, len(source), *addresses)
 
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         rows: list[_Row] = []
         for given in batch:
             span = self._slots.extend(given)
-            wanted = None if given.logits is None else set(given.logits)
-            rows.extend(
-                (token, span, path, wanted is None or i in wanted)
-                for i, (token, path) in enumerate(zip(given.tokens, span.paths, strict=True))
-            )
+            wanted = repeat(True) if given.logits is None else map(set(given.logits).__contains__, count())
+            rows.extend(zip(given.tokens, repeat(span), span.paths, wanted, strict=False))
         columns = self._model.head.columns
         total = sum([want for _, _, _, want in rows])
         logits = self._results.empty(total, columns) if total else torch.empty(0, columns)

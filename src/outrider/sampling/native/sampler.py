@@ -20,6 +20,8 @@ from outrider.types import ResolvedParams
 _COOLEST, _HOTTEST = 1e-30, 1e30
 """Temperatures whose scores the sampler's fp32 filter can hold."""
 
+_SIZES = {torch.float32: 4, torch.float64: 8}
+
 
 class _Ask(Structure):
     """Field by field as in sampler.h."""
@@ -64,9 +66,9 @@ class HostRows(NamedTuple):
     @staticmethod
     def of(logits: Tensor) -> HostRows | None:
         """None where the sampler cannot read them, or is not there."""
-        if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64) or library() is None:
+        size = _SIZES.get(logits.dtype)
+        if size is None or not logits.is_cpu or library() is None:
             return None
-        size = logits.element_size()
         return HostRows(logits.data_ptr(), size * logits.stride(0), logits.shape[1], size == 8)
 
 
@@ -97,18 +99,20 @@ class Row(NamedTuple):
 
 def sample(wanted: Sequence[Row], runner: Runner | None = None) -> list[int | None]:
     """The choice at each row; None where it is too close for the sampler to tell: ask the reference then."""
-    asks = {i: ask for i, row in enumerate(wanted) if (ask := _ask(*row)) is not None}
-    if not asks:
-        return [None] * len(wanted)
+    asks = [_ask(*row) for row in wanted]
+    answered = [ask for ask in asks if ask is not None]
+    if not answered:
+        return [None] * len(asks)
     sampler = library()
     assert sampler is not None, "HostRows.of() has looked"
-    batch = (_Ask * len(asks))(*asks.values())
+    batch = (_Ask * len(answered))(*answered)  # type: ignore[misc]  # tuples will do
     sampler.outrider_sample(batch, len(batch), *(runner or (None, 1)))
-    tokens = {i: ask.token for i, ask in zip(asks, batch, strict=True) if ask.token >= 0}
-    return [tokens.get(i) for i in range(len(wanted))]
+    tokens = iter([ask.token for ask in batch])
+    return [None if ask is None or (token := next(tokens)) < 0 else token for ask in asks]
 
 
-def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> _Ask | None:
+def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> tuple[float, ...] | None:
+    """The fields of an `_Ask` but the last, which is the answer."""
     low = high = 0
     if params.temperature != 0:
         # With both, top-p is a share of what top-k leaves, which only the reference works out.
@@ -116,7 +120,7 @@ def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> _As
         if both or not _COOLEST <= params.temperature <= _HOTTEST:
             return None
         low, high = row_key(params.seed, params.choice, position)
-    return _Ask(
+    return (
         rows.address + row * rows.pitch,
         rows.vocab,
         rows.wide,
