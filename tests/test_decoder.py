@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.models.architecture import Architecture
-from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.decoder import NativeDecoder, obstacle
 from outrider.models.native.library import KERNELS
-from outrider.models.precision import BF16, FP32, INT8, Precision, quantise
+from outrider.models.precision import BF16, FP16, FP32, INT8, Precision, quantise
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel, Rows
 
@@ -156,3 +157,11 @@ def test_results_are_kept_while_someone_looks_at_them() -> None:
     assert second.data_ptr() != address
     del row
     assert decoder.forward([Rows.chain(slot, [7])]).data_ptr() == address
+
+
+def test_int8_is_refused_where_only_the_pytorch_decoder_runs() -> None:
+    architecture = Architecture.from_config(reference("llama").config.to_dict())
+    odd = dataclasses.replace(architecture, hidden=40)
+    assert "40" in str(obstacle(odd, INT8))
+    assert obstacle(architecture, INT8) is None
+    assert "fp16" in str(obstacle(architecture, FP16))

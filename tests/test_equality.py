@@ -1,7 +1,8 @@
 """Level A and C on the real default model: with any drafter, draft length and batch, the same tokens as plain decoding.
 
 Every case is one (prompt, temperature, processors) with its own seed; plain decoding of all of them is computed once
-and every drafter must reproduce it token for token, alone or in a ragged batch. bf16 is bit-exact (level C), fp32 too.
+and every drafter must reproduce it token for token, alone or in a ragged batch. bf16 is bit-exact (level C), fp32 and
+int8 weights too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=["fp32", "bf16", pytest.param("int8", marks=pytest.mark.slow)])
 def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM(drafter="none", dtype=request.param, max_batch=8, max_context=512)
 

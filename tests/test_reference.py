@@ -11,7 +11,7 @@ import torch
 from prompts import PROMPTS
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from outrider import LLM, ModelError, SamplingParams
+from outrider import LLM, InvalidRequest, ModelError, SamplingParams
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
 from outrider.types import Rows
@@ -92,6 +92,11 @@ def test_other_architectures_run_through_transformers(gpt2_dir: Path) -> None:
     assert sum(c.accepted for c in completions) > 5
     sampled = SamplingParams(temperature=1.0, top_k=5, seed=3, max_tokens=20)
     assert llm.generate(prompts, sampled)[0].token_ids == llm.generate(prompts, sampled, speculate=False)[0].token_ids
+
+
+def test_int8_is_refused_without_the_compiled_decoder(gpt2_dir: Path) -> None:
+    with pytest.raises(InvalidRequest, match="int8 weights need the compiled CPU decoder.*use bf16"):
+        LLM(str(gpt2_dir), dtype="int8")
 
 
 def test_models_that_cannot_roll_back_are_refused() -> None:
