@@ -95,7 +95,7 @@ def test_other_architectures_run_through_transformers(gpt2_dir: Path) -> None:
 
 
 def test_int8_is_refused_without_the_compiled_decoder(gpt2_dir: Path) -> None:
-    with pytest.raises(InvalidRequest, match="int8 weights need the compiled CPU decoder.*use bf16"):
+    with pytest.raises(InvalidRequest, match=r"int8 weights need the compiled CPU decoder.*use bf16"):
         LLM(str(gpt2_dir), dtype="int8")
 
 
