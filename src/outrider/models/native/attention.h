@@ -14,6 +14,7 @@ typedef struct {
     int chain;           /* path[i] == base + i throughout */
 } RowPath;
 
+#define AHEAD 4096 /* bytes of keys and values to ask for before they are needed */
 #define GROUP 4 /* query heads handled together: what fits in registers */
 
 /* Sixteen keys side by side per dimension, [head_dim][16], for positions 16*block.. of row's path: straight from the cache
@@ -48,11 +49,14 @@ INLINE void score_blocks(const RowPath *row, const float *q, const void *keys, i
         k[b] = key_block(row, keys, block + b, dim, bf16, tiles + b * MAX_HEAD_DIM * LANES);
         for (int h = 0; h < count; h++) dot[b][h] = splat(0.0f);
     }
-    for (int d = 0; d < dim; d++)
+    const char *following = (const char *)k[0] + AHEAD;
+    for (int d = 0; d < dim; d++) {
+        if (blocks == 2) __builtin_prefetch(following + (int64_t)d * 2 * LANES * (bf16 ? 2 : 4));
         UNROLL for (int b = 0; b < blocks; b++) {
             v16 key = load(k[b], (int64_t)d * LANES, bf16);
             for (int h = 0; h < count; h++) dot[b][h] = dot[b][h] + splat(q[h * dim + d]) * key;
         }
+    }
     UNROLL for (int b = 0; b < blocks; b++) {
         i16 position = lanes + (block + b) * LANES;
         i16 seen = (position >= oldest) & (position < row->length);
@@ -94,6 +98,8 @@ INLINE void attend_group(const RowPath *row, const float *q, const void *keys, c
             for (int j = 0; j < 4; j++) sums[h][j] = splat(0.0f);
         for (int position = oldest; position < row->length; position++) {
             int64_t index = position < row->base ? position : row->path[position - row->base];
+            for (int j = 0; j < vectors; j += 2)
+                __builtin_prefetch((const char *)values + (index * dim + part + j * LANES) * (bf16 ? 2 : 4) + AHEAD);
             for (int j = 0; j < vectors; j++) {
                 v16 value = load(values, index * dim + part + j * LANES, bf16);
                 for (int h = 0; h < count; h++)

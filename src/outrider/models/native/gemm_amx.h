@@ -36,8 +36,8 @@ AMX static void amx_release(void) { _tile_release(); }
 /* Ask for weights well before they are needed: tile loads are too wide for the CPU to look ahead by itself. Into the L2
  * cache, from where stream loads take them past the small L1, which then keeps x. */
 INLINE void fetch_ahead(const char *at, int bytes) {
-    enum { AHEAD = 8192 };
-    for (int line = 0; line < bytes; line += 64) _mm_prefetch(at + AHEAD + line, _MM_HINT_T1);
+    enum { DISTANCE = 8192 };
+    for (int line = 0; line < bytes; line += 64) _mm_prefetch(at + DISTANCE + line, _MM_HINT_T1);
 }
 
 /* One step's int8 weights as bf16. An integer below 256 has at most eight significant bits: the lower half of its float
