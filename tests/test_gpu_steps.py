@@ -97,7 +97,7 @@ def _rich_weights(a: Architecture) -> list[tuple[str, torch.Tensor]]:
     places = _allocate(a, torch.float32, DEVICE)[2]
     generator = torch.Generator().manual_seed(3)
     return [
-        (name, torch.randn(place.shape, generator=generator).to(DEVICE) * 0.2 + float("norm" in name))
+        (name, torch.randn(place.values.shape, generator=generator).to(DEVICE) * 0.2 + float("norm" in name))
         for name, place in places.items()
     ]
 

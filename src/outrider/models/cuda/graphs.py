@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -45,11 +46,22 @@ class Graphs:
             return
         launches()
         if self._enabled:
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                launches()
-            self._recorded[key] = graph
+            self._recorded[key] = _record(launches)
+
+
+def _record(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """The garbage collector waits meanwhile: an old graph it let go of would break the recording of this one."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            launches()
+    finally:
+        if collecting:
+            gc.enable()
+    return graph
 
 
 def bucket(n: int) -> int:
