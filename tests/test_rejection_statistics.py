@@ -18,7 +18,6 @@ from scipy import stats
 from outrider import LLM, SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
-from outrider.engine import engine as engine_module
 from outrider.engine.engine import Engine
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
@@ -117,9 +116,7 @@ def no_residual(draft: Draft, target: Target, chance: Chance) -> Verdict:
             return Verdict(tuple(path), chance.categorical(p / p.sum(), Stream.TARGET, node))
 
 
-def test_a_broken_rule_is_caught(
-    llm: LLM, draft_model: LanguageModel, plain: Counter[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_module, "RULES", {**RULES, "rejection": no_residual})
-    broken = draw(llm, Engine(llm.model, ModelDrafter(draft_model), FixedLength(2)), 7_000_000)
+def test_a_broken_rule_is_caught(llm: LLM, draft_model: LanguageModel, plain: Counter[Sample]) -> None:
+    rules = {**RULES, "rejection": no_residual}
+    broken = draw(llm, Engine(llm.model, ModelDrafter(draft_model), FixedLength(2), rules=rules), 7_000_000)
     assert p_value(plain, broken) < FALSE_ALARM

@@ -27,6 +27,7 @@ from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.load import placement
 from outrider.models.native.decoder import NativeDecoder
+from outrider.models.precision import BF16, FP32
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel, Rows
 
@@ -65,9 +66,7 @@ def grown(model: Any, dtype: torch.dtype = torch.float32) -> tuple[Architecture,
 
 def running(twin: Architecture, tensors: Tensors, kind: type[NativeDecoder] | type[TorchDecoder]) -> LanguageModel:
     if kind is NativeDecoder:
-        decoder: LanguageModel = NativeDecoder.load(
-            twin, tensors, torch.float32, max_batch=1, max_context=64, threads=1
-        )
+        decoder: LanguageModel = NativeDecoder.load(twin, tensors, FP32, max_batch=1, max_context=64, threads=1)
     else:
         decoder = TorchDecoder.load(
             twin, tensors, torch.float32, CPU, max_batch=1, max_context=64, bitwise=False
@@ -225,7 +224,7 @@ def test_named_shapes_have_the_size_they_are_named_after() -> None:
 def test_random_weights_run_and_stay_finite() -> None:
     shape = dataclasses.replace(SHAPES["135m"], vocab_size=512)
     weights = random_weights(shape, CPU, torch.bfloat16, seed=3)
-    model = NativeDecoder.load(shape, weights, torch.bfloat16, max_batch=1, max_context=64, threads=1)
+    model = NativeDecoder.load(shape, weights, BF16, max_batch=1, max_context=64, threads=1)
     slot = model.open()
     logits = model.forward([Rows.chain(slot, range(40))])
     assert torch.isfinite(logits).all()

@@ -4,14 +4,15 @@ Vocabulary follows the field: the *drafter* proposes a `Draft`, the *target* ver
 prefix is kept and the target adds one token of its own: *recovered* where a draft was refused, *bonus* where all
 of the path was accepted. Acceptance length = tokens emitted per target pass.
 
-Nothing here imports torch at run time, so that torch-free parts stay torch-free.
+Nothing here imports torch at run time, so that torch-free parts stay torch-free. What is made for every sequence in
+every step is a NamedTuple: a frozen dataclass takes several times as long to make, and after a pass caches are cold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,8 +77,7 @@ class Budget:
     tree: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What an acceptance rule decided: the accepted nodes in path order, and the token the target adds."""
 
     path: tuple[int, ...]
@@ -100,8 +100,7 @@ class SequenceView(Protocol):
     def params(self) -> ResolvedParams: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """The outcome of one step for one sequence: `tokens` joined it, the first `len(path)` of them drafted."""
 
     sequence: SequenceView
@@ -125,8 +124,7 @@ class Drafter(Protocol):
     def close(self, sequence: SequenceView) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Tokens to run for one cache slot: each follows row `parents[i]` of the slot's pending rows (ROOT: the committed
     prefix). Pending rows are numbered from the last commit on, earlier forwards included, so a tree can be grown level
     by level. `logits` names the rows of *this* call whose logits are wanted (None: all)."""
@@ -282,8 +280,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepTrace:
+class StepTrace(NamedTuple):
     """One step of one sequence, for people: the draft, the accepted path and what the target added."""
 
     draft: Draft

@@ -6,7 +6,6 @@ speculative decoding run the same code and differ by the drafter alone.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from time import perf_counter
 
 from outrider.control.controller import Controller
@@ -76,7 +75,7 @@ class Engine:
         if self.runahead and not any(drafts):
             paused = not any(budget.nodes for budget in budgets)
             if plain := self.runahead.plain(running, paused):
-                return replace(plain, draft_seconds=drafted - started)
+                return plain._replace(draft_seconds=drafted - started)
         logits = self.model.forward([_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
         targets = target_rows(logits, running, drafts, self._runner)
         judged = []

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.engine.sequence import Sequence
 from outrider.sampling.target import TargetRows
 from outrider.types import Draft, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """A sequence, its draft and the verdict on it. `target` None: the step was taken on the device, which has already
     kept the accepted rows."""
 
@@ -20,8 +19,7 @@ class Judged:
     target: TargetRows | None
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """All sequences of one step, and what it took: `rows` verified, and the time of drafting and of the rest."""
 
     judged: list[Judged]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.errors import InvalidRequest
 from outrider.types import ROOT, Rows
@@ -23,8 +24,7 @@ class _Slot:
     """Per pending row: cache indices of its uncommitted ancestors, root first, itself last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Where the rows of one `Rows` lie. `paths[i]` holds the cache indices row i sees beyond the committed prefix,
     in order of position, its own last; so its position is base + len(paths[i]) - 1."""
 
