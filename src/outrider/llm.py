@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Literal
 
 from outrider.control.auto import AutoLength
@@ -15,13 +17,15 @@ from outrider.drafters.registry import build
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
-from outrider.errors import InvalidRequest
-from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.errors import DrafterError, InvalidRequest
+from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress, SilentProgress
-from outrider.models.load import load_model, placement
+from outrider.models.head.load import can_read, load_head
+from outrider.models.head.shipped import shipped_head
+from outrider.models.load import Placement, load_model, placement
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, Drafter, LanguageModel
+from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel
 
 Prompt = str | Sequence[int]
 Message = dict[str, str]
@@ -33,8 +37,9 @@ class LLM:
     >>> llm = LLM("smollm2-135m", drafter="suffix")
     >>> llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text
 
-    `drafter`: none, ngram, suffix, model:PATH, auto, or a `Drafter` of your own. `draft_length`: nodes per draft, or
-    "auto" to stop when it does not pay. Neither changes the text. `bitwise` None means: on wherever it is nearly free.
+    `drafter`: none, ngram, suffix, model:PATH, head[:PATH], auto, or a `Drafter` of your own. `draft_length`: nodes per
+    draft, or "auto" to stop when it does not pay. Neither changes the text. `bitwise` None means: on wherever it is
+    nearly free.
     """
 
     def __init__(
@@ -65,14 +70,9 @@ class LLM:
         self.tokenizer = checkpoint.tokenizer
         self.generation_config = checkpoint.generation_config
 
-        def load_draft_model(path: str) -> LanguageModel:
-            draft = open_checkpoint(path, progress)
-            check_vocabularies(checkpoint.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
-            return load_model(draft, place)
-
-        self._load_draft_model = load_draft_model
         self.model = load_model(checkpoint, place)
-        self.drafter = build(drafter, load_draft_model, self.model.vocab_size) if isinstance(drafter, str) else drafter
+        self._parts = _Parts(checkpoint, place, self.model)
+        self.drafter = build(drafter, self._parts) if isinstance(drafter, str) else drafter
         self._engine = Engine(self.model, self.drafter, controller)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
         self._ids = count()
@@ -87,7 +87,7 @@ class LLM:
     def with_drafter(self, drafter: str | Drafter, controller: Controller) -> LLM:
         """Another way to decode with the same weights and cache slots; use one of the two at a time."""
         if isinstance(drafter, str):
-            drafter = build(drafter, self._load_draft_model, self.model.vocab_size)
+            drafter = build(drafter, self._parts)
         return self.with_engine(Engine(self.model, drafter, controller))
 
     def with_engine(self, engine: Engine) -> LLM:
@@ -176,6 +176,36 @@ class LLM:
             history=History(tokens),
             keep_trace=trace,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a drafter of this target can be made of."""
+
+    target: Checkpoint
+    place: Placement
+    model: LanguageModel
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    @property
+    def has_head(self) -> bool:
+        return shipped_head(self.target.name) is not None and can_read(self.model)
+
+    def draft_model(self, path: str) -> LanguageModel:
+        draft = open_checkpoint(path, self.target.progress)
+        check_vocabularies(self.target.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
+        return load_model(draft, self.place)
+
+    def head(self, path: str) -> DraftHead:
+        folder = Path(path).expanduser() if path else shipped_head(self.target.name)
+        if folder is None:
+            raise DrafterError(
+                f"no head for {self.target.name} comes with Outrider; name one (head:PATH) or train it: outrider train"
+            )
+        return load_head(folder, self.model)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

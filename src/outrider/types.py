@@ -172,6 +172,66 @@ class LanguageModel(Protocol):
     def rollback(self, slot: int, length: int) -> None: ...
 
 
+@runtime_checkable
+class TappedModel(LanguageModel, Protocol):
+    """A `LanguageModel` whose hidden states can be read. Tap i is the residual stream after i layers."""
+
+    @property
+    def features(self) -> Tensor:
+        """[rows of the last `forward`, taps * hidden]; valid until the next one."""
+        ...
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep these states in every `forward` from now on."""
+        ...
+
+
+class HeadOutput(NamedTuple):
+    logits: Tensor
+    """fp32 [rows wanted, draft vocabulary]"""
+    states: Tensor
+    """[rows, hidden]: the head's guess of the state that follows each row."""
+
+
+class DraftHead(Protocol):
+    """A small network that reads the target's features and drafts on from its own states; slots and pending rows as in
+    `LanguageModel`.
+
+    A row is a token with the state *before* it. That state is true where the target has run the token before
+    (`features`, which the head fuses into a state), else the head's own guess from the row before (`states`). The row's
+    logits are for the token after its own.
+    """
+
+    taps: tuple[int, ...]
+    """The target's states it reads."""
+    ids: Tensor
+    """[draft vocabulary] int64, rising: which of the target's tokens each column of logits stands for."""
+    max_context: int
+    max_batch: int
+    supports_trees: bool
+    chunk: int
+
+    def open(self) -> int: ...
+    def close(self, slot: int) -> None: ...
+    def length(self, slot: int) -> int: ...
+    def forward(
+        self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
+    ) -> HeadOutput:
+        """Exactly one of `features` [rows, taps * target hidden] and `states` [rows, hidden] is given."""
+        ...
+
+    def commit(self, slot: int, path: Sequence[int]) -> None: ...
+    def rollback(self, slot: int, length: int) -> None: ...
+
+
+@runtime_checkable
+class ReadsFeatures(Protocol):
+    """A drafter that sees what the target computes: after each of its passes, `features` of all rows of the batch,
+    where `batch[i]` belongs to `sequences[i]`. They are valid during the call only."""
+
+    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """A sequence as a `Stepper` takes it over; the caches hold all its tokens but the last."""

@@ -43,7 +43,7 @@ def ranked_offers(
     return [
         Offer(
             likely=[(int(token), p) for token, p, _, _ in row],
-            draw=_in_turn([(int(token), p) for _, _, token, p in row]),
+            draw=in_turn([(int(token), p) for _, _, token, p in row]),
             random=params.temperature > 0,
         )
         for row in read
@@ -84,7 +84,8 @@ def _top(scores: Tensor, count: int) -> Tensor:
     return torch.topk(scores, min(count, scores.shape[-1]), dim=-1).indices
 
 
-def _in_turn(children: Sequence[tuple[int, float]]) -> Callable[[int], tuple[int, float]]:
+def in_turn(children: Sequence[tuple[int, float]]) -> Callable[[int], tuple[int, float]]:
+    """Draws what was chosen beforehand, in order."""
     following = iter(children)
     return lambda node: next(following)
 

@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import DrafterError
-from outrider.types import Drafter, LanguageModel
+from outrider.types import Drafter, DraftHead, LanguageModel
 
-LoadDraftModel = Callable[[str], LanguageModel]
-"""Loads the language model at a path, checked to share the target's vocabulary; handed in, drafters know no models."""
 
-DRAFTERS: Mapping[str, Callable[[str, LoadDraftModel, int], Drafter]] = {
-    "none": lambda _path, _load, _vocab: NoDrafter(),
-    "ngram": lambda _path, _load, _vocab: NgramDrafter(),
-    "suffix": lambda _path, _load, _vocab: SuffixDrafter(),
-    "model": lambda path, load, vocab: ModelDrafter(load(path), vocab_size=vocab),
+class Parts(Protocol):
+    """What drafters are made of that they cannot make themselves: they know no models."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the target's logits."""
+        ...
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head for this target comes with the package."""
+        ...
+
+    def draft_model(self, path: str) -> LanguageModel:
+        """The language model at a path, checked to share the target's vocabulary."""
+        ...
+
+    def head(self, path: str) -> DraftHead:
+        """The head at a path (empty: the one that comes with the package), reading the target from now on."""
+        ...
+
+
+DRAFTERS: Mapping[str, Callable[[str, Parts], Drafter]] = {
+    "none": lambda _path, _parts: NoDrafter(),
+    "ngram": lambda _path, _parts: NgramDrafter(),
+    "suffix": lambda _path, _parts: SuffixDrafter(),
+    "model": lambda path, parts: ModelDrafter(parts.draft_model(path), vocab_size=parts.vocab_size),
+    "head": lambda path, parts: HeadDrafter(parts.head(path), parts.vocab_size),
 }
 
-AUTO = "suffix"
-"""What `auto` stands for until a better drafter is configured."""
+NEEDS_PATH, MAY_HAVE_PATH = {"model"}, {"model", "head"}
 
 
-def build(spec: str, load_model: LoadDraftModel, vocab_size: int) -> Drafter:
-    """`vocab_size`: width of the target's logits."""
+def build(spec: str, parts: Parts) -> Drafter:
+    """`auto`: the head where one comes with the package, else suffix."""
     name, _, path = spec.partition(":")
-    name = AUTO if name == "auto" else name
+    if name == "auto":
+        name = "head" if parts.has_head else "suffix"
     if name not in DRAFTERS:
-        raise DrafterError(f"unknown drafter {spec!r}; choose auto, {', '.join(DRAFTERS)} (model:PATH)")
-    if (name == "model") != bool(path):
-        hint = "model:PATH names the draft model" if name == "model" else f"{name} takes no path"
-        raise DrafterError(f"drafter {spec!r} is not complete: {hint}")
-    return DRAFTERS[name](path, load_model, vocab_size)
+        raise DrafterError(f"unknown drafter {spec!r}; choose auto, {', '.join(DRAFTERS)} (model:PATH, head:PATH)")
+    if name in NEEDS_PATH and not path:
+        raise DrafterError(f"drafter {spec!r} is not complete: {name}:PATH names the draft model")
+    if path and name not in MAY_HAVE_PATH:
+        raise DrafterError(f"drafter {spec!r} is not complete: {name} takes no path")
+    return DRAFTERS[name](path, parts)

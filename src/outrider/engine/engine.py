@@ -7,6 +7,7 @@ speculative decoding run the same code and differ by the drafter alone.
 from __future__ import annotations
 
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from outrider.control.controller import Controller
 from outrider.engine.round import Judged, Round
@@ -23,13 +24,18 @@ from outrider.types import (
     Draft,
     Drafter,
     LanguageModel,
+    ReadsFeatures,
     Rows,
     StepKind,
     SteppingModel,
     StepTrace,
+    TappedModel,
     Verdict,
 )
 from outrider.verify import RULES, Rules
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Engine:
@@ -44,6 +50,8 @@ class Engine:
         self.rules = rules
         self.scheduler = Scheduler(model.max_batch)
         self.runahead = runahead(model, drafter, controller) if rules is RULES else None
+        self._tapped = model if isinstance(model, TappedModel) else None
+        self._reader = drafter if isinstance(drafter, ReadsFeatures) else None
         self._runner = model.runner if isinstance(model, LendsThreads) else None
 
     def step(self) -> list[Chunk]:
@@ -76,7 +84,7 @@ class Engine:
             paused = not any(budget.nodes for budget in budgets)
             if plain := self.runahead.plain(running, paused):
                 return plain._replace(draft_seconds=drafted - started)
-        logits = self.model.forward([_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
+        logits = self._forward(running, [_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
         targets = target_rows(logits, running, drafts, self._runner)
         judged = []
         for sequence, draft, target in zip(running, drafts, targets, strict=True):
@@ -85,6 +93,12 @@ class Engine:
             judged.append(Judged(sequence, draft, verdict, target))
         rows = sum(len(draft) + 1 for draft in drafts)
         return Round(judged, rows, drafted - started, perf_counter() - drafted)
+
+    def _forward(self, sequences: list[Sequence], batch: list[Rows]) -> Tensor:
+        logits = self.model.forward(batch)
+        if self._reader is not None and self._tapped is not None:
+            self._reader.read(sequences, batch, self._tapped.features)
+        return logits
 
     def add(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
@@ -107,17 +121,19 @@ class Engine:
         for sequence in joined:
             self.drafter.open(sequence)
             sequence.slot = self.model.open()
-        waiting = [(s.slot, s.tokens[:-1]) for s in joined if s.prompt_length > 1]
+        waiting = [(s, s.tokens[:-1]) for s in joined if s.prompt_length > 1]
         while waiting:
+            sequences: list[Sequence] = []
             batch: list[Rows] = []
             room = self.model.chunk
             while waiting and room:
-                slot, tokens = waiting.pop(0)
-                batch.append(Rows.chain(slot, tokens[:room], logits=()))
+                sequence, tokens = waiting.pop(0)
+                sequences.append(sequence)
+                batch.append(Rows.chain(sequence.slot, tokens[:room], logits=()))
                 if tokens[room:]:
-                    waiting.insert(0, (slot, tokens[room:]))
+                    waiting.insert(0, (sequence, tokens[room:]))
                 room -= len(batch[-1].tokens)
-            self.model.forward(batch)
+            self._forward(sequences, batch)
             for rows in batch:
                 self.model.commit(rows.slot, range(len(rows.tokens)))
         for sequence in joined:

@@ -23,6 +23,7 @@ from outrider.types import (
     Lane,
     LaneOutcome,
     LanguageModel,
+    ReadsFeatures,
     ResolvedParams,
     Stepper,
     SteppingModel,
@@ -38,7 +39,7 @@ CLAIM = 0.8
 
 def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> Runahead | None:
     """Where target and drafter can step on one device."""
-    if not isinstance(model, SteppingModel):
+    if not isinstance(model, SteppingModel) or isinstance(drafter, ReadsFeatures):
         return None
     if isinstance(drafter, NoDrafter):
         stepper = model.stepper(None)

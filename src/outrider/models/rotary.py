@@ -26,6 +26,12 @@ def rotation_table(rope: Rope, length: int, device: torch.device) -> tuple[Tenso
     return angles.cos().to(device), angles.sin().to(device)
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [..., heads, dim] turned by each row's position, in fp32; pairs are (j, j + dim/2)."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
 def _stretched(frequencies: Tensor, factor: float, scaling: Llama3Scaling) -> Tensor:
     turns = scaling.original_context * frequencies / (2 * math.pi)
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

@@ -140,3 +140,14 @@ class StaticCache(ABC):
     @abstractmethod
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the cache rows at `sources` to `targets`, in order."""
+
+
+def wanted_rows(batch: Sequence[Rows]) -> list[int]:
+    """Which rows of a pass, all of the batch counted on, have their logits asked for."""
+    wanted: list[int] = []
+    start = 0
+    for rows in batch:
+        within = range(len(rows.tokens)) if rows.logits is None else rows.logits
+        wanted.extend(start + i for i in within)
+        start += len(rows.tokens)
+    return wanted

@@ -11,8 +11,8 @@ from torch.nn.functional import gelu, linear, silu
 from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, masked, path_index, visibility
 from outrider.models.memory import lazy_zeros
-from outrider.models.rotary import rotation_table
-from outrider.models.slots import Span, StaticCache
+from outrider.models.rotary import rotated, rotation_table
+from outrider.models.slots import Span, StaticCache, wanted_rows
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.types import Rows
 
@@ -51,6 +51,8 @@ class TorchDecoder(StaticCache):
         self._keys = lazy_zeros(shape, self.dtype, self.device)
         self._values = lazy_zeros(shape, self.dtype, self.device)
         self._rotations = [rotation_table(rope, max_context, self.device) for rope in a.ropes]
+        self._taps: tuple[int, ...] = ()
+        self.features = torch.empty(0, 0, dtype=self.dtype, device=self.device)
 
     @staticmethod
     def load(
@@ -77,15 +79,28 @@ class TorchDecoder(StaticCache):
         tokens = torch.tensor([t for rows in batch for t in rows.tokens], device=self.device)
         positions = torch.tensor([s.base + len(p) - 1 for s in spans for p in s.paths], device=self.device)
         step = _Step(self.architecture, spans, positions, self._rotations, self.bitwise)
-        x = self._weights.embedding[tokens]  # [rows, hidden]
-        if self.architecture.embed_scale != 1.0:
-            x = x * torch.tensor(self.architecture.embed_scale, dtype=self.dtype)
+        x = self.embed(tokens)
+        states = {0: x}  # by tap
         for i, layer in enumerate(self._weights.layers):
             x = x + self._attention(i, layer, self._norm(x, layer.attention_norm), step)
             x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
-        wanted = _wanted_rows(batch)
+            if i + 1 in self._taps:
+                states[i + 1] = x
+        if self._taps:
+            self.features = torch.cat([states[tap] for tap in self._taps], dim=-1)
+        wanted = wanted_rows(batch)
         x = self._norm(x[torch.tensor(wanted, dtype=torch.long, device=self.device)], self._weights.norm)
         return self._head(x)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        self._taps = tuple(layers)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[rows] → [rows, hidden]"""
+        x = self._weights.embedding[tokens]
+        if self.architecture.embed_scale != 1.0:
+            x = x * torch.tensor(self.architecture.embed_scale, dtype=self.dtype)
+        return x
 
     def _attention(self, index: int, w: LayerWeights, x: Tensor, step: _Step) -> Tensor:
         a, rows = self.architecture, x.shape[0]
@@ -155,10 +170,8 @@ class _Step:
             self._masks = {window: [visibility(s, window, device) for s in spans] for window in windows}
 
     def rotate(self, layer: int, x: Tensor) -> Tensor:
-        """x [rows, heads, dim] turned by each row's position; pairs are (j, j + dim/2)."""
         cos, sin = self._rotations[self._a.layers[layer].rope]
-        first, second = x.float().chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+        return rotated(x, cos, sin)
 
     def attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         window, scale = self._a.layers[layer].window, self._a.attention_scale
@@ -179,13 +192,3 @@ def _fixed_index(index: tuple[Tensor, Tensor, Tensor]) -> list[tuple[Tensor, ...
     slots, positions, seen = (fixed_rows(part) for part in index)
     seen[-1][:, 0] |= ~seen[-1].any(dim=1)
     return list(zip(slots, positions, seen, strict=True))
-
-
-def _wanted_rows(batch: Sequence[Rows]) -> list[int]:
-    wanted: list[int] = []
-    start = 0
-    for rows in batch:
-        within = range(len(rows.tokens)) if rows.logits is None else rows.logits
-        wanted.extend(start + i for i in within)
-        start += len(rows.tokens)
-    return wanted

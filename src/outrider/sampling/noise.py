@@ -18,7 +18,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _COUPLED = "gumbel"  # the stream of the coupled rule; chance.py names the others
@@ -86,6 +88,25 @@ def gumbel_rows(keys: Sequence[Key], vocab: int, device: torch.device | str = "c
 def gumbel(seed: int, choice: int, position: int, vocab: int, device: torch.device | str = "cpu") -> Tensor:
     """Gumbel noise of a whole vocabulary at one generated position: [vocab] fp64."""
     return gumbel_rows([Key(seed, choice, position)], vocab, device)[0]
+
+
+def rough_gumbel(key: Key, tokens: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """`gumbel_at` of one key to fp32's precision, for drafts: they gain by being near the target's noise, and by being
+    cheap, not by equality."""
+    low, high = row_key(*key)
+    x = tokens * np.uint32(_STEP & 0xFFFFFFFF) ^ np.uint32(low)
+    for word in (high, None):
+        x ^= x >> np.uint32(16)
+        x *= np.uint32(_MIX_A)
+        x ^= x >> np.uint32(15)
+        x *= np.uint32(_MIX_B & 0xFFFFFFFF)
+        x ^= x >> np.uint32(16)
+        if word is not None:
+            x += np.uint32(word)
+    # The integer is signed: k = x + 2^31. In fp32 u may round up to 1, where the noise would be infinite.
+    u = ((x ^ np.uint32(0x80000000)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    noise: NDArray[np.float32] = -np.log(-np.log(np.minimum(u, np.float32(1 - 2.0**-24))))
+    return noise
 
 
 def _mix(x: Tensor) -> Tensor:

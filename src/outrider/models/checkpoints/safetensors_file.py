@@ -61,10 +61,11 @@ class SafetensorsFile:
     def numel(self, name: str) -> int:
         return math.prod(self.entries[name].shape)
 
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+    def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """As `dtype`; None: as it is stored."""
         entry = self.entries[name]
         stored = _DTYPES.get(entry.type_name)
-        if stored is None or (not stored.is_floating_point and dtype.is_floating_point):
+        if stored is None or (dtype is not None and not stored.is_floating_point and dtype.is_floating_point):
             raise ModelError(
                 f"{self.path.name} stores {name} as {entry.type_name}, which Outrider cannot read; "
                 "use the model's unquantised weights (F32, F16 or BF16)."
@@ -72,7 +73,7 @@ class SafetensorsFile:
         raw = np.fromfile(self.path, np.uint8, entry.nbytes, offset=entry.offset)
         if len(raw) != entry.nbytes:
             raise ModelError(f"{self.path} became shorter while it was read; fetch it again.")
-        return torch.from_numpy(raw).view(stored).view(entry.shape).to(dtype)
+        return torch.from_numpy(raw).view(stored).view(entry.shape).to(dtype or stored)
 
 
 def _parse(file: BinaryIO) -> dict[str, _Entry]:

@@ -1,0 +1,220 @@
+"""Drafting with a head: a small network that reads the target's hidden states (EAGLE-3 style)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.children import sampled_offers, samples
+from outrider.drafters.growth import Growth, Offer
+from outrider.drafters.reduced import ReducedVocabulary
+from outrider.errors import DrafterError
+from outrider.sampling.chance import Chance, KeyedChance
+from outrider.sampling.history import History
+from outrider.types import Budget, Commit, Draft, DraftHead, HeadOutput, Rows, SequenceView
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDrafterConfig:
+    """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them."""
+
+    branching: int = 4
+
+    def __post_init__(self) -> None:
+        if self.branching < 1:
+            raise DrafterError(f"branching of the head must be at least 1, not {self.branching}")
+
+
+@dataclass(slots=True)
+class _Held:
+    """A sequence as the head knows it: its cache slot, and what the target has run that the head has not yet.
+
+    Token i of `tokens` follows the position whose features are row i of `features`, all pieces together.
+    """
+
+    slot: int
+    prompt_length: int
+    history: History
+    tokens: list[int] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+    passed: Tensor | None = None
+    """Features of the last pass: of the last token, then of every draft node."""
+    drafted: bool = False
+    """Whether rows of a draft are pending in the head's cache."""
+
+
+class HeadDrafter:
+    """Grows a tree from the head's own guesses, one head pass per level for all sequences together.
+
+    Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection: drawn
+    one after the other without replacement from keyed chance, and `q` says from what.
+
+    Invariant: the head's cache holds rows made from true features only; rows drafted on its own states are dropped
+    when the next draft begins.
+    """
+
+    name = "head"
+
+    def __init__(
+        self,
+        head: DraftHead,
+        vocab_size: int,
+        config: HeadDrafterConfig | None = None,
+        *,
+        chance: Callable[[int, int, int], Chance] = KeyedChance,
+    ) -> None:
+        """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
+        self._head = head
+        self._branching = (config or HeadDrafterConfig()).branching if head.supports_trees else 1
+        self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
+        self._chance = chance
+        self._held: dict[int, _Held] = {}
+
+    @property
+    def head(self) -> DraftHead:
+        return self._head
+
+    @property
+    def chains(self) -> bool:
+        """Whether every draft is a single path."""
+        return self._branching == 1
+
+    def open(self, sequence: SequenceView) -> None:
+        prompt = sequence.tokens[: sequence.prompt_length]
+        self._held[sequence.id] = _Held(self._head.open(), len(prompt), History(prompt))
+
+    def close(self, sequence: SequenceView) -> None:
+        self._head.close(self._held.pop(sequence.id).slot)
+
+    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
+        """A prompt's features go into the head's cache at once; a step's wait until it is known what was accepted."""
+        start = 0
+        for sequence, rows in zip(sequences, batch, strict=True):
+            held = self._held[sequence.id]
+            piece = features[start : start + len(rows.tokens)]
+            start += len(rows.tokens)
+            if rows.logits is None:
+                held.passed = piece.clone()
+                continue
+            after = self._head.length(held.slot) + len(held.tokens) + 1
+            held.tokens += sequence.tokens[after : after + len(rows.tokens)]
+            held.features.append(piece.clone())
+        self._absorb([held for s in sequences if (held := self._held[s.id]).tokens], all_of_it=False)
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            held = self._held.get(commit.sequence.id)
+            if held is None or held.passed is None:
+                continue
+            rows = [0, *(1 + node for node in commit.path[: len(commit.tokens) - 1])]
+            held.features.append(held.passed[: len(rows)] if rows[-1] < len(rows) else held.passed[rows])
+            held.tokens += commit.tokens
+            held.history.append(commit.tokens)
+            held.passed = None
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        plans = [self._plan(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        active = [plan for plan in plans if plan.growth.growing]
+        if active:
+            for plan, output in zip(active, self._absorb([plan.held for plan in active]), strict=True):
+                plan.grow(output, self._vocabulary, self._branching)
+        while active := [plan for plan in active if plan.growth.growing]:
+            for plan, output in zip(active, self._run_level(active), strict=True):
+                plan.grow(output, self._vocabulary, self._branching)
+        return [plan.draft(self.name) for plan in plans]
+
+    def _plan(self, sequence: SequenceView, budget: Budget) -> _Plan:
+        """An empty draft, its budget cut to what the head's cache can take."""
+        held, params = self._held[sequence.id], sequence.params
+        room = self._head.max_context - self._head.length(held.slot) - len(held.tokens)
+        nodes = min(budget.nodes, room) if held.tokens else 0
+        growth = Growth(Budget(max(nodes, 0), budget.depth, budget.floor, budget.tree), self._branching)
+        step = len(sequence.tokens) - held.prompt_length
+        return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
+
+    def _absorb(self, all_held: Sequence[_Held], all_of_it: bool = True) -> list[HeadOutput]:
+        """Bring the cache up to each sequence's last token; what the head makes of that, [1, …] per sequence.
+
+        `all_of_it` False: a part of a prompt, nothing follows it yet.
+        """
+        for held in all_held:
+            if held.drafted:
+                self._head.commit(held.slot, [])
+                held.drafted = False
+        outputs: dict[int, HeadOutput] = {}
+        while waiting := [held for held in all_held if held.tokens]:
+            batch, features, room = [], [], self._head.chunk
+            for held in waiting:
+                count = min(room, len(held.tokens))
+                if not count:
+                    break
+                room -= count
+                last = all_of_it and count == len(held.tokens)
+                batch.append(Rows.chain(held.slot, held.tokens[:count], logits=[count - 1] if last else []))
+                merged = held.features[0] if len(held.features) == 1 else torch.cat(held.features)
+                features.append(merged[:count])
+                held.tokens, held.features = held.tokens[count:], [merged[count:]] if count < len(merged) else []
+            output = self._head.forward(batch, features=features[0] if len(features) == 1 else torch.cat(features))
+            row = want = 0
+            for rows in batch:
+                self._head.commit(rows.slot, range(len(rows.tokens)))
+                row += len(rows.tokens)
+                if rows.logits:
+                    outputs[rows.slot] = HeadOutput(output.logits[want : want + 1], output.states[row - 1 : row])
+                    want += 1
+        return [outputs[held.slot] for held in all_held] if all_of_it else []
+
+    def _run_level(self, plans: Sequence[_Plan]) -> list[HeadOutput]:
+        """Run the level each tree grew last. Levels are run whole and in order, so pending row i is draft node i."""
+        batch, states = [], []
+        for plan in plans:
+            growth, start = plan.growth, plan.growth.level.start
+            batch.append(Rows(plan.held.slot, growth.tokens[start:], growth.parents[start:]))
+            states.append(plan.states_before())
+            plan.held.drafted = True
+        output = self._head.forward(batch, states=states[0] if len(states) == 1 else torch.cat(states))
+        outputs, start = [], 0
+        for rows in batch:
+            stop = start + len(rows.tokens)
+            outputs.append(HeadOutput(output.logits[start:stop], output.states[start:stop]))
+            start = stop
+        return outputs
+
+
+class _Plan:
+    """The draft of one sequence in one step."""
+
+    def __init__(self, sequence: SequenceView, held: _Held, growth: Growth, chance: Chance) -> None:
+        self.sequence = sequence
+        self.held = held
+        self.growth = growth
+        self._chance = chance
+        self._q: list[Tensor] = []  # per node, where nodes are sampled: the log-probabilities [V] at its parent
+        self._states = torch.empty(0)  # after each node of the level before the last
+        self._first = 0  # the first of those nodes
+
+    def grow(self, output: HeadOutput, vocabulary: ReducedVocabulary, branching: int) -> None:
+        """Add a level, given what the head made of the last one's nodes."""
+        params, history = self.sequence.params, self.held.history
+        self._states, self._first = output.states, self.growth.level.start
+        paths = [self.growth.path(node) for node in self.growth.level]
+        offers: list[Offer]
+        if samples(params):
+            wide = vocabulary.widened(output.logits)
+            offers = sampled_offers(wide, params, history, paths, branching, self._chance, self._q)
+        else:
+            offers = vocabulary.ranked_offers(output.logits, params, history, paths, branching)
+        self.growth.grow(offers)
+
+    def states_before(self) -> Tensor:
+        """The states the level grown last starts from, [nodes, hidden]."""
+        parents = [parent - self._first for parent in self.growth.parents[self.growth.level.start :]]
+        return self._states if parents == list(range(len(self._states))) else self._states[parents]
+
+    def draft(self, source: str) -> Draft:
+        growth = self.growth
+        q = torch.stack(self._q) if self._q else None
+        return Draft(growth.tokens, growth.parents, growth.confidence, source if growth.tokens else "none", q)

@@ -1,0 +1,71 @@
+"""Children from logits over a reduced vocabulary, under the noise of the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.drafters.children import in_turn, ranked_offers
+from outrider.drafters.growth import Offer
+from outrider.sampling.history import History
+from outrider.sampling.noise import Key, rough_gumbel
+from outrider.types import ResolvedParams
+
+
+class ReducedVocabulary:
+    """Column i of a drafter's logits stands for token `ids[i]` of a vocabulary of `size`; other tokens are never
+    drafted."""
+
+    def __init__(self, ids: Tensor, size: int) -> None:
+        self._ids = ids
+        self._size = size
+        self._tokens: NDArray[np.int64] = ids.cpu().numpy()
+        self._hashed = self._tokens.astype(np.uint32)
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """[R, size], impossible where there is no column."""
+        wide = torch.full((len(logits), self._size), -torch.inf, device=logits.device)
+        return wide.index_copy_(1, self._ids, logits)
+
+    def ranked_offers(
+        self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
+    ) -> list[Offer]:
+        """As `children.ranked_offers`, by the same noise; where nothing but temperature shapes the distribution, far
+        cheaper. A draft need not be exact, so fp32 does."""
+        bare = params.is_bare and (params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p))
+        if not bare:
+            return ranked_offers(self.widened(logits), params, history, paths, count)
+        rows = logits.cpu().numpy()
+        if params.temperature > 0 and params.temperature != 1:
+            rows = rows / np.float32(params.temperature)
+        noise: dict[int, NDArray[np.float32]] = {}  # by depth: siblings stand at the same position
+        offers = []
+        for row, path in zip(rows, paths, strict=True):
+            likely, shares = self._best(row, row, count)
+            chosen = list(zip(likely, shares, strict=True))
+            drawn = chosen
+            if params.temperature > 0:
+                if len(path) not in noise:
+                    key = Key(params.seed, params.choice, history.generated + len(path))
+                    noise[len(path)] = rough_gumbel(key, self._hashed)
+                drawn = list(zip(*self._best(row + noise[len(path)], row, count), strict=True))
+            offers.append(Offer(likely=chosen, draw=in_turn(drawn), random=params.temperature > 0))
+        return offers
+
+    def _best(
+        self, scores: NDArray[np.float32], logits: NDArray[np.float32], count: int
+    ) -> tuple[list[int], list[float]]:
+        """The tokens of the `count` largest scores, falling, and their probabilities under `logits`."""
+        left = scores.copy()
+        columns = []
+        for _ in range(min(count, len(left))):
+            column = int(left.argmax())
+            columns.append(column)
+            left[column] = -np.inf
+        top = logits.max()
+        total = float(np.exp(logits - top).sum())
+        return [int(self._tokens[c]) for c in columns], [float(np.exp(logits[c] - top)) / total for c in columns]

@@ -1,0 +1,157 @@
+"""A head on disk: the `speculators` EAGLE-3 layout (config.json, model.safetensors), so that vLLM loads it as it is.
+
+The compact form is the same folder with matrices in int8 and their scales beside them; only Outrider reads that one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.errors import DrafterError, ModelError
+from outrider.models.architecture import Architecture
+from outrider.models.checkpoints.safetensors_file import SafetensorsFile
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.weights import SCALES, Scaled, check_shapes
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint:
+    """`tensors` under their checkpoint names, `d2t` among them; shapes are checked."""
+
+    config: HeadConfig
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, Any]
+    """Where it comes from: target, data, settings, measured acceptance."""
+
+    @staticmethod
+    def read(folder: Path) -> HeadCheckpoint:
+        config, about = _read_config(folder)
+        try:
+            file = SafetensorsFile.open(folder / WEIGHTS)
+        except ModelError as error:
+            raise DrafterError(f"the head in {folder} cannot be read: {error}") from error
+        tensors = {name: file.read(name) for name in file.entries}
+        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+        check_shapes(config, tensors, str(folder))
+        return HeadCheckpoint(config, tensors, about)
+
+    def write(self, folder: Path, *, compact: bool = False) -> None:
+        """`compact`: matrices in int8. Each file appears whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self.tensors.items():
+            if compact and name.endswith(".weight") and tensor.dim() == 2:
+                narrow = Scaled(tensor).narrow()
+                assert narrow.scales is not None
+                tensors[name], tensors[name.removesuffix(".weight") + SCALES] = narrow.values, narrow.scales
+            elif name not in ("d2t", "t2d"):
+                tensors[name] = tensor.to(torch.bfloat16)
+        d2t = self.tensors["d2t"].to(torch.int64)
+        tensors["d2t"] = d2t.to(torch.int32) if compact else d2t
+        if not compact:
+            t2d = torch.zeros(self.config.target_vocab, dtype=torch.bool)
+            t2d[torch.arange(len(d2t)) + d2t] = True
+            tensors["t2d"] = t2d
+        _replace(folder / WEIGHTS, lambda path: save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, path))
+        text = json.dumps(_config_json(self.config, self.about), indent=2) + "\n"
+        _replace(folder / CONFIG, lambda path: path.write_text(text))
+
+
+def _config_json(config: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]:
+    a = config.architecture
+    rope = a.ropes[0]
+    layers = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": a.hidden,
+        "intermediate_size": a.mlp,
+        "num_hidden_layers": len(a.layers),
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": a.norm_eps,
+        "max_position_embeddings": a.max_context,
+        "rope_theta": rope.theta,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": config.target_vocab,
+        "torch_dtype": "bfloat16",
+    }
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "draft_vocab_size": config.draft_vocab,
+        "target_hidden_size": config.target_hidden,
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "norm_before_residual": config.norm_before_residual,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformer_layer_config": layers,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 5,
+                    "accept_tolerance": 0.0,
+                    "verifier_accept_k": 1,
+                }
+            ],
+            "verifier": {
+                "name_or_path": about.get("target", ""),
+                "architectures": ["LlamaForCausalLM"],
+            },
+        },
+        "outrider": {**about, "target_layers": config.target_layers},
+    }
+
+
+def _read_config(folder: Path) -> tuple[HeadConfig, Mapping[str, Any]]:
+    try:
+        raw = json.loads((folder / CONFIG).read_text())
+    except OSError as error:
+        raise DrafterError(f"no head in {folder}: its config.json cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise DrafterError(f"{folder / CONFIG} is not valid JSON ({error}); fetch the head again") from error
+    if not isinstance(raw, dict) or raw.get("speculators_model_type") != "eagle3":
+        raise DrafterError(
+            f"{folder} holds no EAGLE-3 head: its config.json does not say speculators_model_type eagle3"
+        )
+    try:
+        layers = dict(raw["transformer_layer_config"])
+        vocab = int(layers["vocab_size"])
+        layers |= {"vocab_size": raw["draft_vocab_size"], "tie_word_embeddings": False, "model_type": "llama"}
+        architecture = Architecture.from_config(layers)
+        about = raw.get("outrider", {})
+        taps = tuple(int(tap) for tap in raw.get("eagle_aux_hidden_state_layer_ids") or ())
+        return HeadConfig(
+            architecture=architecture,
+            taps=taps,
+            target_hidden=int(raw.get("target_hidden_size") or layers["hidden_size"]),
+            target_vocab=vocab,
+            target_layers=int(about.get("target_layers", 0)),
+            norm_before_residual=bool(raw.get("norm_before_residual", True)),
+        ), about
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise DrafterError(f"{folder / CONFIG} does not describe a head ({error!r}); fetch it again") from error
+
+
+def _replace(path: Path, make: Callable[[Path], object]) -> None:
+    half = path.with_name(path.name + ".part")
+    make(half)
+    os.replace(half, path)
