@@ -57,7 +57,8 @@ class DraftModule(nn.Module):
         return out
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        assert isinstance(self.cos, Tensor) and isinstance(self.sin, Tensor)
+        assert isinstance(self.cos, Tensor)
+        assert isinstance(self.sin, Tensor)
         cos, sin = self.cos[: q.shape[1]], self.sin[: q.shape[1]]
         q, k, v = (x.transpose(1, 2) for x in (rotated(q, cos, sin), rotated(k, cos, sin), v))
         grouped = self.architecture.heads != self.architecture.kv_heads

@@ -5,8 +5,8 @@ In step j of the unroll every row r stands j drafts beyond the last state the ta
 r - j + i, its own (i = j) last. So all positions of a text are trained as if a draft had begun j rows before them.
 
 The keys of step 0 are a causal square and go to the fused kernel; those of the other steps are one per row and are
-added outside. The two parts of the softmax are joined through its normaliser, forwards and backwards: given the joint output
-and normaliser, the fused kernel's own backward gives the right gradients for its part.
+added outside. The two parts of the softmax are joined through its normaliser, forwards and backwards: given the joint
+output and normaliser, the fused kernel's own backward gives the right gradients for its part.
 """
 
 from __future__ import annotations
