@@ -90,7 +90,6 @@ def gumbel(seed: int, choice: int, position: int, vocab: int, device: torch.devi
     return gumbel_rows([Key(seed, choice, position)], vocab, device)[0]
 
 
-<<<<<<< HEAD
 def rough_gumbel(key: Key, tokens: NDArray[np.uint32]) -> NDArray[np.float32]:
     """`gumbel_at` of one key to fp32's precision, for drafts: they gain by being near the target's noise, and by being
     cheap, not by equality."""
@@ -110,10 +109,7 @@ def rough_gumbel(key: Key, tokens: NDArray[np.uint32]) -> NDArray[np.float32]:
     return noise
 
 
-def _mix(x: Tensor) -> Tensor:
-=======
 def mix(x: Tensor) -> Tensor:
->>>>>>> h-data
     """A bijection of 32-bit words in which every input bit reaches every output bit; overwrites x.
 
     int32 >> is arithmetic, so the shifted-in sign bits are masked off; products wrap.
