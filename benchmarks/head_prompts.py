@@ -24,6 +24,11 @@ from head_sources import Article, Term
 
 Prompt = dict[str, Any]
 MOST_CHARACTERS = 2300  # of a prompt; English prose has over four characters a token, so this stays below 600 tokens
+# [in 1903,] somebody DID something; somebody or something, but no pronoun, is BEING something
+DID = re.compile(r"(?:[^,]{4,40}, )?(?:[A-Z][\w' -]{1,30}?|he|she|it) (\w+ed|won|wrote|led|began) ([^.,;]+)")
+BEING = re.compile(
+    r"(?!(?:It|He|She|This|They|There|These|That|In|As)\b)((?:The |An? )?[\w' -]{3,40}?) (was|is|were|are) ([^.,;]+)"
+)
 COUNTS = {"summary": 3000, "context": 3000, "translation": 2500, "fact": 2000, "open": 3000}
 
 
@@ -59,28 +64,24 @@ def laid_out(rng: random.Random, instruction: str, text: str, labels: list[str])
 
 def question_about(rng: random.Random, title: str, text: str) -> str:
     """A question that the text may well answer: about a year, a name in it, or a sentence's subject."""
-    questions = [f"What does the text say about {title}?", f"Why is {title} important?", f"What is {title}?"]
+    questions = [f"What does the text say about {title}?", f"Why is {title} important?"]
     for year in sorted(set(re.findall(r"\b(?:in|In) (1[0-9]{3}|20[0-2][0-9])\b", text))):
         questions += [f"What happened in {year}?", f"what happened to {title} in {year}"]
     for name in sorted(set(re.findall(r"(?<=[a-z,] )[A-Z][a-zà-ÿ]{2,}(?: [A-Z][a-zà-ÿ]+)+", text))):
-        questions += [f"Who or what is {name}?", f"How is {name} connected with {title}?", f"what did {name} do"]
-    for subject, verb, rest in re.findall(
-        r"(?:^|\. )((?:The |An? )?[A-Z]?[\w' -]{3,40}?) (was|is|were|are) ([\w ,]+)", text
-    ):
-        first = subject[0].lower() + subject[1:] if subject.startswith(("The ", "A ", "An ")) else subject
-        if len(subject.split()) <= 5 and subject.split()[0] not in (
-            "It",
-            "He",
-            "She",
-            "This",
-            "They",
-            "There",
-            "These",
-        ):
-            if " by " in f"{rest} ":
-                questions.append(f"By whom {verb} {first} {' '.join(rest.split(' by ')[0].split()[:6])}?")
-            questions += [f"What {verb} {first}?", f"When and where {verb} {first} {' '.join(rest.split()[:4])}?"]
-    return rng.choice(questions[2:] if len(questions) > 4 else questions)
+        questions += [f"Who or what is {name}?", f"How is {name} connected with {title}?"]
+    for sentence in head_sources.sentences(text):
+        did = DID.match(sentence)
+        if did and len(did[2].split()) > 2:  # "Curie discovered two elements": who discovered two elements?
+            asker = rng.choice(["Who", "who", "Who or what"])
+            questions += [f"{asker} {did[1]} {' '.join(did[2].split()[:14])}{'?' if asker[0] == 'W' else ''}"] * 2
+        being = BEING.match(sentence)
+        if being:
+            subject = being[1][0].lower() + being[1][1:] if re.match(r"The |An? ", being[1]) else being[1]
+            questions += [f"What {being[2]} {subject}?", f"Why {being[2]} {subject} {' '.join(being[3].split()[:8])}?"]
+        if len(sentence.split()) <= 16:
+            start = sentence if re.match(r"[A-Z]\w+ [A-Z]|I ", sentence) else sentence[0].lower() + sentence[1:]
+            questions.append(f"Is it true that {start.rstrip('.!?')}?")
+    return rng.choice(questions[2:] if len(questions) > 2 else questions)
 
 
 def summaries(rng: random.Random, wiki: list[Article], speeches: list[Article]) -> Iterator[Prompt]:
@@ -132,8 +133,9 @@ def translations(
             text = rng.choice(quotes if source == "German" and rng.random() < 0.7 else book[source])
         if not 6 <= len(text.split()) <= 60:
             continue
-        instruction = rng.choice(words.TRANSLATE).format(source=source, target=target).replace("an German", "a German")
-        instruction = instruction.replace("an French", "a French").replace("an Spanish", "a Spanish")
+        instruction = rng.choice(words.TRANSLATE).format(source=source, target=target)
+        article = "an " if target == "English" else "a "
+        instruction = re.sub(r"\ban? (?=[A-Z])", article, instruction)
         yield {
             "source": f"translation-{source}",
             "prompt": laid_out(rng, instruction, text, [source, "Text", "Sentence"]),
@@ -163,7 +165,7 @@ def term_question(rng: random.Random, term: Term) -> str:
             "What is {n} used for?",
             "Where can one find {n}?",
         ]
-    forms += [
+    forms = forms * 2 + [
         "Which word or name fits this description: {g}?",
         "What do you call this: {g}?",
         "Name the following: {g}.",
