@@ -33,14 +33,15 @@ COUNTS = {"summary": 3000, "context": 3000, "translation": 2500, "fact": 2000, "
 
 
 def passage(rng: random.Random, article: Article, least: int, most: int) -> str:
-    """Neighbouring paragraphs of an article from a random start: `least` to `most` words, cut at a sentence's end."""
+    """Neighbouring paragraphs of an article from a random start: `least` to `most` words (one sentence at the least)."""
     start = rng.randrange(len(article.paragraphs))
     wanted = rng.randint(least, most)
     kept: list[str] = []
     for paragraph in article.paragraphs[start:]:
         line: list[str] = []
         for sentence in head_sources.sentences(paragraph):
-            if sum(len(s.split()) for s in [*kept, *line]) + len(sentence.split()) > most:
+            before = [*kept, *line]
+            if before and sum(len(s.split()) for s in before) + len(sentence.split()) > most:
                 break
             line.append(sentence)
         kept.append(" ".join(line))
