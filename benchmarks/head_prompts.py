@@ -33,7 +33,7 @@ COUNTS = {"summary": 3000, "context": 3000, "translation": 2500, "fact": 2000, "
 
 
 def passage(rng: random.Random, article: Article, least: int, most: int) -> str:
-    """Neighbouring paragraphs of an article from a random start: `least` to `most` words (one sentence at the least)."""
+    """Neighbouring paragraphs of an article `least` to `most` words (one sentence at the least)."""
     start = rng.randrange(len(article.paragraphs))
     wanted = rng.randint(least, most)
     kept: list[str] = []
