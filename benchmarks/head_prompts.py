@@ -23,13 +23,13 @@ import head_words as words
 from head_sources import Article, Term
 
 Prompt = dict[str, Any]
-MOST_CHARACTERS = 2300  # of a prompt; English prose has over four characters a token, so this stays below 600 tokens
+MOST_CHARACTERS = 4300  # of a prompt; English prose has over four characters a token, so this stays below 1,050 tokens
 # [in 1903,] somebody DID something; somebody or something, but no pronoun, is BEING something
 DID = re.compile(r"(?:[^,]{4,40}, )?(?:[A-Z][\w' -]{1,30}?|he|she|it) (\w+ed|won|wrote|led|began) ([^.,;]+)")
 BEING = re.compile(
     r"(?!(?:It|He|She|This|They|There|These|That|In|As)\b)((?:The |An? )?[\w' -]{3,40}?) (was|is|were|are) ([^.,;]+)"
 )
-COUNTS = {"summary": 3000, "context": 3000, "translation": 2500, "fact": 2000, "open": 3000}
+COUNTS = {"summary": 5000, "context": 5000, "translation": 6000, "fact": 8000, "open": 8000}
 
 
 def passage(rng: random.Random, article: Article, least: int, most: int) -> str:
@@ -89,7 +89,7 @@ def summaries(rng: random.Random, wiki: list[Article], speeches: list[Article]) 
     while True:
         kind, pool = ("encyclopaedia", wiki) if rng.random() < 0.68 else ("speech", speeches)
         [article] = rng.choices(pool, [len(a.paragraphs) for a in pool])
-        text = passage(rng, article, 110, 320)
+        text = passage(rng, article, 110, rng.choice([320, 320, 640]))
         if len(text.split()) < 100:
             continue
         instruction = rng.choice(words.SUMMARISE).format(noun=rng.choice(words.NOUNS[kind]))
@@ -100,12 +100,12 @@ def contexts(rng: random.Random, wiki: list[Article]) -> Iterator[Prompt]:
     weights = [len(a.paragraphs) for a in wiki]
     while True:
         [article] = rng.choices(wiki, weights)
-        count = rng.randint(2, 4)
-        pieces = [passage(rng, article, 30, 240 // count)]
+        count, total = rng.choice([(2, 240), (3, 240), (4, 240), (4, 480), (5, 600), (6, 600)])  # passages, words
+        pieces = [passage(rng, article, 30, total // count)]
         question = question_about(rng, article.title, pieces[0])
         for _ in range(count - 1):  # half of the others are of another article, as a search engine's would be
             [other] = [article] if rng.random() < 0.5 else rng.choices(wiki, weights)
-            pieces.append(passage(rng, other, 30, 240 // count))
+            pieces.append(passage(rng, other, 30, total // count))
         rng.shuffle(pieces)
         mark = rng.choice(["", "", "[{}] ", "Passage {}: ", "Document {}:\n", "- ", "{}. ", "Title {}\n"])
         body = "\n\n".join(mark.format(i) + piece.replace("\n", " ") for i, piece in enumerate(pieces, 1))
