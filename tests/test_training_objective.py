@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_decoder import reference
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outrider.models.architecture import Architecture, Rope
 from outrider.models.head.config import HeadConfig
@@ -25,7 +26,8 @@ from outrider.types import Rows
 CPU = torch.device("cpu")
 
 
-def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form() -> None:
+@pytest.mark.parametrize("first", [0, 11])
+def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form(first: int) -> None:
     torch.manual_seed(0)
     batch, length, heads, kv, dim, steps = 2, 40, 6, 2, 16, 4
     rotation = rotation_table(Rope(1e4, dim), length, CPU)
@@ -35,11 +37,12 @@ def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form() -> N
     mixing = [torch.randn(batch, length, heads * dim) for _ in range(steps)]
 
     def fused() -> list[Tensor]:
-        attend = UnrolledAttention(1, rotation, dim**-0.5)
+        attend = UnrolledAttention(1, rotation, dim**-0.5, first)
         outs = []
         for j in range(steps):
             attend.step = j
-            outs.append(attend(0, q[j], k[j], v[j]))
+            seen = [x[j][:, first if j else 0 :] for x in (q, k, v)]
+            outs.append(pad(attend(0, *seen), (0, 0, first if j else 0, 0)))
         return outs
 
     def dense() -> list[Tensor]:
@@ -55,7 +58,7 @@ def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form() -> N
                 scores.append(score.masked_fill(~seen, -1e30))
             values = torch.cat([v[i].repeat_interleave(heads // kv, 2) for i in range(j + 1)], 1)
             out = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(torch.cat(scores, -1), -1), values).flatten(2)
-            outs.append(out * (row >= j)[:, None])
+            outs.append(out * (row >= (first + j if j else 0))[:, None])
         return outs
 
     results = []

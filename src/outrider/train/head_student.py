@@ -104,23 +104,28 @@ class HeadStudent:
         reading = self._teacher.read(tokens, self.module.config.taps)
         embeds = self._teacher.embed(tokens[:, 1:])
         states = self.module.fuse(reading.features[:, :-1])
+        first = max(min(texts.prompts) - 2, 0)
         attend = UnrolledAttention(
             len(self.module.layers),
             (self._rotation[0][: tokens.shape[1] - 1], self._rotation[1][: tokens.shape[1] - 1]),
             self.module.config.architecture.attention_scale,
+            first,
         )
         # Token x of a text is guessed by head row x - 2, and drawn by the target from its state x - 1.
+        # The state before the first row is never used: no draft can begin before the answer.
         where, depth = (index.to(device, non_blocking=True) for index in texts.answers())
-        rows = where - 2 - where // texts.width  # head rows are one fewer per text
+        text, token = where // texts.width, where % texts.width
         target = self._teacher.logits(reading.final.flatten(0, 1)[where - 1], self.ids)
         right = self._columns[tokens.flatten()[where]]
         for j in range(self._unroll.steps):
+            if j == 1:  # from here on without what lies in every prompt
+                states, embeds = states[:, first:], embeds[:, first:]
             if j > 0:
                 states = torch.cat([states[:, :1], states[:, :-1]], dim=1)
             attend.step = j
             states = self.module(embeds, states, attend)
             counts = depth >= j
-            guessed = self.module.norm(states.flatten(0, 1)[rows])
+            guessed = self.module.norm(states[text, token - 2 - (first if j else 0)])
             loss, chosen = diverge(guessed, self.module.lm_head.weight, target, right, counts.float(), self._divergence)
             yield loss, chosen, right, counts
 

@@ -4,7 +4,9 @@ In step j of the unroll every row r stands j drafts beyond the last state the ta
 0 (true states) up to position r - j, and then the keys of the drafts in between, one per step: step i's at position
 r - j + i, its own (i = j) last. So all positions of a text are trained as if a draft had begun j rows before them.
 
-The keys of step 0 are a causal square and go to the fused kernel; those of the other steps are one per row and are
+Only answers are drafted, so steps after the first may leave out the rows before `first`, which lie in every prompt.
+
+The keys of step 0 are a causal trapezium and go to the fused kernel; those of the other steps are one per row and are
 added outside. The two parts of the softmax are joined through its normaliser, forwards and backwards: given the joint
 output and normaliser, the fused kernel's own backward gives the right gradients for its part.
 """
@@ -26,30 +28,34 @@ rotated = fused(rotary.rotated)
 class UnrolledAttention:
     """The `Attend` of one unroll: call the module once per step with `step` set to 0, 1, 2, …"""
 
-    def __init__(self, layers: int, rotation: tuple[Tensor, Tensor], scale: float) -> None:
+    def __init__(self, layers: int, rotation: tuple[Tensor, Tensor], scale: float, first: int = 0) -> None:
         """rotation: cos and sin [length, dim/2] of the text's positions."""
         self.step = 0
+        self.first = first
         self._rotation = rotation[0][:, None], rotation[1][:, None]
         self._scale = scale
         self._kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(layers)]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B, T, heads, dim], k and v [B, T, kv_heads, dim] → [B, T, heads * dim]; rows before `step` give zeros."""
-        q, k = rotated(q, *self._rotation), rotated(k, *self._rotation)
-        self._kept[layer].append((k, v))
-        j, length = self.step, q.shape[1]
-        keys, values = self._kept[layer][0]
+        """q [B, rows, heads, dim], k and v [B, rows, kv_heads, dim] → [B, rows, heads * dim]; in step 0 all rows of the
+        texts, later those from `first` on, of which the first `step` give zeros."""
+        j, rows = self.step, q.shape[1]
+        turn = self._rotation if j == 0 else tuple(part[self.first :] for part in self._rotation)
+        q, k = rotated(q, *turn), rotated(k, *turn)
+        kept = self._kept[layer]
+        kept.append((k, v))
         # Row r of this step beside the rows of the others that it sees.
-        beside = [tuple(x[:, i : length - j + i] for x in kept) for i, kept in enumerate(self._kept[layer])][1:]
+        beside = [tuple(x[:, i : rows - j + i] for x in kept[i]) for i in range(1, j + 1)]
         own_keys = torch.stack([k for k, _ in beside]) if beside else None
         own_values = torch.stack([v for _, v in beside]) if beside else None
-        square = q[:, j:], keys[:, : length - j], values[:, : length - j]
-        out: Tensor = _Joined.apply(*square, own_keys, own_values, self._scale)  # type: ignore[no-untyped-call]
+        keys, values = (x[:, : x.shape[1] - j] for x in kept[0])
+        out: Tensor = _Joined.apply(q[:, j:], keys, values, own_keys, own_values, self._scale)  # type: ignore[no-untyped-call]
         return pad(out, (0, 0, 0, 0, j, 0)).flatten(2)
 
 
 class _Joined(torch.autograd.Function):
-    """Causal attention to k, v [B, n, kv, dim] joined with one more key per step and row, [steps, B, n, kv, dim]."""
+    """Attention of q [B, n, heads, dim] to k, v [B, m, kv, dim], causal and aligned at the end, joined with one more
+    key per step and row, [steps, B, n, kv, dim]."""
 
     @staticmethod
     def forward(
@@ -65,12 +71,12 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v, own_keys, own_values, out, normaliser = ctx.saved_tensors
-        batch, length, kv, dim = k.shape
+        batch, keys, kv, dim = k.shape
         group = q.shape[2] // kv
         grad = grads[0].transpose(1, 2)  # [B, heads, n, dim]
         parts = _fused_backward(grad, *_square(q, k, v), out=out, normaliser=normaliser, rest=ctx.rest, scale=ctx.scale)
         dq, dk, dv = (x.transpose(1, 2) for x in parts)
-        dk, dv = (x.reshape(batch, length, kv, group, dim).sum(3) for x in (dk, dv))
+        dk, dv = (x.reshape(batch, keys, kv, group, dim).sum(3) for x in (dk, dv))
         if own_keys is None:
             return dq, dk, dv, None, None, None
         dq, d_keys, d_values = _join_backward(grads[0], q, own_keys, own_values, out, normaliser, dq, ctx.scale)
@@ -130,10 +136,12 @@ def _square(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Causal attention of [B, heads, n, dim]: output, log-normaliser [B, heads, n] fp32, what backward needs."""
+    """Causal attention, aligned at the end, of q [B, heads, n, dim] to k, v [B, heads, m, dim]: output, log-normaliser
+    [B, heads, n] fp32, what backward needs."""
     if q.device.type == "cpu":
-        out, normaliser = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
-        return out, normaliser, ()
+        cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, normaliser = cpu(_full(q, k), k, v, 0.0, True, scale=scale)
+        return out[:, :, -q.shape[2] :], normaliser[:, :, -q.shape[2] :], ()
     out, normaliser, *rest = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)
     return out, normaliser, tuple(rest[:6])
 
@@ -143,11 +151,15 @@ def _fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.device.type == "cpu":
         cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        dq, dk, dv = cpu(grad, q, k, v, out, normaliser, 0.0, True, scale=scale)
-    else:
-        cum_q, cum_k, max_q, max_k, seed, offset = rest
-        cuda = torch.ops.aten._scaled_dot_product_flash_attention_backward
-        dq, dk, dv = cuda(
-            grad, q, k, v, out, normaliser, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset, scale=scale
-        )
+        joint = _full(normaliser[..., None], k)[..., 0].contiguous()
+        dq, dk, dv = cpu(_full(grad, k), _full(q, k), k, v, _full(out, k), joint, 0.0, True, scale=scale)
+        return dq[:, :, -q.shape[2] :], dk, dv
+    cum_q, cum_k, max_q, max_k, seed, offset = rest
+    cuda = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    dq, dk, dv = cuda(grad, q, k, v, out, normaliser, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset, scale=scale)
     return dq, dk, dv
+
+
+def _full(x: Tensor, k: Tensor) -> Tensor:
+    """x with rows of zeros before it, as many rows as keys: PyTorch's kernel for CPUs aligns causality at the start."""
+    return pad(x, (0, 0, k.shape[2] - x.shape[2], 0))
