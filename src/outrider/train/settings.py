@@ -1,0 +1,139 @@
+"""What a training run is asked for, what that settles to, and the file that makes it repeatable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import TrainingError
+
+FILE = "settings.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options of `outrider train` as typed; None: not given. Names are those of `Settings`."""
+
+    model: str | None = None
+    draft_model: bool | None = None
+    prompts: str | None = None
+    data: str | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    epochs: int | None = None
+    layers: int | None = None
+    draft_vocab: int | None = None
+    loss: str | None = None
+    learning_rate: float | None = None
+    batch_tokens: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All a run depends on beside the target's weights: the same settings give the same steps."""
+
+    model: str
+    draft_model: bool
+    """A stand-alone model instead of a head."""
+    prompts: str | None
+    """A file of prompts; None: the target invents all of them."""
+    prompts_sha256: str | None
+    data: str | None
+    """A corpus that an earlier run wrote; None: write one."""
+    tokens: int
+    """Tokens the target writes."""
+    minutes: float | None
+    epochs: int | None
+    """Passes over the corpus. Of `minutes` and `epochs`, one is given; of both, the first to be used up ends the run."""
+    layers: int
+    draft_vocab: int
+    loss: str
+    learning_rate: float
+    batch_tokens: int
+    seed: int
+    command: str
+    """As it was typed."""
+
+    @staticmethod
+    def settle(asked: Asked, defaults: Defaults, command: str) -> Settings:
+        given = {name: value for name, value in asdict(asked).items() if value is not None}
+        if asked.minutes is None and asked.epochs is None:
+            given["epochs"] = defaults.epochs
+        if asked.data is not None:
+            given["data"] = str(Path(asked.data).expanduser().resolve())
+        prompts = None
+        if asked.prompts is not None:
+            path = Path(asked.prompts).expanduser().resolve()
+            given["prompts"], prompts = str(path), checksum(path)
+        base = {name: value for name, value in asdict(defaults).items() if name != "epochs"}
+        nothing = {"prompts": None, "data": None, "minutes": None, "epochs": None, "draft_model": False}
+        settings = Settings(**{**base, **nothing, **given, "prompts_sha256": prompts, "command": command})
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        lowest = {
+            **{"tokens": 1, "minutes": 0, "epochs": 1, "layers": 1, "draft_vocab": 2, "batch_tokens": 16},
+            "learning_rate": 0,
+        }
+        for name, least in lowest.items():
+            value = getattr(self, name)
+            if value is not None and (value < least or value == 0 or value != value):
+                raise TrainingError(f"{option(name)} must be {f'at least {least}' if least else 'above 0'}, got {value}")
+
+    def agree(self, asked: Asked) -> None:
+        """Refuse options that were given again with another value than the run was started with."""
+        for each in fields(asked):
+            wanted = getattr(asked, each.name)
+            has = getattr(self, each.name)
+            if wanted is not None and each.name in ("prompts", "data"):
+                wanted = str(Path(wanted).expanduser().resolve())
+            if wanted is not None and wanted != has:
+                raise TrainingError(
+                    f"this run was started with {option(each.name)} {has}, not {wanted}; "
+                    "leave the option out to go on as it began, or choose another --out"
+                )
+        if self.prompts is not None and self.data is None and checksum(Path(self.prompts)) != self.prompts_sha256:
+            raise TrainingError(f"{self.prompts} has changed since this run began; put it back, or start anew")
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @staticmethod
+    def load(path: Path) -> Settings:
+        try:
+            raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return Settings(**raw)
+        except (OSError, ValueError, TypeError) as error:
+            raise TrainingError(f"{path} cannot be read as the settings of a run ({error}); start anew") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What is used where nothing was asked for, by device and target."""
+
+    model: str
+    tokens: int
+    epochs: int
+    layers: int
+    draft_vocab: int
+    loss: str
+    learning_rate: float
+    batch_tokens: int
+    seed: int = 0
+
+
+def option(name: str) -> str:
+    """A setting by the name it has on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def checksum(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise TrainingError(f"the prompts in {path} cannot be read: {error.strerror or error}") from error
