@@ -18,3 +18,7 @@ class ModelError(OutriderError):
 
 class DrafterError(OutriderError):
     """A drafter that does not fit its target, or an unknown drafter."""
+
+
+class TrainingError(OutriderError):
+    """Training that cannot go on; what it has saved is intact."""

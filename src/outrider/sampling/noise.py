@@ -26,7 +26,7 @@ from torch import Tensor
 _COUPLED = "gumbel"  # the stream of the coupled rule; chance.py names the others
 
 # Odd multipliers: a Weyl step (golden ratio), then the two of the mixer, as signed 32-bit values.
-_STEP = 0x9E3779B9 - (1 << 32)
+STEP = 0x9E3779B9 - (1 << 32)
 _MIX_A = 0x7FEB352D
 _MIX_B = 0x846CA68B - (1 << 32)
 
@@ -64,8 +64,8 @@ def _row_keys(seed: int, choice: int, run: int) -> list[tuple[int, int]]:
 def integers(keys: Sequence[Key], tokens: Tensor) -> Tensor:
     """The int32 values x (k = x + 2^31) of `tokens` [N] under each key: [keys, N]."""
     low, high = torch.split(words(keys).to(tokens.device), 1, dim=1)  # [keys, 1] each
-    x = tokens.to(torch.int32).mul(_STEP).bitwise_xor(low)  # [keys, N]
-    return _mix(_mix(x).add_(high))
+    x = tokens.to(torch.int32).mul(STEP).bitwise_xor(low)  # [keys, N]
+    return mix(mix(x).add_(high))
 
 
 def words(keys: Sequence[Key]) -> Tensor:
@@ -94,7 +94,7 @@ def rough_gumbel(key: Key, tokens: NDArray[np.uint32]) -> NDArray[np.float32]:
     """`gumbel_at` of one key to fp32's precision, for drafts: they gain by being near the target's noise, and by being
     cheap, not by equality."""
     low, high = row_key(*key)
-    x = tokens * np.uint32(_STEP & 0xFFFFFFFF) ^ np.uint32(low)
+    x = tokens * np.uint32(STEP & 0xFFFFFFFF) ^ np.uint32(low)
     for word in (high, None):
         x ^= x >> np.uint32(16)
         x *= np.uint32(_MIX_A)
@@ -109,7 +109,7 @@ def rough_gumbel(key: Key, tokens: NDArray[np.uint32]) -> NDArray[np.float32]:
     return noise
 
 
-def _mix(x: Tensor) -> Tensor:
+def mix(x: Tensor) -> Tensor:
     """A bijection of 32-bit words in which every input bit reaches every output bit; overwrites x.
 
     int32 >> is arithmetic, so the shifted-in sign bits are masked off; products wrap.

@@ -30,6 +30,9 @@ class Log:
     def __init__(self, path: Path, watcher: Watcher) -> None:
         self._path = path
         self._watcher = watcher
+        if path.is_file() and not path.read_bytes().endswith(b"\n"):
+            with explained(path.parent), path.open("a", encoding="utf-8") as file:
+                file.write("\n")  # the run before was killed in the middle of a line
 
     def tell(self, event: Event) -> None:
         with explained(self._path.parent), self._path.open("a", encoding="utf-8") as file:

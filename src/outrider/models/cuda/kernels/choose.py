@@ -29,7 +29,7 @@ def peaks_kernel(
 
 @triton.jit
 def _mix(x):
-    """As `_mix` of sampling/noise.py, on unsigned words."""
+    """As `mix` of sampling/noise.py, on unsigned words."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)

@@ -1,0 +1,40 @@
+"""What the bulk writer is asked for, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.integer]
+"""Token ids [length]."""
+
+
+class Job(NamedTuple):
+    """One sequence to be written. What is sampled depends on (the writer's seed, `number`, the prompt) alone."""
+
+    prompt: Sequence[int]
+    temperature: float
+    """0: greedy."""
+    max_new: int
+    number: int
+    tag: str
+
+
+class Written(NamedTuple):
+    """A sequence that ended: prompt and answer, with the stop token where it came to one."""
+
+    tokens: Tokens
+    prompt_length: int
+    finished: bool
+    """Ended by a stop token, not by a limit."""
+    tag: str
+    number: int
+    temperature: float
+
+    @property
+    def answer(self) -> Tokens:
+        """What the target wrote, the stop token included."""
+        return self.tokens[self.prompt_length :]
