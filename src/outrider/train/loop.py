@@ -82,7 +82,9 @@ class Loop(Generic[B]):
         self._checkpoints, self._watcher, self._stop = checkpoints, watcher, stop
         self._device, self._learning_rate, self._save_every = device, learning_rate, save_every
         self._parameters = list(student.parameters())
-        self._average = [p.detach().clone() for p in self._parameters]
+        self._weights: list[Tensor] = [p.detach() for p in self._parameters]
+        """The same memory, without gradients."""
+        self._average = [w.clone() for w in self._weights]
         self._optimiser = torch.optim.AdamW(
             self._parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True
         )
@@ -142,7 +144,7 @@ class Loop(Generic[B]):
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         keep = min(_AVERAGE, (1 + self.step) / (10 + self.step))  # a short run's average must not start in the past
-        torch._foreach_lerp_(self._average, [p.detach() for p in self._parameters], 1 - keep)
+        torch._foreach_lerp_(self._average, self._weights, 1 - keep)
         self._sums.add(bad, {"loss": loss.detach(), **numbers})
 
     def _read(self) -> None:
@@ -197,14 +199,12 @@ class Loop(Generic[B]):
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        own = [p.detach().clone() for p in self._parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(self._parameters, self._average)
+        own = [w.clone() for w in self._weights]
+        torch._foreach_copy_(self._weights, self._average)
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self._parameters, own)
+            torch._foreach_copy_(self._weights, own)
 
     def save(self) -> None:
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None

@@ -43,7 +43,7 @@ class Log:
 def history(path: Path) -> list[dict[str, Any]]:
     """Progress and evaluations of training, steps rising."""
     kept: list[dict[str, Any]] = []
-    for event in _events(path):
+    for event in events(path):
         if event.get("event") in ("progress", "evaluation") and event.get("phase") == "train":
             again = event["event"], event["step"]
             while kept and kept[-1]["step"] > event["step"]:
@@ -53,7 +53,7 @@ def history(path: Path) -> list[dict[str, Any]]:
     return kept
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
+def events(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,18 @@ from typing import Any
 from outrider.errors import TrainingError
 
 FILE = "settings.json"
+
+_LEAST = {
+    "tokens": 1,
+    "minutes": 0,
+    "epochs": 1,
+    "layers": 1,
+    "draft_vocab": 2,
+    "learning_rate": 0,
+    "batch_tokens": 16,
+}
+"""0: anything above it."""
+_PATHS = ("model", "prompts", "data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +61,28 @@ class Settings:
     """Tokens the target writes."""
     minutes: float | None
     epochs: int | None
-    """Passes over the corpus. Of `minutes` and `epochs`, one is given; of both, the first to be used up ends the run."""
+    """Passes over the corpus. Of `minutes` and `epochs` one is given; of both, the first used up ends the run."""
     layers: int
     draft_vocab: int
     loss: str
     learning_rate: float
     batch_tokens: int
     seed: int
-    command: str
-    """As it was typed."""
+
+    @property
+    def command(self) -> str:
+        """What gives these settings again; files by their names alone."""
+        given = {each.name: getattr(self, each.name) for each in fields(Asked)}
+        words = []
+        for name, value in given.items():
+            if value is True:
+                words.append(option(name))
+            elif value is not None and value is not False:
+                words += [option(name), Path(value).name if name in _PATHS and Path(value).is_absolute() else str(value)]
+        return shlex.join(["outrider", "train", "--out", "DIR", *words])
 
     @staticmethod
-    def settle(asked: Asked, defaults: Defaults, command: str) -> Settings:
+    def settle(asked: Asked, defaults: Defaults) -> Settings:
         given = {name: value for name, value in asdict(asked).items() if value is not None}
         if asked.minutes is None and asked.epochs is None:
             given["epochs"] = defaults.epochs
@@ -71,19 +94,16 @@ class Settings:
             given["prompts"], prompts = str(path), checksum(path)
         base = {name: value for name, value in asdict(defaults).items() if name != "epochs"}
         nothing = {"prompts": None, "data": None, "minutes": None, "epochs": None, "draft_model": False}
-        settings = Settings(**{**base, **nothing, **given, "prompts_sha256": prompts, "command": command})
+        settings = Settings(**{**base, **nothing, **given, "prompts_sha256": prompts})
         settings.check()
         return settings
 
     def check(self) -> None:
-        lowest = {
-            **{"tokens": 1, "minutes": 0, "epochs": 1, "layers": 1, "draft_vocab": 2, "batch_tokens": 16},
-            "learning_rate": 0,
-        }
-        for name, least in lowest.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and (value < least or value == 0 or value != value):
-                raise TrainingError(f"{option(name)} must be {f'at least {least}' if least else 'above 0'}, got {value}")
+            if value is not None and not (value >= least and value > 0):
+                bound = f"at least {least}" if least else "above 0"
+                raise TrainingError(f"{option(name)} must be {bound}, got {value}")
 
     def agree(self, asked: Asked) -> None:
         """Refuse options that were given again with another value than the run was started with."""
@@ -101,14 +121,14 @@ class Settings:
             raise TrainingError(f"{self.prompts} has changed since this run began; put it back, or start anew")
 
     def dumps(self) -> str:
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return json.dumps({**asdict(self), "command": self.command}, indent=2) + "\n"
 
     @staticmethod
     def load(path: Path) -> Settings:
         try:
             raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return Settings(**raw)
-        except (OSError, ValueError, TypeError) as error:
+            return Settings(**{name: value for name, value in raw.items() if name != "command"})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise TrainingError(f"{path} cannot be read as the settings of a run ({error}); start anew") from error
 
 
@@ -125,6 +145,21 @@ class Defaults:
     learning_rate: float
     batch_tokens: int
     seed: int = 0
+
+    @staticmethod
+    def of(model: str, device: str) -> Defaults:
+        """A GPU ends within half an hour, two CPU cores within two, with a target of the default model's size."""
+        gpu = device.startswith("cuda")
+        return Defaults(
+            model=model,
+            tokens=20_000_000 if gpu else 200_000,
+            epochs=4 if gpu else 3,
+            layers=1,
+            draft_vocab=16384,
+            loss="kl",
+            learning_rate=1e-3,
+            batch_tokens=32_768 if gpu else 2048,
+        )
 
 
 def option(name: str) -> str:
