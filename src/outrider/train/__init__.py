@@ -1,1 +1,1 @@
-"""Training drafters: the target writes its own data (writer, prompts, corpus), then a head or a small model learns."""
+"""Making drafters: data written by the target, a student that learns from it, a checkpoint others can load."""

@@ -61,12 +61,12 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
         f"Drafts for `{target}`: `outrider generate --model {target} --drafter {use} \"…\"`. "
         "The text stays the target's own; this only makes it come sooner.",
         "## How good it is",
-        f"On held-out text that the target wrote, never trained on: {held_out['acceptance_length']:.2f} tokens per "
-        f"target pass (a chain of {len(held_out['accepted_per_position'])} drafted tokens, the target's own token "
+        f"On held-out answers that the target wrote greedily, never trained on: {held_out['acceptance_length']:.2f} tokens per "
+        f"target pass (a chain of {len(held_out['per_position'])} drafted tokens, the target's own token "
         f"included), loss {held_out['loss']:.4f}. The weights are those of the best of the evaluations below.",
         _table(
-            ("Drafted position", "Accepted up to here"),
-            [(str(i), f"{share:.1%}") for i, share in enumerate(held_out["accepted_per_position"], 1)],
+            ("Drafted position", "Accepted, all before it being so"),
+            [(str(i), f"{share:.1%}") for i, share in enumerate(held_out["per_position"], 1)],
         ),
         "## Data",
         "Written by the target itself. The prompts are " + _prompts(settings) + ".",

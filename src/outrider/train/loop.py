@@ -7,19 +7,20 @@ gradient is not finite changes nothing (the optimiser's step is undone on the de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from time import monotonic
-from typing import Any, Generic
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.errors import TrainingError
 from outrider.train.checkpoint import Checkpoints, State
+from outrider.train.batch import Texts
 from outrider.train.report import Watcher
-from outrider.train.student import B, Evaluation, Lessons, Student
+from outrider.train.student import Evaluation, Student
 
 _SAVE_EVERY = 45.0
 _READ_EVERY = 2.0
@@ -30,6 +31,18 @@ _BAD_IN_A_ROW = 3
 _WARMUP, _LAST = 0.02, 0.1
 _CLIP = 1.0
 _AVERAGE = 0.999
+
+
+class Lessons(Protocol):
+    """The corpus in batches. The batch at a position is always the same one."""
+
+    @property
+    def per_epoch(self) -> int: ...
+    def batches(self, start: int) -> Iterator[Texts]:
+        """From position `start` on, without end, epoch after epoch."""
+        ...
+
+    def held_out(self) -> Iterable[Texts]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +75,23 @@ def rate(progress: float) -> float:
     return _LAST + (1 - _LAST) * 0.5 * (1 + math.cos(math.pi * after))
 
 
-class Loop(Generic[B]):
+def chained(shares: Mapping[str, float]) -> float:
+    """Tokens per target pass if draft j were right with chance `right<j>`, independently: a rough guide while
+    training; evaluations replay real chains."""
+    length = chance = 1.0
+    for j in range(1, len(shares) + 1):
+        chance *= shares.get(f"right{j}", 0.0)
+        length += chance
+    return length
+
+
+class Loop:
     """Holds the whole state of training; `save` and `restore` are each other's inverse."""
 
     def __init__(
         self,
-        student: Student[B],
-        lessons: Lessons[B],
+        student: Student,
+        lessons: Lessons,
         limits: Limits,
         checkpoints: Checkpoints,
         watcher: Watcher,
@@ -115,10 +138,10 @@ class Loop(Generic[B]):
                 raise KeyboardInterrupt
             if progress * _EVALUATIONS >= self.evaluations + 1:
                 self._evaluate()
-            batch, tokens = next(batches)
-            self._take(batch, rate(progress))
+            texts = next(batches)
+            self._take(texts, rate(progress))
             self.step += 1
-            self.tokens += tokens
+            self.tokens += texts.count
             now = monotonic()
             if now - read > _READ_EVERY or now - saved > self._save_every:
                 self._read()
@@ -131,11 +154,11 @@ class Loop(Generic[B]):
         self.save()
         return self._take_best()
 
-    def _take(self, batch: B, factor: float) -> None:
+    def _take(self, texts: Texts, factor: float) -> None:
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate * factor
         with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
-            loss, numbers = self._student.loss(batch)
+            loss, numbers = self._student.loss(texts)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP)
         bad = ~(loss.detach().isfinite() & norm.isfinite())
@@ -164,6 +187,8 @@ class Loop(Generic[B]):
         self._tell(
             "progress",
             {
+                "loss": seen.means.pop("loss"),
+                "acceptance_length": chained(seen.means),
                 **seen.means,
                 "steps": self._limits.steps,
                 "tokens": self.tokens,

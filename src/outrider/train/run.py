@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -16,17 +16,17 @@ from outrider.errors import TrainingError
 from outrider.train import card, plot, report, settings
 from outrider.train.checkpoint import Checkpoints
 from outrider.train.files import explained, replace_text
-from outrider.train.loop import Limits, Loop, Stop
+from outrider.train.loop import Lessons, Limits, Loop, Stop
 from outrider.train.report import Log, Watcher, history
 from outrider.train.settings import Asked, Defaults, Settings
-from outrider.train.student import B, Evaluation, Lessons, Student
+from outrider.train.student import Evaluation, Student
 
 DATA, CHECKPOINTS = "data", "checkpoints"
 _WRITING = 0.4
 """At most this share of a run's minutes goes into writing data."""
 
 
-class Workshop(Protocol[B]):
+class Workshop(Protocol):
     """What a run needs of its target."""
 
     def write(self, tell: Tell, stop: Stop, seconds: float | None) -> None:
@@ -38,8 +38,8 @@ class Workshop(Protocol[B]):
         """Recipe and counts of the corpus, for the card."""
         ...
 
-    def lessons(self) -> Lessons[B]: ...
-    def student(self) -> Student[B]: ...
+    def lessons(self) -> Lessons: ...
+    def student(self) -> Student: ...
 
 
 class Tell(Protocol):
@@ -48,7 +48,7 @@ class Tell(Protocol):
     def __call__(self, done: int, total: int) -> None: ...
 
 
-Open = Callable[[Settings, Path, torch.device], Workshop[Any]]
+Open = Callable[[Settings, Path, torch.device], Workshop]
 """Makes the workshop of a run; the path is where its corpus lies."""
 
 
@@ -79,7 +79,7 @@ def run(
         return _Run(chosen, folder, device, Log(folder / report.FILE, watcher), stop).run(opened)
 
 
-class _Run(Generic[B]):
+class _Run:
     def __init__(self, chosen: Settings, folder: Path, device: torch.device, log: Log, stop: Stop) -> None:
         self._settings, self._folder, self._device, self._log, self._stop = chosen, folder, device, log, stop
 
@@ -124,12 +124,12 @@ class _Run(Generic[B]):
                 "seconds": outcome.seconds,
                 "loss": evaluation.loss,
                 "acceptance_length": evaluation.acceptance_length,
-                "accepted_per_position": evaluation.accepted_per_position,
+                "per_position": evaluation.per_position,
             }
         )
         return outcome
 
-    def _write(self, workshop: Workshop[B]) -> float:
+    def _write(self, workshop: Workshop) -> float:
         """Seconds spent writing, in killed runs too."""
         if self._settings.data is not None:
             return 0.0
@@ -172,7 +172,7 @@ class _Run(Generic[B]):
         events = report.events(self._folder / report.FILE)
         return max((float(e["seconds"]) for e in events if e.get("phase") == "write" and "seconds" in e), default=0.0)
 
-    def _trained(self, loop: Loop[B], writing: float) -> dict[str, Any]:
+    def _trained(self, loop: Loop, writing: float) -> dict[str, Any]:
         where = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else platform.machine()
         return {
             "steps": loop.step,
@@ -184,7 +184,7 @@ class _Run(Generic[B]):
             "plot": plot.possible(),
         }
 
-    def _export(self, student: Student[B], facts: Mapping[str, Any]) -> None:
+    def _export(self, student: Student, facts: Mapping[str, Any]) -> None:
         course = history(self._folder / report.FILE)
         with explained(self._folder):
             student.export(self._folder, facts)
@@ -230,12 +230,11 @@ def _alone(folder: Path) -> Iterator[None]:
     except ImportError:  # not on Windows
         yield
         return
-    with explained(folder), (folder / ".lock").open("w") as file:
+    with explained(folder):
+        file = (folder / ".lock").open("w")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise TrainingError(f"another process is training in {folder}; wait for it, or stop it") from error
         yield
-
-
-__all__ = ["Asked", "Outcome", "Stop", "Workshop", "run"]

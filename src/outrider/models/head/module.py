@@ -78,12 +78,14 @@ class _Layer(nn.Module):
         self.input_layernorm = Norm(a.hidden, a.norm_eps)
         if first:
             self.hidden_norm = Norm(a.hidden, a.norm_eps)
-        self.self_attn = _Attention(a, a.hidden * (2 if first else 1))
+        self.self_attn = Attention(a, a.hidden * (2 if first else 1))
         self.post_attention_layernorm = Norm(a.hidden, a.norm_eps)
-        self.mlp = _Mlp(a)
+        self.mlp = Mlp(a)
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
+    """Grouped-query projections around an attention that is handed in."""
+
     def __init__(self, a: Architecture, width: int) -> None:
         super().__init__()
         self._head_dim = a.head_dim
@@ -93,13 +95,14 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(a.q_width, a.hidden, bias=False)
 
     def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
-        heads = (x.shape[:-1], -1, self._head_dim)
-        q, k, v = (p(x).view(*heads[0], *heads[1:]) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (p(x).view(*x.shape[:-1], -1, self._head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
         out: Tensor = self.o_proj(attend(layer, q, k, v))
         return out
 
 
-class _Mlp(nn.Module):
+class Mlp(nn.Module):
+    """Gated, by silu."""
+
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(a.hidden, a.mlp, bias=False)
