@@ -58,11 +58,11 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
     use = "head:DIR" if not settings.draft_model else "model:DIR"
     parts = [
         f"# A {facts['kind']} for {target}",
-        f"Drafts for `{target}`: `outrider generate --model {target} --drafter {use} \"…\"`. "
+        f'Drafts for `{target}`: `outrider generate --model {target} --drafter {use} "…"`. '
         "The text stays the target's own; this only makes it come sooner.",
         "## How good it is",
-        f"On held-out answers that the target wrote greedily, never trained on: {held_out['acceptance_length']:.2f} tokens per "
-        f"target pass (a chain of {len(held_out['per_position'])} drafted tokens, the target's own token "
+        "On held-out answers that the target wrote greedily, never trained on: "
+        f"{held_out['acceptance_length']:.2f} tokens per target pass (a chain of {len(held_out['per_position'])} drafted tokens, the target's own token "
         f"included), loss {held_out['loss']:.4f}. The weights are those of the best of the evaluations below.",
         _table(
             ("Drafted position", "Accepted, all before it being so"),
@@ -73,7 +73,7 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
         _table(("What", "How much"), [(name, _shown(value)) for name, value in facts["data"].items()]),
         "## Training",
         "```\n" + settings.command + "\n```",
-        _table(("Setting", "Value"), [(f"`{option(name)}`", _shown(value)) for name, value in _settings(settings)]),
+        _table(("Setting", "Value"), [(f"`{option(name)}`", _shown(value)) for name, value in settings.shown().items()]),
         _table(("Came to", ""), [(name, _shown(value)) for name, value in facts["trained"].items()]),
         "![The course of training](training.png)" if facts["trained"].get("plot") else "",
         _table(
@@ -95,15 +95,6 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
         "applies, and that of the prompts where a file was given.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _settings(settings: Settings) -> list[tuple[str, Any]]:
-    kept = asdict(settings)
-    return [
-        (name, Path(value).name if name in ("prompts", "data", "model") and Path(value).is_absolute() else value)
-        for name, value in kept.items()
-        if value is not None
-    ]
 
 
 def _prompts(settings: Settings) -> str:

@@ -36,8 +36,10 @@ _AVERAGE = 0.999
 class Lessons(Protocol):
     """The corpus in batches. The batch at a position is always the same one."""
 
-    @property
-    def per_epoch(self) -> int: ...
+    def steps(self, epochs: int) -> int:
+        """How many there are in so many epochs."""
+        ...
+
     def batches(self, start: int) -> Iterator[Texts]:
         """From position `start` on, without end, epoch after epoch."""
         ...

@@ -22,6 +22,7 @@ from outrider.train.settings import Asked, Defaults, Settings
 from outrider.train.student import Evaluation, Student
 
 DATA, CHECKPOINTS = "data", "checkpoints"
+_LOCK = ".lock"
 _WRITING = 0.4
 """At most this share of a run's minutes goes into writing data."""
 
@@ -75,28 +76,32 @@ def run(
     if asked.data is not None and (asked.prompts is not None or asked.tokens is not None):
         raise TrainingError("--data brings what was written already: leave --prompts and --tokens out")
     chosen = _settled(asked, folder, Defaults.of(model, str(device)), resume)
+    # Whatever is wrong with the target or the prompts shows here, before the folder is taken.
+    workshop = opened(chosen, Path(chosen.data) if chosen.data is not None else folder / DATA, device)
     with _alone(folder):
-        return _Run(chosen, folder, device, Log(folder / report.FILE, watcher), stop).run(opened)
+        if not resume:
+            _check_free(folder)
+            with explained(folder):
+                replace_text(folder / settings.FILE, chosen.dumps())
+        return _Run(chosen, folder, device, Log(folder / report.FILE, watcher), stop).run(workshop)
 
 
 class _Run:
     def __init__(self, chosen: Settings, folder: Path, device: torch.device, log: Log, stop: Stop) -> None:
         self._settings, self._folder, self._device, self._log, self._stop = chosen, folder, device, log, stop
 
-    def run(self, opened: Open) -> Outcome:
+    def run(self, workshop: Workshop) -> Outcome:
         s = self._settings
-        data = Path(s.data) if s.data is not None else self._folder / DATA
-        workshop = opened(s, data, self._device)
-        writing = self._write(workshop)
+        checkpoints = Checkpoints(self._folder / CHECKPOINTS)
+        state = checkpoints.latest()
+        # Once training has begun the corpus stays as it is: positions in it must keep their meaning.
+        writing = self._write(workshop) if state is None else self._written_before()
         torch.manual_seed(s.seed)
-        student, lessons = workshop.student(), workshop.lessons()
-        if lessons.per_epoch < 1:
-            raise TrainingError("there is too little text to learn from; give more --tokens or --minutes")
+        lessons, student = workshop.lessons(), workshop.student()
         limits = Limits(
-            steps=None if s.epochs is None else s.epochs * lessons.per_epoch,
+            steps=None if s.epochs is None else lessons.steps(s.epochs),
             seconds=None if s.minutes is None else max(0.0, s.minutes * 60 - writing),
         )
-        checkpoints = Checkpoints(self._folder / CHECKPOINTS)
         loop = Loop(
             student,
             lessons,
@@ -108,7 +113,7 @@ class _Run:
             device=self._device,
         )
         self._phase("train", parameters=sum(p.numel() for p in student.parameters()), steps=limits.steps)
-        if (state := checkpoints.latest()) is not None:
+        if state is not None:
             loop.restore(state)
             self._note(f"going on at step {loop.step}")
         evaluation = loop.run()
@@ -203,7 +208,7 @@ class _Run:
 
 
 def _settled(asked: Asked, folder: Path, defaults: Defaults, resume: bool) -> Settings:
-    """The settings of the run in `folder`: those it began with, or new ones, saved."""
+    """The settings of the run in `folder`: those it began with, or new ones."""
     file = folder / settings.FILE
     if resume:
         if not file.is_file():
@@ -211,27 +216,29 @@ def _settled(asked: Asked, folder: Path, defaults: Defaults, resume: bool) -> Se
         stored = Settings.load(file)
         stored.agree(asked)
         return stored
-    if file.is_file():
+    _check_free(folder)
+    return Settings.settle(asked, defaults)
+
+
+def _check_free(folder: Path) -> None:
+    if (folder / settings.FILE).is_file():
         raise TrainingError(f"{folder} holds a run already; go on with it by --resume, or choose another --out")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(each.name != _LOCK for each in folder.iterdir())):
         raise TrainingError(f"{folder} is not an empty folder; choose another --out")
-    chosen = Settings.settle(asked, defaults)
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(file, chosen.dumps())
-    return chosen
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One process per run; the lock goes with the process, however it ends."""
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # not on Windows
         yield
         return
     with explained(folder):
-        file = (folder / ".lock").open("w")
+        file = (folder / _LOCK).open("w")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

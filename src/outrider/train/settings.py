@@ -78,7 +78,10 @@ class Settings:
             if value is True:
                 words.append(option(name))
             elif value is not None and value is not False:
-                words += [option(name), Path(value).name if name in _PATHS and Path(value).is_absolute() else str(value)]
+                words += [
+                    option(name),
+                    Path(value).name if name in _PATHS and Path(value).is_absolute() else str(value),
+                ]
         return shlex.join(["outrider", "train", "--out", "DIR", *words])
 
     @staticmethod
