@@ -74,14 +74,12 @@ def train(
     ] = None,
     epochs: Annotated[
         int | None,
-        _how("--epochs", min=1, metavar="N", help="End after N passes over the text; with --minutes, the first counts."),
+        _how("--epochs", min=1, metavar="N", help="End after N passes over the text, or after --minutes."),
     ] = None,
     learning_rate: Annotated[
         float | None, _how("--learning-rate", min=0.0, metavar="X", help="At its highest.")
     ] = None,
-    batch_tokens: Annotated[
-        int | None, _how("--batch-tokens", min=16, metavar="N", help="Tokens per step.")
-    ] = None,
+    batch_tokens: Annotated[int | None, _how("--batch-tokens", min=16, metavar="N", help="Tokens per step.")] = None,
     seed: Annotated[int | None, _how("--seed", metavar="N", help="Fixes the randomness; 0 if not given.")] = None,
     device: Annotated[str, _how("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     resume: Annotated[

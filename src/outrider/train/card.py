@@ -51,10 +51,11 @@ def short_name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() or Path(model).expanduser().exists() else model
 
 
-def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> str:
+def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping[str, Any]], plotted: bool) -> str:
     """`facts`: what `about` gives."""
     held_out = facts["held_out"]
     target = facts["target"]
+    chosen = [(f"`{option(name)}`", _shown(value)) for name, value in settings.shown().items()]
     use = "head:DIR" if not settings.draft_model else "model:DIR"
     parts = [
         f"# A {facts['kind']} for {target}",
@@ -62,8 +63,9 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
         "The text stays the target's own; this only makes it come sooner.",
         "## How good it is",
         "On held-out answers that the target wrote greedily, never trained on: "
-        f"{held_out['acceptance_length']:.2f} tokens per target pass (a chain of {len(held_out['per_position'])} drafted tokens, the target's own token "
-        f"included), loss {held_out['loss']:.4f}. The weights are those of the best of the evaluations below.",
+        f"{held_out['acceptance_length']:.2f} tokens per target pass (a chain of {len(held_out['per_position'])} "
+        f"drafted tokens, the target's own token included), loss {held_out['loss']:.4f}. The weights are those of the "
+        "best of the evaluations below.",
         _table(
             ("Drafted position", "Accepted, all before it being so"),
             [(str(i), f"{share:.1%}") for i, share in enumerate(held_out["per_position"], 1)],
@@ -73,9 +75,9 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
         _table(("What", "How much"), [(name, _shown(value)) for name, value in facts["data"].items()]),
         "## Training",
         "```\n" + settings.command + "\n```",
-        _table(("Setting", "Value"), [(f"`{option(name)}`", _shown(value)) for name, value in settings.shown().items()]),
+        _table(("Setting", "Value"), chosen),
         _table(("Came to", ""), [(name, _shown(value)) for name, value in facts["trained"].items()]),
-        "![The course of training](training.png)" if facts["trained"].get("plot") else "",
+        "![The course of training](training.png)" if plotted else "",
         _table(
             ("Step", "Where", "Loss", "Tokens per pass"),
             [

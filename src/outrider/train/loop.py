@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from outrider.errors import TrainingError
-from outrider.train.checkpoint import Checkpoints, State
 from outrider.train.batch import Texts
+from outrider.train.checkpoint import Checkpoints, State
 from outrider.train.report import Watcher
 from outrider.train.student import Evaluation, Student
 
-_SAVE_EVERY = 45.0
+SAVE_EVERY = 45.0
+"""Seconds of training that a kill may lose."""
 _READ_EVERY = 2.0
 _EVALUATIONS = 10
 """Over the whole run, at even distances."""
@@ -77,6 +78,10 @@ def rate(progress: float) -> float:
     return _LAST + (1 - _LAST) * 0.5 * (1 + math.cos(math.pi * after))
 
 
+def _worth(evaluation: Evaluation) -> tuple[float, float]:
+    return evaluation.acceptance_length, -evaluation.loss
+
+
 def chained(shares: Mapping[str, float]) -> float:
     """Tokens per target pass if draft j were right with chance `right<j>`, independently: a rough guide while
     training; evaluations replay real chains."""
@@ -101,11 +106,10 @@ class Loop:
         *,
         learning_rate: float,
         device: torch.device,
-        save_every: float = _SAVE_EVERY,
     ) -> None:
         self._student, self._lessons, self._limits = student, lessons, limits
         self._checkpoints, self._watcher, self._stop = checkpoints, watcher, stop
-        self._device, self._learning_rate, self._save_every = device, learning_rate, save_every
+        self._device, self._learning_rate = device, learning_rate
         self._parameters = list(student.parameters())
         self._weights: list[Tensor] = [p.detach() for p in self._parameters]
         """The same memory, without gradients."""
@@ -121,6 +125,8 @@ class Loop:
         self._seconds_before = 0.0
         self._started = monotonic()
         self._sums = _Sums(device)
+        self._told = 0, 0.0
+        """Tokens and seconds when progress was told last."""
         self.best: Evaluation | None = None
 
     @property
@@ -131,6 +137,8 @@ class Loop:
     def run(self) -> Evaluation:
         """Train to the limit; the best evaluation, whose weights the student has afterwards."""
         self._started = monotonic()
+        if self.step == 0:
+            self._evaluate()  # what the target's own layers give, untrained
         read = saved = monotonic()
         batches = self._lessons.batches(self.step)
         while (progress := self._limits.progress(self.step, self.seconds)) < 1.0:
@@ -145,10 +153,10 @@ class Loop:
             self.step += 1
             self.tokens += texts.count
             now = monotonic()
-            if now - read > _READ_EVERY or now - saved > self._save_every:
+            if now - read > _READ_EVERY or now - saved > SAVE_EVERY:
                 self._read()
                 read = now
-            if now - saved > self._save_every:
+            if now - saved > SAVE_EVERY:
                 self.save()
                 saved = monotonic()
         self._read()
@@ -183,9 +191,11 @@ class Loop:
             )
         if not seen.means:
             return
-        speed = self.tokens / max(self.seconds, 1e-9)
-        progress = self._limits.progress(self.step, self.seconds)
-        left = self.seconds * (1 - progress) / progress if progress > 0 else None
+        seconds, (tokens, since) = self.seconds, self._told
+        self._told = self.tokens, seconds
+        speed = (self.tokens - tokens) / max(seconds - since, 1e-9)
+        progress = self._limits.progress(self.step, seconds)
+        left = seconds * (1 - progress) / progress if progress > 0 else None
         self._tell(
             "progress",
             {
@@ -212,7 +222,7 @@ class Loop:
                     f"the loss on held-out text is not a finite number at step {self.step}; the last checkpoint is "
                     "intact: go on from it with --resume, or start anew with a lower --learning-rate"
                 )
-            if self.best is None or found.acceptance_length > self.best.acceptance_length:
+            if self.best is None or _worth(found) > _worth(self.best):
                 self.best = found
                 self._checkpoints.save_best({"student": dict(self._student.state_dict()), "evaluation": asdict(found)})
         self._tell("evaluation", asdict(found))
@@ -255,6 +265,7 @@ class Loop:
         self.step, self.tokens = state["step"], state["tokens"]
         self.skipped, self.evaluations = state["skipped"], state["evaluations"]
         self._seconds_before = state["seconds"]
+        self._told = self.tokens, self._seconds_before
         self._student.load_state_dict(state["student"])
         with torch.no_grad():
             for mine, saved in zip(self._average, state["average"], strict=True):

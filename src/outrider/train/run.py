@@ -186,14 +186,13 @@ class _Run:
             "minutes of training": round(loop.seconds / 60, 2),
             "minutes of writing": round(writing / 60, 2),
             "device": where,
-            "plot": plot.possible(),
         }
 
     def _export(self, student: Student, facts: Mapping[str, Any]) -> None:
         course = history(self._folder / report.FILE)
         with explained(self._folder):
             student.export(self._folder, facts)
-            replace_text(self._folder / card.FILE, card.page(self._settings, facts, course))
+            replace_text(self._folder / card.FILE, card.page(self._settings, facts, course, plot.possible()))
         if plot.possible():
             title = f"{facts['kind']} for {facts['target']}"
             plot.draw(course, title, self._folder / plot.FILE)

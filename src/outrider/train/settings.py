@@ -72,17 +72,19 @@ class Settings:
     @property
     def command(self) -> str:
         """What gives these settings again; files by their names alone."""
-        given = {each.name: getattr(self, each.name) for each in fields(Asked)}
-        words = []
-        for name, value in given.items():
-            if value is True:
-                words.append(option(name))
-            elif value is not None and value is not False:
-                words += [
-                    option(name),
-                    Path(value).name if name in _PATHS and Path(value).is_absolute() else str(value),
-                ]
-        return shlex.join(["outrider", "train", "--out", "DIR", *words])
+        words = ["outrider", "train", "--out", "DIR"]
+        for name, value in self.shown().items():
+            if value is not False and name != "prompts_sha256":
+                words += [option(name)] if value is True else [option(name), str(value)]
+        return shlex.join(words)
+
+    def shown(self) -> dict[str, Any]:
+        """Those that are set, without the folders that files lie in."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        for name in _PATHS:
+            if name in given and Path(given[name]).is_absolute():
+                given[name] = Path(given[name]).name
+        return given
 
     @staticmethod
     def settle(asked: Asked, defaults: Defaults) -> Settings:
