@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from outrider.train.fused import fused
+
 Divergence = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(student's log-probabilities, target's log-probabilities, the target's own token) → (loss [rows], gradient at the
 student's logits [rows, vocab]); all fp32, the token -1 where the student has no column for it."""
@@ -84,13 +86,9 @@ class _Diverge(torch.autograd.Function):
         chosen = torch.empty(len(states), dtype=torch.long, device=states.device)
         for start in range(0, len(states), ROWS):
             part = slice(start, start + ROWS)
-            logits = linear(states[part], narrow).float()
-            chosen[part] = logits.argmax(-1)
-            losses, gradient = divergence(
-                torch.log_softmax(logits, -1), torch.log_softmax(target[part].float(), -1), token[part]
-            )
-            loss += (losses * weight[part]).sum()
-            gradient = (gradient * weight[part, None]).to(states.dtype)
+            logits = linear(states[part], narrow)
+            losses, gradient, chosen[part] = _judged(logits, target[part], token[part], weight[part], divergence)
+            loss += losses
             d_states[part] = gradient @ narrow
             d_matrix += gradient.T @ states[part]
         ctx.save_for_backward(d_states, d_matrix.to(matrix.dtype))
@@ -101,3 +99,12 @@ class _Diverge(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         d_states, d_matrix = ctx.saved_tensors
         return d_states * grads[0], d_matrix * grads[0], None, None, None, None
+
+
+@fused
+def _judged(
+    logits: Tensor, target: Tensor, token: Tensor, weight: Tensor, divergence: Divergence
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed loss, gradient at the logits in their own precision, and the student's choices."""
+    losses, gradient = divergence(torch.log_softmax(logits.float(), -1), torch.log_softmax(target.float(), -1), token)
+    return (losses * weight).sum(), (gradient * weight[:, None]).to(logits.dtype), logits.argmax(-1)

@@ -24,6 +24,7 @@ from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.train.acceptance import Acceptance
 from outrider.train.batch import Texts
 from outrider.train.divergence import Divergence, diverge
+from outrider.train.fused import fuse_modules
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
 
@@ -79,6 +80,7 @@ class DraftStudent:
 
     def __init__(self, module: DraftModule, teacher: Teacher, divergence: Divergence, target: Checkpoint) -> None:
         self.module = module.to(teacher.device)
+        fuse_modules(self.module, (Norm, Mlp), teacher.device)
         self._teacher = teacher
         self._divergence = divergence
         self._target = target

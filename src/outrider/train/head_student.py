@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
-from outrider.models.head.module import HeadModule
+from outrider.models.head.module import HeadModule, Mlp, Norm
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.train.acceptance import Acceptance
 from outrider.train.batch import Texts
 from outrider.train.divergence import Divergence, diverge
+from outrider.train.fused import fuse_modules
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
 from outrider.train.unroll import UnrolledAttention
@@ -40,6 +41,7 @@ class HeadStudent:
     ) -> None:
         """ids [draft vocabulary]: the target's tokens it may draft, rising."""
         self.module = module.to(teacher.device)
+        fuse_modules(self.module, (Norm, Mlp), teacher.device)
         self.ids = ids.to(teacher.device)
         self._teacher = teacher
         self._divergence = divergence

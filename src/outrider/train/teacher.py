@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
+from outrider.models import rotary
 from outrider.models.architecture import Architecture
-from outrider.models.rotary import rotated, rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
+from outrider.train.fused import fused
+
+rotated = fused(rotary.rotated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Teacher:
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        self._rotations = [rotation_table(rope, max_length, self.device) for rope in architecture.ropes]
+        self._rotations = [rotary.rotation_table(rope, max_length, self.device) for rope in architecture.ropes]
 
     @torch.no_grad()
     def read(self, tokens: Tensor, taps: Sequence[int]) -> Reading:
@@ -83,15 +86,24 @@ class Teacher:
         return out if w.attention_out_norm is None else self._norm(out, w.attention_out_norm)
 
     def _mlp(self, w: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = linear(x, w.gate_up, _typed(w.gate_up_bias, x)).chunk(2, dim=-1)
-        active = silu(gate) if self.architecture.activation == "silu" else gelu(gate, approximate="tanh")
-        out = linear(active * up, w.down, _typed(w.down_bias, x))
+        active = _gated(linear(x, w.gate_up, _typed(w.gate_up_bias, x)), self.architecture.activation == "silu")
+        out = linear(active, w.down, _typed(w.down_bias, x))
         return out if w.mlp_out_norm is None else self._norm(out, w.mlp_out_norm)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.architecture.norm_eps)
-        return (wide * scale * weight).to(x.dtype)
+        return _rms_norm(x, weight, self.architecture.norm_eps)
+
+
+@fused
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+
+
+@fused
+def _gated(gate_up: Tensor, by_silu: bool) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (silu(gate) if by_silu else gelu(gate, approximate="tanh")) * up
 
 
 def _typed(bias: Tensor | None, x: Tensor) -> Tensor | None:

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.models.rotary import rotated
+from outrider.models import rotary
+from outrider.train.fused import fused
+
+rotated = fused(rotary.rotated)
 
 
 class UnrolledAttention:
@@ -52,16 +55,9 @@ class _Joined(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_keys: Tensor | None, own_values: Tensor | None, scale: float
     ) -> Tensor:
-        group = q.shape[2] // k.shape[2]
         out, normaliser, rest = _fused(*_square(q, k, v), scale=scale)
         if own_keys is not None and own_values is not None:
-            scores = _dots(q, own_keys) * scale  # [steps, B, heads, n] fp32
-            joint = torch.logsumexp(torch.cat([normaliser[None], scores]), dim=0)
-            out = out * (normaliser - joint).exp()[..., None].to(out.dtype)
-            for score, value in zip(scores, own_values, strict=True):
-                weight = (score - joint).exp()[..., None].to(out.dtype)
-                out = out + weight * value.repeat_interleave(group, 2).transpose(1, 2)
-            normaliser = joint
+            out, normaliser = _join(q, own_keys, own_values, out, normaliser, scale)
         ctx.save_for_backward(q, k, v, own_keys, own_values, out, normaliser)
         ctx.rest, ctx.scale = rest, scale
         return out.transpose(1, 2)
@@ -77,18 +73,53 @@ class _Joined(torch.autograd.Function):
         dk, dv = (x.reshape(batch, length, kv, group, dim).sum(3) for x in (dk, dv))
         if own_keys is None:
             return dq, dk, dv, None, None, None
-        grad = grads[0]  # [B, n, heads, dim]
-        joint = normaliser.transpose(1, 2)  # [B, n, heads]
-        mean = (grad.float() * out.transpose(1, 2).float()).sum(-1)
-        d_keys, d_values = torch.empty_like(own_keys), torch.empty_like(own_values)
-        for i, (key, value) in enumerate(zip(own_keys, own_values, strict=True)):
-            key, value = key.repeat_interleave(group, 2), value.repeat_interleave(group, 2)
-            weight = ((q.float() * key.float()).sum(-1) * ctx.scale - joint).exp()  # [B, n, heads]
-            d_score = (weight * ((grad.float() * value.float()).sum(-1) - mean) * ctx.scale)[..., None].to(q.dtype)
-            dq = dq + d_score * key
-            d_keys[i] = (d_score * q).view(batch, length, kv, group, dim).sum(3)
-            d_values[i] = (weight[..., None].to(q.dtype) * grad).view(batch, length, kv, group, dim).sum(3)
+        dq, d_keys, d_values = _join_backward(grads[0], q, own_keys, own_values, out, normaliser, dq, ctx.scale)
         return dq, dk, dv, d_keys, d_values, None
+
+
+@fused
+def _join(
+    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, normaliser: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Add one key per step to an attention's output [B, heads, n, dim] and log-normaliser [B, heads, n].
+
+    q [B, n, heads, dim], keys and values [steps, B, n, kv, dim].
+    """
+    scores = _own_scores(q, keys, scale)  # [steps, B, n, kv, group]
+    steps, batch, length = scores.shape[:3]
+    by_head = scores.reshape(steps, batch, length, -1).permute(0, 1, 3, 2)
+    highest = torch.maximum(normaliser, by_head.amax(0))
+    joint = highest + ((normaliser - highest).exp() + (by_head - highest).exp().sum(0)).log()
+    weights = (scores - joint.transpose(1, 2).reshape(batch, length, *scores.shape[3:])).exp()
+    own = (weights[..., None] * values.float()[:, :, :, :, None]).sum(0)  # [B, n, kv, group, dim]
+    own = own.reshape(q.shape).transpose(1, 2)
+    return (out.float() * (normaliser - joint).exp()[..., None] + own).to(out.dtype), joint
+
+
+@fused
+def _join_backward(
+    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, joint: Tensor, dq: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients at q (those of the other part, `dq`, included), keys and values. grad [B, n, heads, dim]."""
+    _, batch, length, kv, dim = keys.shape
+    grouped = (batch, length, kv, -1, dim)
+    scores = _own_scores(q, keys, scale)
+    weights = (scores - joint.transpose(1, 2).reshape(batch, length, *scores.shape[3:])).exp()
+    wide = grad.float()
+    mean = (wide * out.transpose(1, 2).float()).sum(-1).reshape(batch, length, kv, -1)
+    wide = wide.reshape(grouped)
+    along = (wide * values.float()[:, :, :, :, None]).sum(-1)  # [steps, B, n, kv, group]
+    d_scores = (weights * (along - mean) * scale)[..., None]
+    own_dq = (d_scores * keys.float()[:, :, :, :, None]).sum(0).reshape(q.shape)
+    d_keys = (d_scores * q.float().reshape(grouped)).sum(4)
+    d_values = (weights[..., None] * wide).sum(4)
+    return (dq.float() + own_dq).to(q.dtype), d_keys.to(keys.dtype), d_values.to(values.dtype)
+
+
+def _own_scores(q: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """[steps, B, n, kv, group] fp32: each row with its own key of every step."""
+    batch, length, kv, dim = keys.shape[1:]
+    return (q.float().reshape(batch, length, kv, -1, dim) * keys.float()[:, :, :, :, None]).sum(-1) * scale
 
 
 def _square(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,13 +127,6 @@ def _square(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
     return q.transpose(1, 2), k, v
-
-
-def _dots(q: Tensor, keys: Tensor) -> Tensor:
-    """q [B, n, heads, dim] with its own key of every step, keys [steps, B, n, kv, dim] → [steps, B, heads, n] fp32."""
-    group = q.shape[2] // keys.shape[3]
-    wide = q.float()
-    return torch.stack([(wide * key.repeat_interleave(group, 2).float()).sum(-1).transpose(1, 2) for key in keys])
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
