@@ -94,7 +94,7 @@ def rough_gumbel(key: Key, tokens: NDArray[np.uint32]) -> NDArray[np.float32]:
     """`gumbel_at` of one key to fp32's precision, for drafts: they gain by being near the target's noise, and by being
     cheap, not by equality."""
     low, high = row_key(*key)
-    x = (tokens * np.uint32(_STEP & 0xFFFFFFFF)) ^ np.uint32(low)
+    x = (tokens * np.uint32(STEP & 0xFFFFFFFF)) ^ np.uint32(low)
     for word in (high, None):
         x ^= x >> np.uint32(16)
         x *= np.uint32(_MIX_A)
