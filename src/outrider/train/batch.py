@@ -12,14 +12,16 @@ from torch import Tensor
 @dataclass(slots=True)
 class Texts:
     """`tokens` [B, T], padded on the right. Text b is a prompt of `prompts[b]` tokens and its answer, up to
-    `lengths[b]`; `greedy[b]`: the answer was chosen, not sampled."""
+    `lengths[b]`; `greedy[b]`: the answer was chosen, not sampled. `earlier[b]`: [start, stop) of answers inside the
+    prompt, which are learned from too."""
 
     tokens: Tensor
     lengths: list[int]
     prompts: list[int]
     greedy: list[bool]
+    earlier: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     _answers: tuple[Tensor, Tensor] | None = field(default=None, init=False)
-    _bounds: list[int] = field(default_factory=list, init=False)
+    _bounds: list[tuple[int, int]] = field(default_factory=list, init=False)
 
     @property
     def width(self) -> int:
@@ -34,15 +36,20 @@ class Texts:
         """Of every answer token that a head can guess (the first two tokens of a text it cannot): its index in the
         flattened tokens, and how many answer tokens of its text come before it."""
         if self._answers is None:
-            starts = [max(prompt, 2) for prompt in self.prompts]
-            spans = [np.arange(start, length) for start, length in zip(starts, self.lengths, strict=True)]
-            self._bounds = [0, *np.cumsum([len(span) for span in spans]).tolist()]
-            where = np.concatenate([row * self.width + span for row, span in enumerate(spans)])
-            depth = np.concatenate([span - prompt for span, prompt in zip(spans, self.prompts, strict=True)])
-            self._answers = torch.from_numpy(where), torch.from_numpy(depth)
+            where, depth, self._bounds = [], [], []
+            earlier = self.earlier or [()] * len(self.lengths)
+            at = 0
+            for row, last in enumerate(zip(self.prompts, self.lengths, strict=True)):
+                for start, stop in (*earlier[row], last):
+                    span = np.arange(max(start, 2), stop)
+                    where.append(row * self.width + span)
+                    depth.append(span - start)
+                    at += len(span)
+                self._bounds.append((at - len(span), at))
+            self._answers = torch.from_numpy(np.concatenate(where)), torch.from_numpy(np.concatenate(depth))
         return self._answers
 
     def answer_slice(self, text: int) -> slice:
-        """Where the tokens of `text` lie in `answers`."""
+        """Where the tokens of the last answer of `text` lie in `answers`."""
         self.answers()
-        return slice(self._bounds[text], self._bounds[text + 1])
+        return slice(*self._bounds[text])

@@ -1,0 +1,134 @@
+"""The model card: what was trained, from what, how, and how good it came out."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider import __version__
+from outrider.train.settings import Settings, option
+from outrider.train.student import Evaluation
+
+FILE = "README.md"
+_CURVE = 12
+"""Lines of the loss curve in the card; the log has all."""
+
+
+def about(
+    settings: Settings, kind: str, data: Mapping[str, Any], trained: Mapping[str, Any], held_out: Evaluation
+) -> dict[str, Any]:
+    """What goes into the config of what is exported: no paths of the machine it was made on."""
+    return {
+        "target": short_name(settings.model),
+        "kind": kind,
+        "data": dict(data),
+        "trained": dict(trained),
+        "held_out": asdict(held_out),
+        "command": settings.command,
+        "seed": settings.seed,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"outrider": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    for name in ("transformers", "tokenizers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def short_name(model: str) -> str:
+    """A model's name; the last part of a path."""
+    return Path(model).name if Path(model).is_absolute() or Path(model).expanduser().exists() else model
+
+
+def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping[str, Any]], plotted: bool) -> str:
+    """`facts`: what `about` gives."""
+    held_out = facts["held_out"]
+    target = facts["target"]
+    chosen = [(f"`{option(name)}`", _shown(value)) for name, value in settings.shown().items()]
+    use = "head:DIR" if not settings.draft_model else "model:DIR"
+    parts = [
+        f"# A {facts['kind']} for {target}",
+        f'Drafts for `{target}`: `outrider generate --model {target} --drafter {use} "…"`. '
+        "The text stays the target's own; this only makes it come sooner.",
+        "## How good it is",
+        "On held-out answers that the target wrote greedily, never trained on: "
+        f"{held_out['acceptance_length']:.2f} tokens per target pass (a chain of {len(held_out['per_position'])} "
+        f"drafted tokens, the target's own token included), loss {held_out['loss']:.4f}. The weights are those of the "
+        "best of the evaluations below.",
+        _table(
+            ("Drafted position", "Accepted, all before it being so"),
+            [(str(i), f"{share:.1%}") for i, share in enumerate(held_out["per_position"], 1)],
+        ),
+        "## Data",
+        "Written by the target itself. The prompts are " + _prompts(settings) + ".",
+        _table(("What", "How much"), [(name, _shown(value)) for name, value in facts["data"].items()]),
+        "## Training",
+        "```\n" + settings.command + "\n```",
+        _table(("Setting", "Value"), chosen),
+        _table(("Came to", ""), [(name, _shown(value)) for name, value in facts["trained"].items()]),
+        "![The course of training](training.png)" if plotted else "",
+        _table(
+            ("Step", "Where", "Loss", "Tokens per pass"),
+            [
+                (
+                    str(line["step"]),
+                    "held-out" if line["event"] == "evaluation" else "training",
+                    f"{line['loss']:.4f}",
+                    f"{line.get('acceptance_length', float('nan')):.3f}",
+                )
+                for line in _thinned(history)
+            ],
+        ),
+        "## Made with",
+        ", ".join(f"{name} {number}" for name, number in facts["versions"].items()) + ".",
+        "## Licence",
+        f"Derived from `{target}` (its weights start this one's, and it wrote the data): the licence of `{target}` "
+        "applies, and that of the prompts where a file was given.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _prompts(settings: Settings) -> str:
+    if settings.data is not None:
+        return "those of an earlier run's corpus"
+    if settings.prompts is None:
+        return "invented by the target from its chat template"
+    return f"those of `{Path(settings.prompts).name}` (SHA-256 `{settings.prompts_sha256}`)"
+
+
+def _thinned(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """All evaluations, and about as many lines of training between them."""
+    lines = [line for line in history if line["event"] == "progress"]
+    every = max(1, -(-len(lines) // _CURVE))
+    kept = {id(line) for line in lines[::-1][::every]}
+    return [line for line in history if line["event"] == "evaluation" or id(line) in kept]
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    if not rows:
+        return ""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    return f"`{value}`"

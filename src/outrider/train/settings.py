@@ -1,0 +1,179 @@
+"""What a training run is asked for, what that settles to, and the file that makes it repeatable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import TrainingError
+
+FILE = "settings.json"
+
+_LEAST = {
+    "tokens": 1,
+    "minutes": 0,
+    "epochs": 1,
+    "layers": 1,
+    "draft_vocab": 2,
+    "learning_rate": 0,
+    "batch_tokens": 16,
+}
+"""0: anything above it."""
+_PATHS = ("model", "prompts", "data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options of `outrider train` as typed; None: not given. Names are those of `Settings`."""
+
+    model: str | None = None
+    draft_model: bool | None = None
+    prompts: str | None = None
+    data: str | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    epochs: int | None = None
+    layers: int | None = None
+    draft_vocab: int | None = None
+    loss: str | None = None
+    learning_rate: float | None = None
+    batch_tokens: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All a run depends on beside the target's weights: the same settings give the same steps."""
+
+    model: str
+    draft_model: bool
+    """A stand-alone model instead of a head."""
+    prompts: str | None
+    """A file of prompts; None: the target invents all of them."""
+    prompts_sha256: str | None
+    data: str | None
+    """A corpus that an earlier run wrote; None: write one."""
+    tokens: int
+    """Tokens the target writes."""
+    minutes: float | None
+    epochs: int | None
+    """Passes over the corpus. Of `minutes` and `epochs` one is given; of both, the first used up ends the run."""
+    layers: int
+    draft_vocab: int
+    loss: str
+    learning_rate: float
+    batch_tokens: int
+    seed: int
+
+    @property
+    def command(self) -> str:
+        """What gives these settings again; files by their names alone."""
+        words = ["outrider", "train", "--out", "DIR"]
+        for name, value in self.shown().items():
+            if value is not False and name != "prompts_sha256":
+                words += [option(name)] if value is True else [option(name), str(value)]
+        return shlex.join(words)
+
+    def shown(self) -> dict[str, Any]:
+        """Those that are set, without the folders that files lie in."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        for name in _PATHS:
+            if name in given and Path(given[name]).is_absolute():
+                given[name] = Path(given[name]).name
+        return given
+
+    @staticmethod
+    def settle(asked: Asked, defaults: Defaults) -> Settings:
+        given = {name: value for name, value in asdict(asked).items() if value is not None}
+        if asked.minutes is None and asked.epochs is None:
+            given["epochs"] = defaults.epochs
+        if asked.data is not None:
+            given["data"] = str(Path(asked.data).expanduser().resolve())
+        prompts = None
+        if asked.prompts is not None:
+            path = Path(asked.prompts).expanduser().resolve()
+            given["prompts"], prompts = str(path), checksum(path)
+        base = {name: value for name, value in asdict(defaults).items() if name != "epochs"}
+        nothing = {"prompts": None, "data": None, "minutes": None, "epochs": None, "draft_model": False}
+        settings = Settings(**{**base, **nothing, **given, "prompts_sha256": prompts})
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not (value >= least and value > 0):
+                bound = f"at least {least}" if least else "above 0"
+                raise TrainingError(f"{option(name)} must be {bound}, got {value}")
+
+    def agree(self, asked: Asked) -> None:
+        """Refuse options that were given again with another value than the run was started with."""
+        for each in fields(asked):
+            wanted = getattr(asked, each.name)
+            has = getattr(self, each.name)
+            if wanted is not None and each.name in ("prompts", "data"):
+                wanted = str(Path(wanted).expanduser().resolve())
+            if wanted is not None and wanted != has:
+                raise TrainingError(
+                    f"this run was started with {option(each.name)} {has}, not {wanted}; "
+                    "leave the option out to go on as it began, or choose another --out"
+                )
+        if self.prompts is not None and self.data is None and checksum(Path(self.prompts)) != self.prompts_sha256:
+            raise TrainingError(f"{self.prompts} has changed since this run began; put it back, or start anew")
+
+    def dumps(self) -> str:
+        return json.dumps({**asdict(self), "command": self.command}, indent=2) + "\n"
+
+    @staticmethod
+    def load(path: Path) -> Settings:
+        try:
+            raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return Settings(**{name: value for name, value in raw.items() if name != "command"})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise TrainingError(f"{path} cannot be read as the settings of a run ({error}); start anew") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What is used where nothing was asked for, by device and target."""
+
+    model: str
+    tokens: int
+    epochs: int
+    layers: int
+    draft_vocab: int
+    loss: str
+    learning_rate: float
+    batch_tokens: int
+    seed: int = 0
+
+    @staticmethod
+    def of(model: str, device: str) -> Defaults:
+        """A GPU ends within half an hour, two CPU cores within two, with a target of the default model's size."""
+        gpu = device.startswith("cuda")
+        return Defaults(
+            model=model,
+            tokens=20_000_000 if gpu else 200_000,
+            epochs=4 if gpu else 3,
+            layers=1,
+            draft_vocab=16384,
+            loss="kl",
+            learning_rate=1e-3,
+            batch_tokens=32_768 if gpu else 2048,
+        )
+
+
+def option(name: str) -> str:
+    """A setting by the name it has on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def checksum(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise TrainingError(f"the prompts in {path} cannot be read: {error.strerror or error}") from error

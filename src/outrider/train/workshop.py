@@ -1,0 +1,169 @@
+"""The real parts of a run: the target, what it writes, and the student made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from outrider.errors import TrainingError
+from outrider.models.architecture import Architecture, UnsupportedArchitecture
+from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.checkpoints.progress import Progress
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.module import HeadModule
+from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
+from outrider.train.card import short_name
+from outrider.train.corpus import Corpus
+from outrider.train.divergence import LOSSES
+from outrider.train.draft_student import DraftStudent, draft_from_target
+from outrider.train.gather import gather
+from outrider.train.head_student import HeadStudent, Unroll, start_from_target
+from outrider.train.lessons import CorpusLessons
+from outrider.train.loop import Lessons, Stop
+from outrider.train.plan import Plan
+from outrider.train.prompts import Frame, read_prompts
+from outrider.train.recipe import Recipe
+from outrider.train.run import Open, Tell
+from outrider.train.settings import Settings
+from outrider.train.student import Student
+from outrider.train.teacher import Teacher
+from outrider.train.writer import Writer, check, fitting_lanes
+
+_GPU_LANES, _CPU_LANES = 4096, 32
+_FLUSH = 30.0
+"""Seconds of writing that a kill may lose."""
+
+
+def opener(progress: Progress) -> Open:
+    """Opens the workshop of a run; nothing is written yet."""
+
+    def opened(settings: Settings, data: Path, device: torch.device) -> TargetWorkshop:
+        return TargetWorkshop(settings, data, device, progress)
+
+    return opened
+
+
+class TargetWorkshop:
+    def __init__(self, settings: Settings, folder: Path, device: torch.device, progress: Progress) -> None:
+        if settings.loss not in LOSSES:
+            raise TrainingError(f"--loss must be one of {', '.join(LOSSES)}, got {settings.loss!r}")
+        if settings.data is not None and not folder.is_dir():
+            raise TrainingError(f"--data: {folder} is no folder that a run wrote its data to")
+        self._settings, self._folder, self._device = settings, folder, device
+        self._prompts = read_prompts(Path(settings.prompts)) if settings.prompts and not settings.data else []
+        self._target: Checkpoint = open_checkpoint(settings.model, progress)
+        self._architecture = _readable(self._target)
+        self._recipe = _recipe(settings.seed, self._architecture.max_context)
+        check(self._architecture, self._recipe.context)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self._weights: DecoderWeights[LayerWeights] = load_weights(
+            self._architecture, self._target.tensors(dtype), dtype, device, lambda layer: layer
+        )
+        self._corpus: Corpus | None = None
+
+    @property
+    def corpus(self) -> Corpus:
+        """Opened, or made, when first asked for."""
+        if self._corpus is None:
+            s = self._settings
+            made = {"target": short_name(s.model), "recipe": self._recipe.to_json(), "prompts": s.prompts_sha256}
+            about = made if s.data is None else None
+            self._corpus = Corpus(self._folder, self._architecture.vocab_size, about)
+        return self._corpus
+
+    def write(self, tell: Tell, stop: Stop, seconds: float | None) -> None:
+        corpus, wanted, device = self.corpus, self._settings.tokens, self._device
+        tell(corpus.tokens, wanted)
+        if corpus.tokens >= wanted:
+            return
+        frame, context = Frame.of(self._target.tokenizer), self._recipe.context
+        on_gpu = device.type == "cuda"
+        most = min(_GPU_LANES if on_gpu else _CPU_LANES, max(1, wanted // (context // 2)))
+        lanes = fitting_lanes(self._architecture, self._weights.embedding.dtype, device, context=context, most=most)
+        writer = Writer(
+            self._architecture, self._weights, frame.stops, lanes=lanes, context=context, seed=self._settings.seed
+        )
+        plan = Plan(self._recipe, frame, self._prompts, skip=corpus.families)
+        started = flushed = monotonic()
+        for tokens in gather(writer, plan, corpus, wanted):
+            now = monotonic()
+            tell(tokens, wanted)
+            if now - flushed > _FLUSH:
+                corpus.flush()
+                flushed = now
+            if stop.asked or (seconds is not None and now - started > seconds):
+                break
+        corpus.flush()
+        del writer
+        if on_gpu:
+            torch.cuda.empty_cache()
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        corpus = self.corpus
+        held_out = sum(corpus.held_out(i) for i in range(len(corpus)))
+        return {
+            "samples": len(corpus),
+            "tokens": corpus.tokens,
+            "answer tokens": corpus.answer_tokens,
+            "held-out samples": held_out,
+            "samples by kind": corpus.tags(),
+            "recipe": corpus.about.get("recipe", {}),
+        }
+
+    def lessons(self) -> Lessons:
+        lessons = CorpusLessons(self.corpus, self._settings.batch_tokens, self._settings.seed)
+        if lessons.steps(1) < 1 or not any(any(batch.greedy) for batch in lessons.held_out()):
+            raise TrainingError(
+                f"{self.corpus.tokens} tokens are too little to learn from and to hold some out; "
+                "start anew with more --tokens or --minutes"
+            )
+        return lessons
+
+    def student(self) -> Student:
+        s = self._settings
+        longest = int(self.corpus.lengths().max(initial=2))
+        teacher = Teacher(self._architecture, self._weights, longest)
+        divergence = LOSSES[s.loss]
+        if s.draft_model:
+            draft = draft_from_target(self._architecture, self._weights, s.layers, longest)
+            return DraftStudent(draft, teacher, divergence, self._target)
+        counts = torch.from_numpy(self.corpus.counts())
+        ids = counts.argsort(descending=True, stable=True)[: s.draft_vocab].sort().values
+        module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers))
+        start_from_target(module, self._weights, ids)
+        return HeadStudent(module, ids, teacher, divergence, Unroll(), longest)
+
+
+def _readable(target: Checkpoint) -> Architecture:
+    try:
+        return Architecture.from_config(target.config)
+    except UnsupportedArchitecture as reason:
+        raise TrainingError(
+            f"the hidden states of {target.name} cannot be read ({reason}); "
+            "train for a model that Outrider's own decoder runs"
+        ) from reason
+
+
+def _recipe(seed: int, max_context: int) -> Recipe:
+    """The standard one, made shorter for a target with little context."""
+    recipe = Recipe(seed=seed)
+    if recipe.context <= max_context:
+        return recipe
+    share = max_context / recipe.context
+
+    def fewer(tokens: int) -> int:
+        return max(1, int(tokens * share))
+
+    return replace(
+        recipe,
+        max_prompt=fewer(recipe.max_prompt),
+        max_new=fewer(recipe.max_new),
+        max_words=fewer(recipe.max_words),
+        max_passage=fewer(recipe.max_passage),
+    )

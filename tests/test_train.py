@@ -1,0 +1,350 @@
+"""`outrider train` on a tiny target: it learns, survives a kill, and says what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_gguf import BPE_TOKENS, bpe_metadata, write_hf_model
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.cli.main import main
+from outrider.errors import TrainingError
+from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.train import loop
+from outrider.train.batch import Texts
+from outrider.train.checkpoint import Checkpoints
+from outrider.train.corpus import Corpus
+from outrider.train.head_student import HeadStudent
+from outrider.train.lessons import CorpusLessons
+from outrider.train.report import history
+from outrider.train.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+BAR = 1.5
+"""Tokens per target pass on held-out text that the tiny head must come to; it starts below 1.1."""
+QUICK = ("--device", "cpu", "--batch-tokens", "1024", "--learning-rate", "0.003")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random, but with states that tell what comes next."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(BPE_TOKENS), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("target") / "tiny.gguf"
+    write_hf_model(path, LlamaForCausalLM(config), bpe_metadata(), **{"rope.freq_base": 1e4})
+    return path
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rng = random.Random(0)
+    words = ["the", "hell", "in", "tin", "he", "ill", "then", "a", "b", "c", "x"]
+    lines = [json.dumps({"prompt": " ".join(rng.choices(words, k=rng.randint(2, 6)))}) for _ in range(600)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run by the command itself."""
+    out = tmp_path_factory.mktemp("run") / "head"
+    given = ("--model", str(target), "--prompts", str(prompts), "--tokens", "40000", "--epochs", "3")
+    assert command("train", "--out", str(out), *given, *QUICK) == 0
+    return out
+
+
+def command(*arguments: str) -> int:
+    """The exit code, in this process."""
+    before, sys.argv = sys.argv, ["outrider", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def events(out: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+def test_learns_and_leaves_everything_behind(trained: Path, prompts: Path) -> None:
+    done = events(trained, "done")[0]
+    assert done["acceptance_length"] >= BAR
+    untrained, *_, last = events(trained, "evaluation")
+    assert untrained["step"] == 0
+    assert untrained["acceptance_length"] < 1.1
+    assert last["loss"] < 0.5 * untrained["loss"]
+    for folder in (trained, trained / "compact"):
+        head = HeadCheckpoint.read(folder)
+        assert head.about["target"] == "tiny.gguf"
+        assert head.about["held_out"]["acceptance_length"] == done["acceptance_length"]
+    assert (trained / "training.png").stat().st_size > 5000
+    card = (trained / "README.md").read_text()
+    settings = Settings.load(trained / "settings.json")
+    assert settings.command in card
+    assert f"{done['acceptance_length']:.2f} tokens per target pass" in card
+    assert str(settings.prompts_sha256) in card
+    for text in (card, (trained / "config.json").read_text()):
+        assert str(prompts.parent) not in text, "no paths of the machine in what is passed on"
+    assert not list(trained.rglob("*.part"))
+
+
+def test_a_finished_run_is_not_trained_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = events(trained, "done")[0]["steps"]
+    assert command("train", "--out", str(trained), "--resume", "--json") == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert told[-1]["event"] == "done"
+    assert told[-1]["steps"] == steps
+    assert not [line for line in told if line["event"] == "progress"]
+
+
+OPTIONS = ("--epochs", "2", "--draft-vocab", "64", "--seed", "1", *QUICK)
+
+
+def test_killed_stopped_and_resumed(trained: Path, target: Path, tmp_path: Path) -> None:
+    """Ctrl-C, then kill -9, then to the end: as if nothing had happened."""
+    data = ("--data", str(trained / "data"), "--model", str(target), *OPTIONS)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert command("train", "--out", str(whole), *data) == 0
+
+    with started("--out", str(broken), *data) as process:
+        wait_for(lambda: len(list(broken.glob("checkpoints/step-*.pt"))) == 2, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert f"go on with: outrider train --out {broken} --resume" in read(process)
+    stopped = step_of(broken)
+    with started("--out", str(broken), "--resume") as process:
+        wait_for(lambda: step_of(broken) > stopped + 3, process)
+        process.kill()
+        process.wait(60)
+    killed = step_of(broken)
+    assert 0 < stopped < killed < events(whole, "done")[0]["steps"]
+
+    assert command("train", "--out", str(broken), "--resume") == 0
+    expected, found = (events(out, "done")[-1] for out in (whole, broken))
+    assert found["steps"] == expected["steps"]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    assert [line["step"] for line in history(broken / "log.jsonl")] == sorted(
+        line["step"] for line in history(broken / "log.jsonl")
+    )
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """The command in a process of its own, saving after every step."""
+    code = "from outrider.train import loop; loop.SAVE_EVERY = 0.0; from outrider.cli.main import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "train", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+
+
+def read(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, read(process)
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def step_of(out: Path) -> int:
+    state = Checkpoints(out / "checkpoints").latest()
+    return 0 if state is None else int(state["step"])
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, bad: range) -> None:
+    """The loss is no number in these batches."""
+    honest = HeadStudent.loss
+    batch = iter(range(10**6))
+
+    def loss(student: HeadStudent, texts: Texts) -> tuple[Tensor, dict[str, Tensor]]:
+        value, numbers = honest(student, texts)
+        return (value * float("nan") if next(batch) in bad else value), numbers
+
+    monkeypatch.setattr(HeadStudent, "loss", loss)
+
+
+def test_a_few_bad_batches_are_skipped(
+    trained: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted(monkeypatch, range(5, 8))
+    data = ("--data", str(trained / "data"), "--model", str(target), "--epochs", "1", *QUICK)
+    assert command("train", "--out", str(tmp_path / "run"), *data) == 0
+    assert events(tmp_path / "run", "progress")[-1]["skipped"] == 3
+    best = Checkpoints(tmp_path / "run" / "checkpoints").best()
+    assert best is not None
+    assert all(tensor.isfinite().all() for tensor in best["student"].values())
+
+
+def test_no_finite_loss_ends_the_run_and_keeps_the_checkpoint(
+    trained: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    data = ("--data", str(trained / "data"), "--model", str(target), "--epochs", "1", *QUICK)
+    with monkeypatch.context() as planting:
+        planting.setattr(loop, "SAVE_EVERY", 0.0)
+        planted(planting, range(10, 10**6))
+        assert command("train", "--out", str(out), *data) == 2
+    said = capsys.readouterr().err
+    assert "the loss is not a finite number for 4 batches in a row" in said
+    assert "--resume" in said
+    state = Checkpoints(out / "checkpoints").latest()
+    assert state is not None
+    assert 10 <= state["step"] <= 13
+    assert all(tensor.isfinite().all() for tensor in (*state["student"].values(), *state["average"]))
+    assert command("train", "--out", str(out), "--resume") == 0
+    assert events(out, "done")[0]["loss"] < events(out, "evaluation")[0]["loss"]
+
+
+def test_disk_full(
+    trained: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    data = ("--data", str(trained / "data"), "--model", str(target), "--epochs", "1", *QUICK)
+    calls = iter(range(10**6))
+    honest = os.fsync
+
+    def full(handle: int) -> None:
+        if next(calls) > 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        honest(handle)
+
+    with monkeypatch.context() as planting:
+        planting.setattr(loop, "SAVE_EVERY", 0.0)
+        planting.setattr(os, "fsync", full)
+        assert command("train", "--out", str(out), *data) == 2
+    said = capsys.readouterr().err
+    assert "is full; what was saved before is intact" in said
+    assert not list(out.rglob("*.part"))
+    assert step_of(out) > 3
+    assert command("train", "--out", str(out), "--resume") == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"step": 1, "weights": torch.ones(10)})
+    (tmp_path / "step-000000002.pt.part").symlink_to("/dev/full")
+    with pytest.raises(TrainingError, match="is full"):
+        checkpoints.save(2, {"step": 2, "weights": torch.ones(1 << 20)})
+    state = checkpoints.latest()
+    assert state is not None
+    assert state["step"] == 1
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2, 3):
+        checkpoints.save(step, {"step": step, "weights": torch.ones(1000)})
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["step-000000002.pt", "step-000000003.pt"]
+    (tmp_path / kept[1]).write_bytes((tmp_path / kept[1]).read_bytes()[:500])
+    state = checkpoints.latest()
+    assert state is not None
+    assert state["step"] == 2
+    (tmp_path / kept[0]).write_bytes(b"")
+    with pytest.raises(TrainingError, match="no checkpoint in .* can be read"):
+        checkpoints.latest()
+
+
+def test_wrong_requests(
+    trained: Path, target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "fine"}\n{"question": "not"}\n')
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    new, model = ("--out", str(tmp_path / "new")), ("--model", str(target))
+    cases = {
+        (*new, *model, "--prompts", str(tmp_path / "none.txt")): "cannot be read",
+        (*new, *model, "--prompts", str(bad)): "line 2 of",
+        (*new, *model, "--loss", "best"): "--loss must be one of ce, kl",
+        (*new, *model, "--data", str(tmp_path / "none")): "is no folder that a run wrote its data to",
+        (*new, *model, "--data", str(trained / "data"), "--tokens", "9"): "leave --prompts and --tokens out",
+        (*new, *model, "--minutes", "0"): "--minutes must be above 0",
+        (*new, "--resume"): "there is no run in",
+        ("--out", str(trained), *model): "holds a run already; go on with it by --resume",
+        ("--out", str(trained), "--resume", "--tokens", "5"): "was started with --tokens 40000, not 5",
+        ("--out", str(tmp_path / "full"), *model): "is not an empty folder",
+    }
+    for arguments, sentence in cases.items():
+        assert command("train", "--device", "cpu", *arguments) == 2, arguments
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert said.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_target_without_states(
+    default_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A family that only transformers runs."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=1)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "gpt2" / name).write_bytes((default_model_dir / name).read_bytes())
+    arguments = ("--out", str(tmp_path / "new"), "--model", str(tmp_path / "gpt2"), "--device", "cpu")
+    assert command("train", *arguments) == 2
+    assert "cannot be read" in (said := capsys.readouterr().err)
+    assert "own decoder" in said
+
+
+def test_one_process_per_folder(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import fcntl
+
+    with (trained / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert command("train", "--out", str(trained), "--resume") == 2
+    assert "another process is training in" in capsys.readouterr().err
+
+
+def test_batches_by_position(trained: Path) -> None:
+    lessons = CorpusLessons(Corpus(trained / "data", len(BPE_TOKENS)), 1024, 0)
+    epoch = lessons.steps(1)
+    whole = lessons.batches(0)
+    expected = [next(whole).tokens for _ in range(epoch + 5)]
+    for start in (3, epoch - 1, epoch, epoch + 2):
+        for tokens, texts in zip(expected[start:], lessons.batches(start), strict=False):
+            assert torch.equal(tokens, texts.tokens)
+
+
+def test_schedule() -> None:
+    limits = loop.Limits(steps=100, seconds=50.0)
+    assert limits.progress(10, 20.0) == 0.4
+    assert limits.progress(60, 20.0) == 0.6
+    assert limits.progress(0, 60.0) == 1.0
+    rates = [loop.rate(i / 1000) for i in range(1001)]
+    top = rates.index(max(rates))
+    assert rates[0] < 0.1
+    assert rates[:top] == sorted(rates[:top])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(0.1)
