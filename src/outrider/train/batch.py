@@ -32,6 +32,11 @@ class Texts:
         """Tokens, padding not counted."""
         return sum(self.lengths)
 
+    @property
+    def first_answer(self) -> int:
+        """No answer begins before this token of its text."""
+        return min([*self.prompts, *(spans[0][0] for spans in self.earlier if spans)])
+
     def answers(self) -> tuple[Tensor, Tensor]:
         """Of every answer token that a head can guess (the first two tokens of a text it cannot): its index in the
         flattened tokens, and how many answer tokens of its text come before it."""

@@ -45,6 +45,7 @@ class Corpus:
         self._spans: list[tuple[tuple[int, int], ...]] = []
         self._tags: list[str] = []
         self._numbers: list[int] = []
+        self._temperatures: list[float] = []
         self._families: list[int] = []
         self._saved = self._shards = 0
         self.tokens = self.answer_tokens = self.unsaved_tokens = 0
@@ -65,7 +66,12 @@ class Corpus:
 
     def __getitem__(self, index: int) -> Sample:
         return Sample(
-            self._tokens[index], self._spans[index], self._tags[index], self._numbers[index], self._families[index]
+            self._tokens[index],
+            self._spans[index],
+            self._tags[index],
+            self._numbers[index],
+            self._temperatures[index],
+            self._families[index],
         )
 
     @property
@@ -75,6 +81,10 @@ class Corpus:
 
     def lengths(self) -> npt.NDArray[np.int64]:
         return np.array([len(tokens) for tokens in self._tokens], np.int64)
+
+    def answer_starts(self) -> npt.NDArray[np.int64]:
+        """Where each sample's first answer begins."""
+        return np.array([spans[0][0] if spans else 0 for spans in self._spans], np.int64)
 
     def held_out(self, index: int) -> bool:
         return hash64("held out", self._families[index]) % 50 == 0
@@ -101,6 +111,7 @@ class Corpus:
         self._spans.append(sample.spans)
         self._tags.append(sample.tag)
         self._numbers.append(sample.number)
+        self._temperatures.append(sample.temperature)
         self._families.append(sample.family)
         self.tokens += len(sample.tokens)
         self.unsaved_tokens += len(sample.tokens)
@@ -119,6 +130,7 @@ class Corpus:
             "spans": np.array([edge for each in spans for span in each for edge in span], np.int32),
             "span_counts": np.array(list(map(len, spans)), np.int32),
             "numbers": np.array(self._numbers[new], np.int64),
+            "temperatures": np.array(self._temperatures[new], np.float32),
             "families": np.array(self._families[new], np.int64),
             "tags": np.array([names.index(tag) for tag in self._tags[new]], np.int32),
             "tag_names": np.frombuffer(json.dumps(names).encode(), np.uint8),
@@ -143,6 +155,7 @@ class Corpus:
             ]
             self._tags += [names[i] for i in arrays["tags"].tolist()]
             self._numbers += arrays["numbers"].tolist()
+            self._temperatures += arrays["temperatures"].tolist()
             self._families += arrays["families"].tolist()
         except (OSError, ValueError, LookupError, RuntimeError, zipfile.BadZipFile) as error:
             raise TrainingError(f"the shard {path} is damaged ({error}); remove it and those after it.") from error

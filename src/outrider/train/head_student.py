@@ -29,7 +29,7 @@ from outrider.train.unroll import UnrolledAttention
 class Unroll:
     """`steps` drafts deep; step j counts `fading`**j: a draft that deep matters only if all before it were right."""
 
-    steps: int = 6
+    steps: int = 5
     fading: float = 0.8
 
 
@@ -104,7 +104,7 @@ class HeadStudent:
         reading = self._teacher.read(tokens, self.module.config.taps)
         embeds = self._teacher.embed(tokens[:, 1:])
         states = self.module.fuse(reading.features[:, :-1])
-        first = max(min(texts.prompts) - 2, 0)
+        first = max(texts.first_answer - 2, 0)
         attend = UnrolledAttention(
             len(self.module.layers),
             (self._rotation[0][: tokens.shape[1] - 1], self._rotation[1][: tokens.shape[1] - 1]),

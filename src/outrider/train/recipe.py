@@ -14,7 +14,7 @@ KINDS = ("file", "invented", "passage", "translation", "maths")
 
 
 def _mix() -> dict[str, float]:
-    return {"file": 0.2, "invented": 0.4, "passage": 0.25, "translation": 0.07, "maths": 0.08}
+    return {"file": 0.6, "invented": 0.2, "passage": 0.12, "translation": 0.04, "maths": 0.04}
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Recipe:
     left out and the others grow."""
     temperatures: tuple[tuple[float, float], ...] = ((0.0, 0.5), (1.0, 0.3), (0.7, 0.2))
     """(temperature, share) of answers."""
-    max_prompt: int = 700
-    max_new: int = 320
+    max_prompt: int = 1000
+    max_new: int = 256
     """Of an answer."""
     max_words: int = 200
     """Of what the target invents in the user's place."""

@@ -157,13 +157,13 @@ class Defaults:
         gpu = device.startswith("cuda")
         return Defaults(
             model=model,
-            tokens=20_000_000 if gpu else 200_000,
+            tokens=30_000_000 if gpu else 200_000,
             epochs=4 if gpu else 3,
             layers=1,
             draft_vocab=16384,
             loss="kl",
-            learning_rate=1e-3,
-            batch_tokens=32_768 if gpu else 2048,
+            learning_rate=2e-3 if gpu else 1e-3,
+            batch_tokens=16_384 if gpu else 2048,
         )
 
 
