@@ -38,3 +38,15 @@ class Written(NamedTuple):
     def answer(self) -> Tokens:
         """What the target wrote, the stop token included."""
         return self.tokens[self.prompt_length :]
+
+
+class Sample(NamedTuple):
+    """A conversation to learn from."""
+
+    tokens: Tokens
+    spans: tuple[tuple[int, int], ...]
+    """[start, stop) of what the target wrote as itself, in order; the last one ends the sequence."""
+    tag: str
+    number: int
+    family: int
+    """Samples with something in common (a passage, say) share it: they are held out together."""
