@@ -45,6 +45,7 @@ class Corpus:
         self._spans: list[tuple[tuple[int, int], ...]] = []
         self._tags: list[str] = []
         self._numbers: list[int] = []
+        self._temperatures: list[float] = []
         self._families: list[int] = []
         self._saved = self._shards = 0
         self.tokens = self.answer_tokens = self.unsaved_tokens = 0
@@ -65,7 +66,12 @@ class Corpus:
 
     def __getitem__(self, index: int) -> Sample:
         return Sample(
-            self._tokens[index], self._spans[index], self._tags[index], self._numbers[index], self._families[index]
+            self._tokens[index],
+            self._spans[index],
+            self._tags[index],
+            self._numbers[index],
+            self._temperatures[index],
+            self._families[index],
         )
 
     @property
@@ -101,6 +107,7 @@ class Corpus:
         self._spans.append(sample.spans)
         self._tags.append(sample.tag)
         self._numbers.append(sample.number)
+        self._temperatures.append(sample.temperature)
         self._families.append(sample.family)
         self.tokens += len(sample.tokens)
         self.unsaved_tokens += len(sample.tokens)
@@ -119,6 +126,7 @@ class Corpus:
             "spans": np.array([edge for each in spans for span in each for edge in span], np.int32),
             "span_counts": np.array(list(map(len, spans)), np.int32),
             "numbers": np.array(self._numbers[new], np.int64),
+            "temperatures": np.array(self._temperatures[new], np.float32),
             "families": np.array(self._families[new], np.int64),
             "tags": np.array([names.index(tag) for tag in self._tags[new]], np.int32),
             "tag_names": np.frombuffer(json.dumps(names).encode(), np.uint8),
@@ -143,6 +151,7 @@ class Corpus:
             ]
             self._tags += [names[i] for i in arrays["tags"].tolist()]
             self._numbers += arrays["numbers"].tolist()
+            self._temperatures += arrays["temperatures"].tolist()
             self._families += arrays["families"].tolist()
         except (OSError, ValueError, LookupError, RuntimeError, zipfile.BadZipFile) as error:
             raise TrainingError(f"the shard {path} is damaged ({error}); remove it and those after it.") from error

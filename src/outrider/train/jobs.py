@@ -48,5 +48,7 @@ class Sample(NamedTuple):
     """[start, stop) of what the target wrote as itself, in order; the last one ends the sequence."""
     tag: str
     number: int
+    temperature: float
+    """Of the answers; 0: greedy."""
     family: int
     """Samples with something in common (a passage, say) share it: they are held out together."""

@@ -163,7 +163,8 @@ class Plan:
         r, start = self._recipe, self._frame.before
         written = yield Ask(start, r.temperature(rng), r.max_new, "invented")
         assert written is not None
-        yield _sample(written.tokens, [(len(start), len(written.tokens))], "invented", written.number)
+        span = len(start), len(written.tokens)
+        yield _sample(written.tokens, [span], "invented", written.number, written.temperature)
 
     def _passage(self, rng: random.Random) -> Script:
         """A text about something, then tasks over it."""
@@ -211,7 +212,7 @@ class Plan:
             return None
         written = yield Ask(prompt, temperature, max_new, "step")
         assert written is not None
-        yield _sample(written.tokens, [(len(prompt), len(written.tokens))], "step", written.number)
+        yield _sample(written.tokens, [(len(prompt), len(written.tokens))], "step", written.number, written.temperature)
         text = self._frame.tokenizer.decode(written.answer.tolist()).strip()
         if not written.finished:
             text = text[: max(text.rfind(end) for end in (". ", ".\n", "! ", "? ")) + 1] if cut else ""
@@ -261,8 +262,8 @@ class Plan:
                 break
             prompt = frame.asked(opening, words)
         if spans:
-            yield _sample(kept, spans, tag, number)
+            yield _sample(kept, spans, tag, number, temperature)
 
 
-def _sample(tokens: Tokens, spans: Sequence[tuple[int, int]], tag: str, number: int) -> Sample:
-    return Sample(tokens, tuple(spans), tag, number, family=0)
+def _sample(tokens: Tokens, spans: Sequence[tuple[int, int]], tag: str, number: int, temperature: float) -> Sample:
+    return Sample(tokens, tuple(spans), tag, number, temperature, family=0)
