@@ -24,7 +24,8 @@ def sample(number: int) -> Sample:
     rng = np.random.default_rng(number)
     length = int(rng.integers(5, 60))
     spans = ((2, 4), (5, length)) if length > 8 else ((2, length),)
-    return Sample(rng.integers(0, VOCAB, length).astype(np.int32), spans, f"kind {number % 3}", number << 40, number)
+    tokens = rng.integers(0, VOCAB, length).astype(np.int32)
+    return Sample(tokens, spans, f"kind {number % 3}", number << 40, number % 2, number)
 
 
 def filled(folder: Path, count: int) -> Corpus:

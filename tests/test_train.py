@@ -268,7 +268,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     assert state is not None
     assert state["step"] == 2
     (tmp_path / kept[0]).write_bytes(b"")
-    with pytest.raises(TrainingError, match="no checkpoint in .* can be read"):
+    with pytest.raises(TrainingError, match=r"no checkpoint in .* can be read"):
         checkpoints.latest()
 
 
@@ -301,9 +301,7 @@ def test_wrong_requests(
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 
-def test_target_without_states(
-    default_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_target_without_states(default_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A family that only transformers runs."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
