@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -43,12 +43,11 @@ def random_head(config: HeadConfig, seed: int = 0, std: float = 0.2) -> HeadChec
     return HeadCheckpoint(config, {**tensors, "d2t": offsets(ids)}, {})
 
 
-def sensible_head(model: Any, architecture: Architecture, ids: Tensor) -> HeadCheckpoint:
-    """A head made of the target itself: it reads the state behind the last layer, adds what the target's last layer
-    makes of it, and looks at the result with the target's own norm and vocabulary rows. It says again what the target
-    said before, more or less: right where text repeats, and often enough where the target is unsure."""
+def sensible_head(source: Mapping[str, Tensor], architecture: Architecture, ids: Tensor) -> HeadCheckpoint:
+    """A head made of the target's own tensors: it reads the state behind the last layer, adds what the target's last
+    layer makes of it, and looks at the result with the target's own norm and vocabulary rows. It says again what the
+    target said before, more or less: right where text repeats, and often enough where the target is unsure."""
     config = config_of(architecture, draft_vocab=len(ids), taps=(0, len(architecture.layers)))
-    source = dict(model.state_dict())
     hidden = architecture.hidden
     last = f"model.layers.{len(architecture.layers) - 1}."
     tensors = {
