@@ -87,7 +87,7 @@ class NativeHead(NativeStack):
         total = len(run.logits)
         assert len(keys) == total, "a key for every row wanted"
         assert count <= MOST_RANKED
-        noise = (Noise * total)(*[_noise(key) for key in keys])
+        noise = (Noise * total)(*[_noise(key) for key in keys])  # type: ignore[misc]  # tuples will do
         tokens, shares = array("i", bytes(8 * count * total)), array("f", bytes(8 * count * total))
         at = addressof(noise), tokens.buffer_info()[0], shares.buffer_info()[0]
         for start, wanted, step in run.passes():
@@ -103,7 +103,7 @@ class NativeHead(NativeStack):
                     at[2] + 8 * count * wanted,
                 )
                 step.ranking = addressof(ranking)
-        found = [(token, share) for token, share in zip(tokens, shares, strict=True)]
+        found = list(zip(tokens, shares, strict=True))
         followers = []
         for start in range(0, len(found), 2 * count):
             likely, drawn = found[start : start + count], found[start + count : start + 2 * count]
@@ -113,10 +113,9 @@ class NativeHead(NativeStack):
         return followers, run.tapped
 
 
-def _noise(key: NoiseKey | None) -> Noise:
-    if key is None:
-        return Noise(1.0, 0, 0, 0)
-    return Noise(1.0 / key.temperature, 1, key.low, key.high)
+def _noise(key: NoiseKey | None) -> tuple[float, int, int, int]:
+    """The fields of a `Noise`."""
+    return (1.0, 0, 0, 0) if key is None else (1.0 / key.temperature, 1, key.low, key.high)
 
 
 class _Given:

@@ -39,7 +39,7 @@ INLINE u16v uniforms(u16v tokens, const Noise *noise) {
     return mixed(mixed((tokens * 0x9e3779b9u) ^ noise->low) + noise->high) ^ 0x80000000u;
 }
 
-/* Columns of the largest logits. `size` is at most BLOCK, and padding is never reached. */
+/* Columns of the largest logits. */
 static void rank_likely(const float *logits, int first, int last, const Noise *noise, Partial *found, int count) {
     enum { BLOCK = 64 };
     for (int start = first; start < last; start += BLOCK) {
@@ -47,7 +47,7 @@ static void rank_likely(const float *logits, int first, int last, const Noise *n
         if (size == BLOCK) {
             const v16 *block = (const v16 *)(logits + start);
             v16 most = maximum(maximum(block[0], block[1]), maximum(block[2], block[3]));
-            if (!(max_lane(most) * noise->inverse_temperature > found->likely[count - 1].score)) continue;
+            if (!any(most * splat(noise->inverse_temperature) > splat(found->likely[count - 1].score))) continue;
         }
         for (int j = start; j < start + size; j++) {
             const float x = logits[j] * noise->inverse_temperature;
@@ -82,7 +82,7 @@ static void rank_drawn(const float *logits, const int32_t *ids, int first, int l
         *(u16v *)k = uniforms(*(const u16v *)tokens, noise);
         const v16 j = __builtin_convertvector((i16)(~*(const u16v *)k >> 1), v16);
         *(v16 *)room = (*(v16 *)x - splat(found->largest)) * splat(slope) - __builtin_convertvector((i16)j, v16);
-        if (!(max_lane(*(const v16 *)room) + offset >= 0)) continue;
+        if (!any(*(const v16 *)room + splat(offset) >= splat(0.0f))) continue;
         for (int lane = 0; lane < size; lane++) {
             if (!(room[lane] + offset >= 0)) continue;
             const double u = ((double)k[lane] + 0.5) * 0x1p-32;
