@@ -5,7 +5,8 @@
 Everything is measured where it is used: a target pass of as many rows as the draft has, then the draft, and again; so
 the target's weights have swept the caches before each draft. The first head pass (which also fuses the target's
 features) and the later ones are told apart. Heads and drafts are measured one after the other, so compare shares of the
-target pass measured beside them, not milliseconds across columns. That target pass has 6 rows. Without `--head`, random heads shaped like the target's
+target pass measured beside them, not milliseconds across columns. That target pass has 6 rows. Without `--head`,
+random heads shaped like the target's
 layers; their speed is that of any other. Leave the machine otherwise idle.
 """
 
