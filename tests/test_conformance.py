@@ -14,6 +14,7 @@ import pytest
 import torch
 from test_cache import gpt2
 from test_decoder import decoder_of, logits_of, reference
+from tiny_head import sensible_head
 
 from outrider import SamplingParams
 from outrider.control.controller import FixedLength
@@ -22,12 +23,26 @@ from outrider.drafters.registry import DRAFTERS, build
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
+from outrider.models.head.load import can_read, place_head
 from outrider.models.hf import HFModel
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.history import History
-from outrider.types import ROOT, Budget, Commit, Draft, Drafter, LanguageModel, Rows, SequenceView
+from outrider.types import (
+    ROOT,
+    Budget,
+    Commit,
+    Draft,
+    Drafter,
+    DraftHead,
+    LanguageModel,
+    ReadsFeatures,
+    Rows,
+    SequenceView,
+)
 
 VOCAB = 97
-PATHS = {"model": "model:tiny"}
+PATHS = {"model": "model:tiny", "head": "head:tiny"}
 """What to write after the name for drafters that need it."""
 CACHES = ["native", "torch", "torch-bitwise", "hf"]
 
@@ -41,10 +56,30 @@ def target(request: pytest.FixtureRequest) -> tuple[Any, LanguageModel]:
     return model, decoder_of(model, request.param)
 
 
+class TinyParts:
+    """What tiny drafters are made of."""
+
+    vocab_size = VOCAB
+    has_head = False
+
+    def __init__(self, reference_model: Any, target: LanguageModel) -> None:
+        self._reference, self._target = reference_model, target
+
+    def draft_model(self, path: str) -> LanguageModel:
+        return decoder_of(reference("qwen3"), "native")
+
+    def head(self, path: str) -> DraftHead:
+        assert isinstance(self._target, NativeDecoder | TorchDecoder)
+        ids = torch.tensor([token for token in range(VOCAB) if token % 9])
+        return place_head(sensible_head(self._reference.state_dict(), self._target.architecture, ids), self._target)
+
+
 @pytest.fixture(params=list(DRAFTERS))
-def drafter(request: pytest.FixtureRequest) -> Checked:
-    spec = PATHS.get(request.param, request.param)
-    return Checked(build(spec, lambda path: decoder_of(reference("qwen3"), "native"), VOCAB))
+def drafter(request: pytest.FixtureRequest, target: tuple[Any, LanguageModel]) -> Checked:
+    if request.param == "head" and not can_read(target[1]):
+        pytest.skip("this target's states cannot be read")
+    drafter = build(PATHS.get(request.param, request.param), TinyParts(*target))
+    return CheckedReader(drafter) if isinstance(drafter, ReadsFeatures) else Checked(drafter)
 
 
 class Checked:
@@ -91,6 +126,16 @@ class Checked:
         if draft.q is not None:
             assert draft.q.shape == (len(draft), VOCAB)
             torch.testing.assert_close(draft.q.double().exp().sum(-1), torch.ones(len(draft)).double())
+
+
+class CheckedReader(Checked):
+    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: torch.Tensor) -> None:
+        assert {sequence.id for sequence in sequences} <= self.opened
+        assert len(features) == sum(len(rows.tokens) for rows in batch)
+        assert isinstance(self.inner, ReadsFeatures)
+        self.inner.read(sequences, batch, features)
+        with torch.inference_mode():
+            features.zero_()  # valid during the call only
 
 
 def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: int) -> list[list[int]]:

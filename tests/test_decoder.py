@@ -11,8 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.models.architecture import Architecture
-from outrider.models.native.decoder import NativeDecoder, obstacle
+from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import KERNELS
+from outrider.models.native.stack import obstacle
 from outrider.models.precision import BF16, FP16, FP32, INT8, Precision, quantise
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel, Rows

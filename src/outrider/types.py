@@ -224,6 +224,41 @@ class DraftHead(Protocol):
     def rollback(self, slot: int, length: int) -> None: ...
 
 
+class NoiseKey(NamedTuple):
+    """A temperature above 0 and the noise to draw with, as the target will: the two words of `noise.row_key`."""
+
+    temperature: float
+    low: int
+    high: int
+
+
+class Followers(NamedTuple):
+    """The best tokens to follow a row with their probabilities, best first: by probability, and as noise draws them."""
+
+    likely: Sequence[tuple[int, float]]
+    drawn: Sequence[tuple[int, float]]
+
+
+@runtime_checkable
+class RankingHead(Protocol):
+    """A `DraftHead` that need not hand out logits to be drafted with."""
+
+    most_ranked: int
+
+    def rank(
+        self,
+        batch: Sequence[Rows],
+        keys: Sequence[NoiseKey | None],
+        count: int,
+        *,
+        features: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> tuple[list[Followers], Tensor]:
+        """As `forward`, with at most `count` (up to `most_ranked`) followers instead of logits, per row wanted, and its
+        states. `keys` per row wanted; None: greedily, so that what is drawn is what is likely."""
+        ...
+
+
 @runtime_checkable
 class ReadsFeatures(Protocol):
     """A drafter that sees what the target computes: after each of its passes, `features` of all rows of the batch,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 
 from outrider.types import ROOT, Budget
 
@@ -67,6 +68,8 @@ class Growth:
         self.confidence: list[float] = []
         self.level: range = range(ROOT, 0)
         """The nodes that were added last: where the next level grows, once their offers are known."""
+        self.depth = 0
+        """Levels added so far."""
         self._budget = budget
         self._branching = branching if budget.tree else 1
         self._levels_left = min(budget.depth, budget.nodes)
@@ -84,18 +87,24 @@ class Growth:
         left = self._budget.nodes - start
         quota = -(-left // self._levels_left)
         self._levels_left -= 1
-        open_offers = list(zip(self.level, offers, strict=True))
-        while len(self.tokens) < start + quota and open_offers:
-            outlooks = [self._chance(parent) * offer.outlook() for parent, offer in open_offers]
-            best = max(range(len(outlooks)), key=outlooks.__getitem__)
-            if outlooks[best] <= 0 or outlooks[best] < self._budget.floor:
+        self.depth += 1
+        # Best outlook first, the first of equals first; an offer's outlook changes only when a child of its is drawn.
+        promising = [
+            (-self._chance(parent) * offer.outlook(), parent, offer)
+            for parent, offer in zip(self.level, offers, strict=True)
+        ]
+        heapify(promising)
+        while len(self.tokens) < start + quota and promising:
+            outlook, parent, offer = promising[0]
+            if outlook >= 0 or -outlook < self._budget.floor:
                 break
-            parent, offer = open_offers[best]
             self.tokens.append(offer.take(len(self.tokens)))
             self.parents.append(parent)
-            self.confidence.append(outlooks[best])
+            self.confidence.append(-outlook)
             if len(offer.drawn) == self._branching:
-                del open_offers[best]
+                heappop(promising)
+            elif len(self.tokens) < start + quota:
+                heapreplace(promising, (-self._chance(parent) * offer.outlook(), parent, offer))
         self.level = range(start, len(self.tokens))
 
     def path(self, node: int) -> list[int]:

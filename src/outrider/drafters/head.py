@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from outrider.drafters.children import sampled_offers, samples
+from outrider.drafters.children import in_turn, sampled_offers, samples
 from outrider.drafters.growth import Growth, Offer
-from outrider.drafters.reduced import ReducedVocabulary
+from outrider.drafters.quiet import chosen, copied, joined
+from outrider.drafters.reduced import ReducedVocabulary, plainly_ranked
 from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
-from outrider.types import Budget, Commit, Draft, DraftHead, HeadOutput, Rows, SequenceView
+from outrider.sampling.noise import row_key
+from outrider.types import Budget, Commit, Draft, DraftHead, NoiseKey, RankingHead, Rows, SequenceView
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class HeadDrafter:
         """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
         self._head = head
         self._branching = (config or HeadDrafterConfig()).branching if head.supports_trees else 1
+        self._ranking = head if isinstance(head, RankingHead) and self._branching <= head.most_ranked else None
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
         self._chance = chance
         self._held: dict[int, _Held] = {}
@@ -97,12 +101,12 @@ class HeadDrafter:
             piece = features[start : start + len(rows.tokens)]
             start += len(rows.tokens)
             if rows.logits is None:
-                held.passed = piece.clone()
+                held.passed = copied(piece)
                 continue
             after = self._head.length(held.slot) + len(held.tokens) + 1
             held.tokens += sequence.tokens[after : after + len(rows.tokens)]
-            held.features.append(piece.clone())
-        self._absorb([held for s in sequences if (held := self._held[s.id]).tokens], all_of_it=False)
+            held.features.append(copied(piece))
+        self._catch_up([held for s in sequences if (held := self._held[s.id]).tokens])
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
@@ -110,7 +114,7 @@ class HeadDrafter:
             if held is None or held.passed is None:
                 continue
             rows = [0, *(1 + node for node in commit.path[: len(commit.tokens) - 1])]
-            held.features.append(held.passed[: len(rows)] if rows[-1] < len(rows) else held.passed[rows])
+            held.features.append(chosen(held.passed, rows))
             held.tokens += commit.tokens
             held.history.append(commit.tokens)
             held.passed = None
@@ -119,11 +123,9 @@ class HeadDrafter:
         plans = [self._plan(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         active = [plan for plan in plans if plan.growth.growing]
         if active:
-            for plan, output in zip(active, self._absorb([plan.held for plan in active]), strict=True):
-                plan.grow(output, self._vocabulary, self._branching)
+            self._absorb(active)
         while active := [plan for plan in active if plan.growth.growing]:
-            for plan, output in zip(active, self._run_level(active), strict=True):
-                plan.grow(output, self._vocabulary, self._branching)
+            self._run_level(active)
         return [plan.draft(self.name) for plan in plans]
 
     def _plan(self, sequence: SequenceView, budget: Budget) -> _Plan:
@@ -135,53 +137,89 @@ class HeadDrafter:
         step = len(sequence.tokens) - held.prompt_length
         return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
 
-    def _absorb(self, all_held: Sequence[_Held], all_of_it: bool = True) -> list[HeadOutput]:
-        """Bring the cache up to each sequence's last token; what the head makes of that, [1, …] per sequence.
-
-        `all_of_it` False: a part of a prompt, nothing follows it yet.
-        """
+    def _catch_up(self, all_held: Sequence[_Held]) -> None:
+        """Put what the target has run into the cache, without drafting from it."""
         for held in all_held:
-            if held.drafted:
-                self._head.commit(held.slot, [])
-                held.drafted = False
-        outputs: dict[int, HeadOutput] = {}
+            self._drop_draft(held)
         while waiting := [held for held in all_held if held.tokens]:
-            batch, features, room = [], [], self._head.chunk
-            for held in waiting:
-                count = min(room, len(held.tokens))
-                if not count:
-                    break
-                room -= count
-                last = all_of_it and count == len(held.tokens)
-                batch.append(Rows.chain(held.slot, held.tokens[:count], logits=[count - 1] if last else []))
-                merged = held.features[0] if len(held.features) == 1 else torch.cat(held.features)
-                features.append(merged[:count])
-                held.tokens, held.features = held.tokens[count:], [merged[count:]] if count < len(merged) else []
-            output = self._head.forward(batch, features=features[0] if len(features) == 1 else torch.cat(features))
-            row = want = 0
+            batch, features = self._next_rows(waiting, drafting=False)
+            self._head.forward(batch, features=features)
             for rows in batch:
+                self._head.commit(rows.slot, range(len(rows.tokens)))
+
+    def _absorb(self, plans: Sequence[_Plan]) -> None:
+        """Bring the cache up to each sequence's last token, and grow the first level from there."""
+        for plan in plans:
+            self._drop_draft(plan.held)
+        while waiting := [plan for plan in plans if plan.held.tokens]:
+            batch, features = self._next_rows([plan.held for plan in waiting], drafting=True)
+            ready = [plan for plan, rows in zip(waiting, batch, strict=False) if rows.logits]
+            offers, states = self._offers(ready, batch, features=features)
+            row = 0
+            for plan, rows in zip(waiting, batch, strict=False):
                 self._head.commit(rows.slot, range(len(rows.tokens)))
                 row += len(rows.tokens)
                 if rows.logits:
-                    outputs[rows.slot] = HeadOutput(output.logits[want : want + 1], output.states[row - 1 : row])
-                    want += 1
-        return [outputs[held.slot] for held in all_held] if all_of_it else []
+                    plan.grow([next(offers)], states[row - 1 : row])
 
-    def _run_level(self, plans: Sequence[_Plan]) -> list[HeadOutput]:
-        """Run the level each tree grew last. Levels are run whole and in order, so pending row i is draft node i."""
-        batch, states = [], []
+    def _next_rows(self, waiting: Sequence[_Held], drafting: bool) -> tuple[list[Rows], Tensor]:
+        """As many rows as one pass takes, and their features; when drafting, followers of the last are wanted."""
+        batch, features, room = [], [], self._head.chunk
+        for held in waiting:
+            count = min(room, len(held.tokens))
+            if not count:
+                break
+            room -= count
+            last = drafting and count == len(held.tokens)
+            batch.append(Rows.chain(held.slot, held.tokens[:count], logits=[count - 1] if last else []))
+            merged = joined(held.features)
+            features.append(merged[:count])
+            held.tokens, held.features = held.tokens[count:], [merged[count:]] if count < len(merged) else []
+        return batch, joined(features)
+
+    def _drop_draft(self, held: _Held) -> None:
+        if held.drafted:
+            self._head.commit(held.slot, [])
+            held.drafted = False
+
+    def _run_level(self, plans: Sequence[_Plan]) -> None:
+        """Run the level each tree grew last, and grow the next. Levels are run whole and in order, so pending row i is
+        draft node i."""
+        batch, before = [], []
         for plan in plans:
             growth, start = plan.growth, plan.growth.level.start
             batch.append(Rows(plan.held.slot, growth.tokens[start:], growth.parents[start:]))
-            states.append(plan.states_before())
+            before.append(plan.states_before())
             plan.held.drafted = True
-        output = self._head.forward(batch, states=states[0] if len(states) == 1 else torch.cat(states))
-        outputs, start = [], 0
-        for rows in batch:
+        offers, states = self._offers(plans, batch, states=joined(before))
+        start = 0
+        for plan, rows in zip(plans, batch, strict=True):
             stop = start + len(rows.tokens)
-            outputs.append(HeadOutput(output.logits[start:stop], output.states[start:stop]))
+            plan.grow(list(islice(offers, stop - start)), states if len(plans) == 1 else states[start:stop])
             start = stop
-        return outputs
+
+    def _offers(
+        self,
+        plans: Sequence[_Plan],
+        batch: Sequence[Rows],
+        *,
+        features: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> tuple[Iterator[Offer], Tensor]:
+        """One head pass: what may follow each row wanted, which are the last levels of `plans`; the states of all rows.
+
+        A head that ranks tokens itself does, unless the sampling parameters ask for more than it knows.
+        """
+        if self._ranking is not None and all(plan.plainly_ranked for plan in plans):
+            keys = [key for plan in plans for key in plan.noise_keys()]
+            found, after = self._ranking.rank(batch, keys, self._branching, features=features, states=states)
+            return (Offer(f.likely, in_turn(f.drawn), k is not None) for f, k in zip(found, keys, strict=True)), after
+        output = self._head.forward(batch, features=features, states=states)
+        offers: list[Offer] = []
+        for plan in plans:
+            logits = output.logits[len(offers) : len(offers) + len(plan.growth.level)]
+            offers += plan.offers(logits, self._vocabulary, self._branching)
+        return iter(offers), output.states
 
 
 class _Plan:
@@ -196,23 +234,36 @@ class _Plan:
         self._states = torch.empty(0)  # after each node of the level before the last
         self._first = 0  # the first of those nodes
 
-    def grow(self, output: HeadOutput, vocabulary: ReducedVocabulary, branching: int) -> None:
-        """Add a level, given what the head made of the last one's nodes."""
+    @property
+    def plainly_ranked(self) -> bool:
+        return plainly_ranked(self.sequence.params) and not samples(self.sequence.params)
+
+    def noise_keys(self) -> list[NoiseKey | None]:
+        """The noise each node of the last level draws its children with. A level's nodes stand at one position."""
+        params, level = self.sequence.params, self.growth.level
+        if params.temperature == 0:
+            return [None] * len(level)
+        position = self.held.history.generated + self.growth.depth
+        return [NoiseKey(params.temperature, *row_key(params.seed, params.choice, position))] * len(level)
+
+    def offers(self, logits: Tensor, vocabulary: ReducedVocabulary, branching: int) -> list[Offer]:
+        """From the logits [nodes, draft vocabulary] of the last level."""
         params, history = self.sequence.params, self.held.history
-        self._states, self._first = output.states, self.growth.level.start
         paths = [self.growth.path(node) for node in self.growth.level]
-        offers: list[Offer]
         if samples(params):
-            wide = vocabulary.widened(output.logits)
-            offers = sampled_offers(wide, params, history, paths, branching, self._chance, self._q)
-        else:
-            offers = vocabulary.ranked_offers(output.logits, params, history, paths, branching)
+            wide = vocabulary.widened(logits)
+            return sampled_offers(wide, params, history, paths, branching, self._chance, self._q)
+        return vocabulary.ranked_offers(logits, params, history, paths, branching)
+
+    def grow(self, offers: Sequence[Offer], states: Tensor) -> None:
+        """Add a level, given what may follow the last one's nodes and the states after them."""
+        self._states, self._first = states, self.growth.level.start
         self.growth.grow(offers)
 
     def states_before(self) -> Tensor:
         """The states the level grown last starts from, [nodes, hidden]."""
         parents = [parent - self._first for parent in self.growth.parents[self.growth.level.start :]]
-        return self._states if parents == list(range(len(self._states))) else self._states[parents]
+        return chosen(self._states, parents)
 
     def draft(self, source: str) -> Draft:
         growth = self.growth

@@ -16,6 +16,11 @@ from outrider.sampling.noise import Key, rough_gumbel
 from outrider.types import ResolvedParams
 
 
+def plainly_ranked(params: ResolvedParams) -> bool:
+    """Whether nothing but temperature shapes the distribution that children are ranked by."""
+    return params.is_bare and (params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p))
+
+
 class ReducedVocabulary:
     """Column i of a drafter's logits stands for token `ids[i]` of a vocabulary of `size`; other tokens are never
     drafted."""
@@ -36,8 +41,7 @@ class ReducedVocabulary:
     ) -> list[Offer]:
         """As `children.ranked_offers`, by the same noise; where nothing but temperature shapes the distribution, far
         cheaper. A draft need not be exact, so fp32 does."""
-        bare = params.is_bare and (params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p))
-        if not bare:
+        if not plainly_ranked(params):
             return ranked_offers(self.widened(logits), params, history, paths, count)
         rows = logits.cpu().numpy()
         if params.temperature > 0 and params.temperature != 1:

@@ -11,7 +11,8 @@ from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
-from outrider.models.native.decoder import NativeDecoder, obstacle
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.stack import obstacle
 from outrider.models.precision import BF16, PRECISIONS, Precision
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel

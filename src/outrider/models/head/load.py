@@ -10,7 +10,11 @@ from outrider.errors import DrafterError
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.module import HeadModule
 from outrider.models.head.torch_head import TorchHead
-from outrider.models.head.weights import SCALES, Scaled, target_ids
+from outrider.models.head.weights import SCALES, HeadWeights, Scaled, target_ids
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.head import NativeHead
+from outrider.models.native.stack import obstacle
+from outrider.models.precision import INT8
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import DraftHead, LanguageModel
 
@@ -22,7 +26,7 @@ def load_head(folder: Path, target: LanguageModel) -> DraftHead:
 
 def can_read(target: LanguageModel) -> bool:
     """Whether a head can be placed beside this kind of target at all."""
-    return isinstance(target, TorchDecoder)
+    return isinstance(target, TorchDecoder | NativeDecoder)
 
 
 def place_head(checkpoint: HeadCheckpoint, target: LanguageModel) -> DraftHead:
@@ -30,6 +34,12 @@ def place_head(checkpoint: HeadCheckpoint, target: LanguageModel) -> DraftHead:
         checkpoint.config.check_target(target.architecture)
         target.tap(checkpoint.config.taps)
         return _torch_head(checkpoint, target)
+    if isinstance(target, NativeDecoder):
+        checkpoint.config.check_target(target.architecture)
+        if against := obstacle(checkpoint.config.architecture, INT8):
+            raise DrafterError(f"the compiled decoder cannot run this head: {against}; use another drafter")
+        weights = HeadWeights.of(checkpoint.config, checkpoint.tensors, target.device, None)
+        return NativeHead(checkpoint.config, weights, target)
     raise DrafterError(
         f"a head reads the target's hidden states, which {type(target).__name__} does not give; "
         "use another drafter (suffix needs nothing from the model)"

@@ -39,9 +39,23 @@ typedef struct {
     int32_t window; /* 0: everything */
 } Layer;
 
+typedef struct Model Model;
+
+/* How a drafting head begins, instead of with an embedding alone: layer 0 takes [norm(embedding), norm(state)] where a
+ * row's state is given, or fused from a target's features by `fc`. The residual stream starts as the state. */
 typedef struct {
+    const Model *target; /* whose embedding is used */
+    Matrix fc;           /* [hidden, features] */
+    const float *state_norm;
+    void *features;         /* workspace [rows, depth of fc] */
+    int32_t width;          /* of the features, padding not counted: a multiple of 16 */
+    int32_t normed_residual; /* the stream starts as the normalised state */
+} Fusion;
+
+struct Model {
     Shape shape;
     const Layer *layers;
+    const Fusion *fusion; /* of a drafting head, else NULL */
     const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
     const float *embedding_scales; /* [vocab] of an int8 embedding, or NULL */
     const float *norm;
@@ -56,7 +70,40 @@ typedef struct {
     float *scores;    /* [threads, heads/kv_heads, capacity] */
     uint16_t *widened; /* [threads, widened_size]: a pair of panels of int8 weights as bf16 */
     int64_t widened_size;
-} Model;
+    const int32_t *taps; /* [tap_count]: tap t keeps the residual stream after taps[t] layers */
+    int32_t tap_count;
+};
+
+#define MOST_RANKED 16
+
+/* A column of logits: x = logit / temperature, and its score: x alone, or with noise. */
+typedef struct {
+    float score, x;
+    int32_t column;
+} Ranked;
+
+/* What one thread found in its share of a row's columns: largest x, sum of e^(x - largest), and the best, falling. */
+typedef struct {
+    float largest, total;
+    Ranked likely[MOST_RANKED], drawn[MOST_RANKED];
+} Partial;
+
+/* The noise to draw a row's followers with, see sampling/noise.py. */
+typedef struct {
+    float inverse_temperature;
+    int32_t random; /* 0: what is drawn is what is likely */
+    uint32_t low, high;
+} Noise;
+
+/* Asks for the `count` best tokens of every wanted row, with their probabilities: the likeliest, and those drawn. */
+typedef struct {
+    int32_t count, columns; /* of the logits, padding not counted */
+    const int32_t *ids;     /* [columns]: the token each stands for */
+    const Noise *noise;     /* [wanted] */
+    Partial *partials;      /* workspace [threads, wanted] */
+    int32_t *tokens;        /* [wanted, 2, count], -1 where there are fewer */
+    float *shares;          /* [wanted, 2, count] */
+} Ranking;
 
 /* The rows of one pass. Row r sees positions 0..base-1 of its slot's committed prefix, then paths[starts[r]..starts[r+1]),
  * the cache indices of its pending ancestors in order of position, its own last. */
@@ -65,6 +112,9 @@ typedef struct {
     const int32_t *tokens, *slots, *bases, *starts, *paths;
     const int32_t *wanted_rows;
     float *logits; /* [wanted padded to ROW_TILE, columns of head] */
+    float *tapped; /* [rows, tap_count, hidden], where there are taps */
+    const float *features, *states; /* of a head, one of the two: [rows, features], [rows, hidden] */
+    const Ranking *ranking; /* or NULL */
 } Pass;
 
 /* The share of `thread` of `threads` of one pass; each instruction set has its own, see isa_*.c. */

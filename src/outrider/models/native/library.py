@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -68,6 +68,7 @@ class Model(Structure):
     _fields_ = [
         ("shape", Shape),
         ("layers", POINTER(Layer)),
+        ("fusion", c_void_p),
         ("embedding", c_void_p),
         ("embedding_scales", c_void_p),
         ("norm", c_void_p),
@@ -77,6 +78,47 @@ class Model(Structure):
             for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores", "widened")
         ],
         ("widened_size", c_int64),
+        ("taps", c_void_p),
+        ("tap_count", c_int32),
+    ]
+
+
+class Fusion(Structure):
+    _fields_ = [
+        ("target", POINTER(Model)),
+        ("fc", Matrix),
+        ("state_norm", c_void_p),
+        ("features", c_void_p),
+        ("width", c_int32),
+        ("normed_residual", c_int32),
+    ]
+
+
+MOST_RANKED = 16
+
+
+class Ranked(Structure):
+    _fields_ = [("score", c_float), ("x", c_float), ("column", c_int32)]
+
+
+class Partial(Structure):
+    _fields_ = [
+        ("largest", c_float),
+        ("total", c_float),
+        ("likely", Ranked * MOST_RANKED),
+        ("drawn", Ranked * MOST_RANKED),
+    ]
+
+
+class Noise(Structure):
+    _fields_ = [("inverse_temperature", c_float), ("random", c_int32), ("low", c_uint32), ("high", c_uint32)]
+
+
+class Ranking(Structure):
+    _fields_ = [
+        ("count", c_int32),
+        ("columns", c_int32),
+        *[(name, c_void_p) for name in ("ids", "noise", "partials", "tokens", "shares")],
     ]
 
 
@@ -85,6 +127,7 @@ class Pass(Structure):
         ("rows", c_int32),
         ("wanted", c_int32),
         *[(name, c_void_p) for name in ("tokens", "slots", "bases", "starts", "paths", "wanted_rows", "logits")],
+        *[(name, c_void_p) for name in ("tapped", "features", "states", "ranking")],
     ]
 
 

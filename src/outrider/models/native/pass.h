@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "pool.h"
+#include "rank.h"
 #include "vector.h"
 
 #define SHARE(n) for (int i = thread; i < (n); i += threads)
@@ -120,12 +121,28 @@ static void attend_row(const Model *m, const Layer *layer, const Pass *pass, int
            (int64_t)row * layer->o.depth + kv_head * group * dim);
 }
 
+/* What goes into a layer's qkv; for the first of a drafting head the token's embedding comes in here. */
+static void attention_input(const Model *m, const Layer *layer, const Pass *pass, int row) {
+    const Shape *s = &m->shape;
+    float *residual = m->residual + (int64_t)row * s->hidden;
+    const int64_t at = (int64_t)row * layer->qkv.depth;
+    const Fusion *fusion = layer == m->layers ? m->fusion : 0;
+    if (!fusion) {
+        rms_norm(residual, layer->attention_norm, s->hidden, s->norm_eps, m->normed, at, s->bf16);
+        return;
+    }
+    float *embedding = m->update + (int64_t)row * fusion->fc.columns; /* scratch; the row's fused state is read */
+    embed(fusion->target, pass->tokens[row], embedding);
+    rms_norm(embedding, layer->attention_norm, s->hidden, s->norm_eps, m->normed, at, s->bf16);
+    rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, m->normed, at + s->hidden, s->bf16);
+    if (fusion->normed_residual)
+        rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, residual, 0, 0);
+}
+
 static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int thread, int threads) {
     const Shape *s = &m->shape;
     const int rows = pass->rows, hidden = s->hidden, bf16 = s->bf16;
-    SHARE(rows)
-        rms_norm(m->residual + (int64_t)i * hidden, layer->attention_norm, hidden, s->norm_eps, m->normed,
-                 (int64_t)i * layer->qkv.depth, bf16);
+    SHARE(rows) attention_input(m, layer, pass, i);
     pool_barrier();
     gemm(m, &layer->qkv, m->normed, rows, PLAIN, m->qkv, layer->qkv.columns, thread, threads);
     pool_barrier();
@@ -150,10 +167,47 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
             hidden, s->norm_eps);
 }
 
+/* The residual stream a head starts with. */
+static void begin_fused(const Model *m, const Pass *pass, int thread, int threads) {
+    const Shape *s = &m->shape;
+    const Matrix *fc = &m->fusion->fc;
+    if (pass->features) {
+        const int width = m->fusion->width;
+        SHARE(pass->rows)
+            for (int j = 0; j < width; j += LANES)
+                store(m->fusion->features, (int64_t)i * fc->depth + j,
+                      *(const v16 *)(pass->features + (int64_t)i * width + j), s->bf16);
+        pool_barrier();
+        gemm(m, fc, m->fusion->features, pass->rows, PLAIN, m->update, fc->columns, thread, threads);
+        pool_barrier();
+    }
+    const float *states = pass->features ? m->update : pass->states;
+    const int stride = pass->features ? fc->columns : s->hidden;
+    SHARE(pass->rows)
+        memcpy(m->residual + (int64_t)i * s->hidden, states + (int64_t)i * stride, (size_t)s->hidden * 4);
+}
+
+/* Keep the residual stream after so many layers where it is asked for. A row's is its own thread's throughout. */
+static void tap(const Model *m, const Pass *pass, int layers, int thread, int threads) {
+    const int hidden = m->shape.hidden;
+    for (int t = 0; t < m->tap_count; t++)
+        if (m->taps[t] == layers)
+            SHARE(pass->rows)
+                memcpy(pass->tapped + ((int64_t)i * m->tap_count + t) * hidden, m->residual + (int64_t)i * hidden,
+                       (size_t)hidden * 4);
+}
+
 static void run(const Model *m, const Pass *pass, int thread, int threads) {
     const Shape *s = &m->shape;
-    SHARE(pass->rows) embed(m, pass->tokens[i], m->residual + (int64_t)i * s->hidden);
-    for (int l = 0; l < s->layers; l++) run_layer(m, m->layers + l, pass, thread, threads);
+    if (m->fusion)
+        begin_fused(m, pass, thread, threads);
+    else
+        SHARE(pass->rows) embed(m, pass->tokens[i], m->residual + (int64_t)i * s->hidden);
+    tap(m, pass, 0, thread, threads);
+    for (int l = 0; l < s->layers; l++) {
+        run_layer(m, m->layers + l, pass, thread, threads);
+        tap(m, pass, l + 1, thread, threads);
+    }
     if (pass->wanted) {
         pool_barrier();
         SHARE(pass->wanted)
@@ -163,6 +217,11 @@ static void run(const Model *m, const Pass *pass, int thread, int threads) {
         gemm(m, &m->head, m->normed, pass->wanted, PLAIN, pass->logits, m->head.columns, thread, threads);
     }
     if (s->kernels == KERNELS_AMX) amx_release();
+    if (pass->ranking) {
+        rank_share(pass->ranking, pass->logits, pass->wanted, m->head.columns, thread, threads);
+        pool_barrier();
+        SHARE(pass->wanted) rank_merge(pass->ranking, i, pass->wanted, threads);
+    }
 }
 
 #endif

@@ -75,6 +75,16 @@ INLINE v16 choose(i16 mask, v16 yes, v16 no) { return (v16)((mask & (i16)yes) | 
 
 INLINE v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
 
+INLINE int any(i16 mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    int found = 0;
+    for (int i = 0; i < LANES; i++) found |= mask[i];
+    return found != 0;
+#endif
+}
+
 INLINE float max_lane(v16 x) {
     float s[LANES], m;
     memcpy(s, &x, sizeof s);

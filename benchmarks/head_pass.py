@@ -1,0 +1,194 @@
+"""What drafting with a head costs on the CPU: one head pass, and a whole draft, against one pass of the target.
+
+    python benchmarks/head_pass.py [--head DIR] [--vocab 8192 12288 16384] [--rounds 40] [--out FILE]
+
+Everything is measured where it is used: a target pass of as many rows as the draft has, then the draft, and again; so
+the target's weights have swept the caches before each draft. The first head pass (which also fuses the target's
+features) and the later ones are told apart. Heads and drafts are measured one after the other, so compare shares of the
+target pass measured beside them, not milliseconds across columns. That target pass has 6 rows. Without `--head`,
+random heads shaped like the target's
+layers; their speed is that of any other. Leave the machine otherwise idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from cpu_pass import load, provenance
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from outrider import SamplingParams
+from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
+from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.load import place_head
+from outrider.models.head.weights import tensor_shapes
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.head import NativeHead
+from outrider.types import ROOT, Budget, Commit, Draft, ResolvedParams, Rows
+
+CONTEXT = 300
+PASSES = 5
+DRAFTS = {"chain of 5": (1, 5, 5), "tree of 16": (4, 16, 5), "tree of 32": (4, 32, 5)}
+"""Branching, nodes, depth."""
+
+
+def random_head(target: NativeDecoder, vocab: int, layers: int) -> HeadCheckpoint:
+    config = HeadConfig.beside(target.architecture, vocab, layers)
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(shape) * 0.05 for name, shape in tensor_shapes(config).items() if name != "d2t"}
+    return HeadCheckpoint(config, {**tensors, "d2t": torch.zeros(vocab, dtype=torch.long)}, {})
+
+
+class Passes:
+    """Head passes alone: from the target's features of two rows, then from the head's own states."""
+
+    def __init__(self, target: NativeDecoder, head: NativeHead) -> None:
+        self.target, self.head = target, head
+        self.slot, self.head_slot = target.open(), head.open()
+        for start in range(0, CONTEXT, 100):
+            target.forward([Rows.chain(self.slot, range(1000 + start, 1100 + start), logits=())])
+            target.commit(self.slot, range(100))
+            head.forward([Rows.chain(self.head_slot, range(100), logits=())], features=target.features)
+            head.commit(self.head_slot, range(100))
+
+    def measure(self, times: dict[str, list[float]]) -> None:
+        start = perf_counter()
+        self.target.forward([Rows.chain(self.slot, range(500, 501 + PASSES))])
+        times["target pass"].append(perf_counter() - start)
+        self.target.commit(self.slot, [])
+        features = self.target.features[:2]
+        for i in range(PASSES):
+            start = perf_counter()
+            if i == 0:
+                rows = Rows.chain(self.head_slot, [5, 6], [1])
+                _, states = self.head.rank([rows], [None], 4, features=features)
+                states = states[1:]
+            else:
+                rows = Rows(self.head_slot, [6 + i], [i])
+                _, states = self.head.rank([rows], [None], 4, states=states)
+            times["first head pass" if i == 0 else "later head passes"].append(perf_counter() - start)
+        self.head.commit(self.head_slot, [])
+
+    def close(self) -> None:
+        self.target.close(self.slot)
+        self.head.close(self.head_slot)
+
+
+class Sequence_:
+    """A sequence as the drafter sees it."""
+
+    id = 0
+
+    def __init__(self, tokens: list[int], params: ResolvedParams) -> None:
+        self.tokens, self.prompt_length, self.params = tokens, len(tokens), params
+
+
+class Drafting:
+    """Whole drafts through `HeadDrafter`, all refused."""
+
+    def __init__(self, target: NativeDecoder, head: NativeHead, temperature: float, draft: str) -> None:
+        branching, nodes, depth = DRAFTS[draft]
+        self.name = f"{draft}, T={temperature:g}"
+        self.budget = Budget(nodes, depth)
+        self.target = target
+        self.drafter = HeadDrafter(head, target.vocab_size, HeadDrafterConfig(branching))
+        params = SamplingParams(temperature=temperature, seed=1).resolve({}, (), target.vocab_size)
+        self.sequence = Sequence_(list(range(1000, 1000 + CONTEXT)), params)
+        self.drafter.open(self.sequence)
+        self.slot = target.open()
+        prompt = self.sequence.tokens[:-1]
+        for start in range(0, len(prompt), 128):
+            self._run(Rows.chain(self.slot, prompt[start : start + 128], logits=()))
+            target.commit(self.slot, range(len(prompt[start : start + 128])))
+        self._verify(Draft())
+
+    def measure(self, times: dict[str, list[float]]) -> None:
+        start = perf_counter()
+        (draft,) = self.drafter.propose([self.sequence], [self.budget])
+        times[self.name].append(perf_counter() - start)
+        assert len(draft) == self.budget.nodes
+        start = perf_counter()
+        self._verify(draft)
+        times[f"{self.name}: verifying"].append(perf_counter() - start)
+
+    def _verify(self, draft: Draft) -> None:
+        tokens = [self.sequence.tokens[-1], *draft.tokens]
+        self._run(Rows(self.slot, tokens, [ROOT, *(parent + 1 for parent in draft.parents)]))
+        self.target.commit(self.slot, [0])
+        self.sequence.tokens.append(1000 + len(self.sequence.tokens) % 5000)
+        self.drafter.observe([Commit(self.sequence, draft, (), (self.sequence.tokens[-1],))])
+
+    def _run(self, rows: Rows) -> None:
+        self.target.forward([rows])
+        self.drafter.read([self.sequence], [rows], self.target.features)
+
+    def close(self) -> None:
+        self.drafter.close(self.sequence)
+        self.target.close(self.slot)
+
+
+def measured(target: NativeDecoder, checkpoint: HeadCheckpoint, rounds: int) -> dict[str, float]:
+    """Medians in seconds."""
+    head = place_head(checkpoint, target)
+    assert isinstance(head, NativeHead)
+    times: dict[str, list[float]] = defaultdict(list)
+    for make in [
+        lambda: Passes(target, head),
+        *(lambda t=t, d=d: Drafting(target, head, t, d) for d in DRAFTS for t in (0.0, 1.0)),
+    ]:
+        arm = make()
+        for _ in range(rounds + 2):
+            arm.measure(times)
+        arm.close()
+    medians = {name: statistics.median(found[2:]) for name, found in times.items()}
+    for name in ("first head pass", "later head passes"):
+        medians[f"{name} / target pass"] = medians[name] / medians["target pass"]
+    return medians
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head", type=Path)
+    parser.add_argument("--vocab", type=int, nargs="+", default=[8192, 12288, 16384])
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    origin = provenance()
+    target = load(options.dtype)
+    origin |= {"kernels": target.kernels, "dtype": options.dtype, "context": CONTEXT}
+    if options.head:
+        heads = {str(options.head): HeadCheckpoint.read(options.head)}
+    else:
+        heads = {
+            f"{layers} layer{'s' * (layers > 1)}, {vocab}": random_head(target, vocab, layers)
+            for layers in options.layers
+            for vocab in options.vocab
+        }
+    results = {name: measured(target, head, options.rounds) for name, head in track(heads.items(), "Measuring")}
+    table = Table("ms", *results)
+    for key in next(iter(results.values())):
+        share = "/" in key
+        cells = (f"{100 * r[key]:.1f}%" if share else f"{1e3 * r[key]:.3f}" for r in results.values())
+        table.add_row(key, *cells)
+    Console(width=160).print(table)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        rounded = {
+            name: {k: round(v if "/" in k else 1e3 * v, 4) for k, v in found.items()} for name, found in results.items()
+        }
+        options.out.write_text(json.dumps({"provenance": origin, "median_ms": rounded}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""`NativeHead`: a drafting head in the compiled pass, beside the `NativeDecoder` whose states it reads."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from ctypes import addressof, pointer, sizeof
+
+import torch
+from torch import Tensor
+
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.weights import HeadWeights
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.library import MOST_RANKED, Fusion, Noise, Partial, Ranking
+from outrider.models.native.packing import Packer
+from outrider.models.native.stack import MAX_ROWS, NativeStack
+from outrider.models.precision import FP32, INT8
+from outrider.types import Followers, HeadOutput, NoiseKey, Rows
+
+
+class NativeHead(NativeStack):
+    """A `DraftHead` on the CPU that also ranks what may follow (`RankingHead`)."""
+
+    most_ranked = MOST_RANKED
+
+    def __init__(self, config: HeadConfig, weights: HeadWeights, target: NativeDecoder) -> None:
+        """`weights`: in int8, or in fp32, which is for comparison. `target` taps what the config says from now on."""
+        packer = Packer()
+        fc = packer.matrix(weights.fc.values, None, weights.fc.scales)  # in the order a pass reads them
+        layers = [packer.layer(layer) for layer in weights.layers]
+        shape = target._model.shape
+        super().__init__(
+            config.architecture,
+            layers,
+            FP32 if weights.fc.scales is None else INT8,
+            max_batch=target.max_batch,
+            max_context=target.max_context,
+            threads=shape.threads,
+            kernels=target.kernels,
+        )
+        self.config = config
+        self.taps = config.taps
+        self.ids = weights.ids
+        self._target = target  # its embedding is pointed into
+        target.tap(config.taps)
+        m = self._model
+        m.norm = self._keep(weights.norm)
+        m.head = self._matrix(packer.matrix(weights.lm_head.values, None, weights.lm_head.scales))
+        self._fusion = Fusion(
+            target=pointer(target._model),
+            fc=self._matrix(fc),
+            state_norm=self._keep(weights.hidden_norm),
+            features=self._keep(torch.zeros(MAX_ROWS, fc.depth, dtype=self.dtype)),
+            width=config.feature_width,
+            normed_residual=config.norm_before_residual,
+        )
+        m.fusion = addressof(self._fusion)
+        self._make_workspace([m.head, self._fusion.fc])
+        self.tap([len(layers)])  # the states that come out
+        self._columns = self._keep(weights.ids.to(torch.int32))
+        self._partials = self._keep(torch.zeros(shape.threads * MAX_ROWS * sizeof(Partial), dtype=torch.uint8))
+
+    def forward(
+        self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
+    ) -> HeadOutput:
+        run = self._run(batch)
+        given = self._given(run.rows, features, states)
+        for start, _, step in run.passes():
+            step.features, step.states = given.at(start)
+        return HeadOutput(run.logits[:, : self.config.draft_vocab], run.tapped)
+
+    def _given(self, rows: int, features: Tensor | None, states: Tensor | None) -> _Given:
+        return _Given(features, states, (rows, self.config.hidden if features is None else self.config.feature_width))
+
+    def rank(
+        self,
+        batch: Sequence[Rows],
+        keys: Sequence[NoiseKey | None],
+        count: int,
+        *,
+        features: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> tuple[list[Followers], Tensor]:
+        run = self._run(batch)
+        given = self._given(run.rows, features, states)
+        total = len(run.logits)
+        assert len(keys) == total, "a key for every row wanted"
+        assert count <= MOST_RANKED
+        noise = (Noise * total)(*[_noise(key) for key in keys])  # type: ignore[misc]  # tuples will do
+        tokens, shares = array("i", bytes(8 * count * total)), array("f", bytes(8 * count * total))
+        at = addressof(noise), tokens.buffer_info()[0], shares.buffer_info()[0]
+        for start, wanted, step in run.passes():
+            step.features, step.states = given.at(start)
+            if step.wanted:
+                ranking = Ranking(
+                    count,
+                    self.config.draft_vocab,
+                    self._columns,
+                    at[0] + sizeof(Noise) * wanted,
+                    self._partials,
+                    at[1] + 8 * count * wanted,
+                    at[2] + 8 * count * wanted,
+                )
+                step.ranking = addressof(ranking)
+        found = list(zip(tokens, shares, strict=True))
+        followers = []
+        for start in range(0, len(found), 2 * count):
+            likely, drawn = found[start : start + count], found[start + count : start + 2 * count]
+            if likely[-1][0] < 0:  # the vocabulary is smaller
+                likely, drawn = ([pair for pair in side if pair[0] >= 0] for side in (likely, drawn))
+            followers.append(Followers(likely, drawn))
+        return followers, run.tapped
+
+
+def _noise(key: NoiseKey | None) -> tuple[float, int, int, int]:
+    """The fields of a `Noise`."""
+    return (1.0, 0, 0, 0) if key is None else (1.0 / key.temperature, 1, key.low, key.high)
+
+
+class _Given:
+    """Where the rows' features or states lie."""
+
+    def __init__(self, features: Tensor | None, states: Tensor | None, shape: tuple[int, int]) -> None:
+        given = states if features is None else features
+        assert given is not None, "features or states"
+        assert given.shape == shape, "one of them for every row, as wide as the head says"
+        self._fused = features is not None
+        self._tensor = given if given.dtype == torch.float32 and given.is_contiguous() else given.float().contiguous()
+
+    def at(self, row: int) -> tuple[int | None, int | None]:
+        """Addresses of the features and of the states from `row` on; one of the two."""
+        address = self._tensor.data_ptr() + 4 * self._tensor.shape[1] * row
+        return (address, None) if self._fused else (None, address)

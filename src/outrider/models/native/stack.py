@@ -1,0 +1,223 @@
+"""What a compiled decoder and a compiled drafting head share: layers over a static cache, and passes through them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from ctypes import byref
+from itertools import accumulate, chain, count, repeat
+
+import torch
+from torch import Tensor
+
+from outrider.models.architecture import Architecture
+from outrider.models.memory import Recycled, lazy_zeros
+from outrider.models.native.library import KERNELS, Layer, Matrix, Model, Pass, Shape, library
+from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix
+from outrider.models.precision import Precision
+from outrider.models.rotary import rotation_table
+from outrider.models.slots import Span, StaticCache
+from outrider.types import Rows
+
+MAX_ROWS = 128
+"""Rows of one compiled pass; more are run in several, which changes nothing but the time."""
+
+MATRICES = ("qkv", "o", "gate_up", "down")
+"""Of a layer, by their names in the C structure."""
+
+LANES = 16
+MAX_HEAD_DIM = 256
+
+
+def obstacle(architecture: Architecture, precision: Precision) -> str | None:
+    """Why the compiled kernels cannot run this model here, or None."""
+    if library() is None:
+        return "its kernels were not built; install a C compiler and install Outrider again"
+    if precision.compute not in (torch.bfloat16, torch.float32):
+        return f"it does not compute in {precision.name}"
+    a = architecture
+    if a.hidden % LANES or a.head_dim % LANES or a.head_dim > MAX_HEAD_DIM:
+        return f"a width of {a.hidden} with heads of {a.head_dim} does not suit it"
+    return None
+
+
+class NativeStack(StaticCache):
+    """Layers and their cache in the C structure `Model`, whose beginning and end the heirs fill in.
+
+    A row's results depend on its own path alone: not on other rows or sequences, on chain or tree, nor on the cache
+    layout.
+    """
+
+    supports_trees = True
+    chunk = MAX_ROWS
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        layers: list[PackedLayer],
+        precision: Precision,
+        *,
+        max_batch: int,
+        max_context: int,
+        threads: int,
+        kernels: str | None,
+    ) -> None:
+        """`kernels`: the instruction set to use, one of `KERNELS` this CPU has; None: the best."""
+        super().__init__(max_batch, max_context)
+        compiled = library()
+        assert compiled is not None, "ask obstacle() first"
+        self._kernels = compiled
+        best = compiled.outrider_kernels()
+        self.architecture = a = architecture
+        self.dtype = precision.compute
+        self.device = torch.device("cpu")
+        self._results, self._tapped = Recycled(), Recycled()
+        self._kept: list[Tensor] = []
+        """Everything the C side points into."""
+        capacity = -(-max_context // LANES) * LANES
+        self._layers = (Layer * len(a.layers))()
+        self._fill_layers(layers, capacity)
+        self._taps = array("i")
+        self._model = Model(
+            shape=Shape(
+                layers=len(a.layers),
+                hidden=a.hidden,
+                heads=a.heads,
+                kv_heads=a.kv_heads,
+                head_dim=a.head_dim,
+                capacity=capacity,
+                activation=0 if a.activation == "silu" else 1,
+                bf16=self.dtype == torch.bfloat16,
+                threads=threads,
+                kernels=best if kernels is None else min(KERNELS.index(kernels), best),
+                norm_eps=a.norm_eps,
+                attention_scale=a.attention_scale,
+                embed_scale=a.embed_scale,
+            ),
+            layers=self._layers,
+        )
+
+    @property
+    def kernels(self) -> str:
+        """The instruction set in use."""
+        return KERNELS[self._model.shape.kernels]
+
+    def tap(self, layers: Sequence[int]) -> None:
+        self._taps = array("i", layers)
+        self._model.taps, self._model.tap_count = self._taps.buffer_info()
+
+    def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        source, target = array("i", sources), array("i", targets)
+        addresses = source.buffer_info()[0], target.buffer_info()[0]
+        self._kernels.outrider_move(byref(self._model), slot, len(source), *addresses)
+
+    def _run(self, batch: Sequence[Rows]) -> _Run:
+        """Enter the batch's rows into the cache and prepare the passes through them."""
+        rows: list[_Row] = []
+        for given in batch:
+            span = self._slots.extend(given)
+            wanted = repeat(True) if given.logits is None else map(set(given.logits).__contains__, count())
+            rows.extend(zip(given.tokens, repeat(span), span.paths, wanted, strict=False))
+        columns = self._model.head.columns
+        total = sum([want for _, _, _, want in rows])
+        logits = self._results.empty(total, columns) if total else torch.empty(0, columns)
+        width = len(self._taps) * self.architecture.hidden
+        tapped = self._tapped.empty(len(rows), width) if width else torch.empty(0, 0)
+        return _Run(self, rows, logits, tapped)
+
+    def _fill_layers(self, packed: list[PackedLayer], capacity: int) -> None:
+        a = self.architecture
+        tables = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
+        cache = (len(packed), 2, self.max_batch * a.kv_heads * capacity * a.head_dim)
+        for i, (layer, weights, room) in enumerate(
+            zip(self._layers, packed, lazy_zeros(cache, self.dtype, self.device), strict=True)
+        ):
+            for name in MATRICES:
+                setattr(layer, name, self._matrix(getattr(weights, name)))
+            for name, norm in weights.norms.items():
+                setattr(layer, name, self._keep(norm))
+            cosines, sines = tables[a.layers[i].rope]
+            layer.cosines, layer.sines = self._keep(cosines), self._keep(sines)
+            layer.keys, layer.values = self._keep(room[0]), self._keep(room[1])
+            layer.window = a.layers[i].window
+
+    def _make_workspace(self, others: Iterable[Matrix]) -> None:
+        """Room for intermediate results; `others`: the matrices outside the layers."""
+        a, m = self.architecture, self._model
+        threads, capacity = m.shape.threads, m.shape.capacity
+        first, others = self._layers[0], list(others)
+        matrices = [*others, *(getattr(layer, name) for layer in self._layers for name in MATRICES)]
+        wide = torch.float32
+        widest = max(first.o.columns, first.down.columns)
+        m.residual = self._keep(torch.zeros(MAX_ROWS, a.hidden, dtype=wide))
+        m.normed = self._keep(torch.zeros(MAX_ROWS, first.qkv.depth, dtype=self.dtype))
+        m.qkv = self._keep(torch.zeros(MAX_ROWS, first.qkv.columns, dtype=wide))
+        m.attended = self._keep(torch.zeros(MAX_ROWS, first.o.depth, dtype=self.dtype))
+        m.update = self._keep(torch.zeros(MAX_ROWS, widest, dtype=wide))
+        m.gated = self._keep(torch.zeros(MAX_ROWS, first.down.depth, dtype=self.dtype))
+        m.widened_size = max((matrix.depth * PAIR for matrix in matrices if matrix.scales), default=0)
+        m.widened = self._keep(torch.zeros(threads * m.widened_size, dtype=torch.bfloat16))
+        m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
+
+    def _matrix(self, matrix: PackedMatrix) -> Matrix:
+        return Matrix(
+            data=self._keep(matrix.data),
+            scales=self._keep(matrix.scales),
+            bias=self._keep(matrix.bias),
+            columns=matrix.columns,
+            depth=matrix.depth,
+        )
+
+    def _keep(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+_Row = tuple[int, Span, list[int], bool]
+"""Token, where its slot stands, its path, whether its logits are wanted."""
+
+
+class _Run:
+    """The rows of one `forward`, and where their results go."""
+
+    def __init__(self, stack: NativeStack, rows: list[_Row], logits: Tensor, tapped: Tensor) -> None:
+        self.rows = len(rows)
+        self.logits = logits
+        """[rows wanted, columns]"""
+        self.tapped = tapped
+        """[rows, taps * hidden]"""
+        self._stack = stack
+        self._rows = rows
+
+    def passes(self) -> Iterator[tuple[int, int, Pass]]:
+        """One compiled pass after the other: (rows before it, wanted rows before it, its description). Each is run when
+        the next is asked for, so that more can be added to the description."""
+        logits, tapped = self.logits.data_ptr(), self.tapped.data_ptr()
+        pitch, width = 4 * self.logits.shape[1], 4 * self.tapped.shape[-1]
+        wanted = 0
+        for start in range(0, self.rows, MAX_ROWS):
+            arrays = _arrays(self._rows[start : start + MAX_ROWS])
+            addresses = [values.buffer_info()[0] for values in arrays]
+            results = logits + pitch * wanted, tapped + width * start
+            step = Pass(len(arrays[0]), len(arrays[-1]), *addresses, *results)
+            yield start, wanted, step
+            self._stack._kernels.outrider_forward(byref(self._stack._model), byref(step))
+            wanted += len(arrays[-1])
+
+
+def _arrays(rows: list[_Row]) -> list[array[int]]:
+    """Tokens, slots, bases, starts, paths and wanted rows, as in `Pass`.
+
+    Plain arrays, no NumPy or PyTorch: the weights have swept every cache, and what is not touched costs nothing.
+    """
+    lists = (
+        [token for token, _, _, _ in rows],
+        [span.slot for _, span, _, _ in rows],
+        [span.base for _, span, _, _ in rows],
+        list(accumulate([len(path) for _, _, path, _ in rows], initial=0)),
+        list(chain.from_iterable([path for _, _, path, _ in rows])),
+        [i for i, (_, _, _, want) in enumerate(rows) if want],
+    )
+    return [array("i", values) for values in lists]

@@ -1,0 +1,162 @@
+"""Drafting with a head: exact text whatever it drafts, and drafts that depend on the true text alone.
+
+A wrong draft never changes the text, it only costs speed; so drafts have a test of their own: after any history they
+are those of a head that has only ever seen the text as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_decoder import reference
+from tiny_head import sensible_head
+from toy import sequence
+
+from outrider import SamplingParams
+from outrider.control.controller import FixedLength
+from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
+from outrider.drafters.none import NoDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence as Running
+from outrider.engine.text import TextStream
+from outrider.models.architecture import Architecture
+from outrider.models.head.load import place_head
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.precision import FP32
+from outrider.models.torch_decoder import TorchDecoder
+from outrider.sampling.history import History
+from outrider.types import Budget, Commit, Draft, Drafter, LanguageModel, Rows, SequenceView
+
+VOCAB = 97
+IDS = torch.tensor([token for token in range(VOCAB) if token % 9])
+"""The draft vocabulary lacks some tokens."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return reference("llama")
+
+
+def target_of(model: Any, kind: str) -> NativeDecoder | TorchDecoder:
+    architecture, tensors = Architecture.from_config(model.config.to_dict()), model.state_dict().items()
+    size = {"max_batch": 8, "max_context": 128}
+    if kind == "native":
+        return NativeDecoder.load(architecture, tensors, FP32, threads=2, **size)
+    return TorchDecoder.load(architecture, tensors, torch.float32, torch.device("cpu"), bitwise=True, **size)
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def target(request: pytest.FixtureRequest, model: Any) -> NativeDecoder | TorchDecoder:
+    return target_of(model, request.param)
+
+
+def drafter_for(model: Any, target: NativeDecoder | TorchDecoder, branching: int) -> HeadDrafter:
+    head = place_head(sensible_head(model.state_dict(), target.architecture, IDS), target)
+    return HeadDrafter(head, VOCAB, HeadDrafterConfig(branching))
+
+
+def run(
+    model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: int, batch: int
+) -> tuple[list[list[int]], int, int]:
+    """`batch` ragged prompts at once: what was generated, how many drafts were accepted, how many refused."""
+    engine = Engine(model, drafter, FixedLength(nodes))
+    running = []
+    for number in range(batch):
+        prompt = [(7 * number + 3 * i) % VOCAB for i in range(1 + 5 * number)]
+        resolved = params.resolve({}, (), VOCAB, choice=number)
+        stream = TextStream(lambda token: b"", (), False)
+        running.append(Running(number, prompt, len(prompt), resolved, 40, stream, History(prompt)))
+        engine.add(running[-1])
+    while not engine.scheduler.idle:
+        engine.step()
+    accepted = sum(s.accepted for s in running)
+    return [s.tokens[s.prompt_length :] for s in running], accepted, sum(s.drafted for s in running) - accepted
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(("branching", "nodes"), [(1, 4), (3, 9)], ids=["chain", "tree"])
+@pytest.mark.parametrize("verify", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_same_tokens_as_plain(
+    model: Any,
+    target: NativeDecoder | TorchDecoder,
+    temperature: float,
+    verify: Any,
+    branching: int,
+    nodes: int,
+    batch: int,
+) -> None:
+    """Token for token, except where rejection samples: there the tokens are others of the same distribution (see
+    test_rejection_statistics), and runs must repeat."""
+    params = SamplingParams(temperature=temperature, seed=3, verify=verify)
+    drafter = drafter_for(model, target, branching)
+    tokens, accepted, refused = run(target, drafter, params, nodes, batch)
+    if temperature and verify == "rejection":
+        assert tokens == run(target, drafter_for(model, target, branching), params, nodes, batch)[0]
+    else:
+        assert tokens == run(target, NoDrafter(), params, 0, batch)[0]
+    assert accepted > 0, "nothing was accepted: the comparison means little"
+    assert refused > 0, "nothing was refused: the comparison means little"
+
+
+class Watched:
+    """A `HeadDrafter` whose every draft is compared with that of a fresh head given the text so far."""
+
+    name = "head"
+
+    def __init__(self, inner: HeadDrafter, fresh: Any) -> None:
+        self.inner, self._fresh = inner, fresh
+        self.compared = 0
+        self.open, self.close, self.read, self.observe = inner.open, inner.close, inner.read, inner.observe
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = self.inner.propose(sequences, budgets)
+        for running, budget, draft in zip(sequences, budgets, drafts, strict=True):
+            expected = self._fresh(running, budget)
+            assert list(draft.tokens) == list(expected.tokens)
+            assert list(draft.parents) == list(expected.parents)
+            assert draft.confidence == pytest.approx(expected.confidence, rel=1e-3)
+            self.compared += len(draft)
+        return drafts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("branching", "nodes"), [(1, 4), (3, 9)], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_drafts_depend_on_the_text_alone(model: Any, kind: str, branching: int, nodes: int, temperature: float) -> None:
+    """After any history of accepting and refusing, in a batch, the head's cache is that of a fresh prefill."""
+    target, other = target_of(model, kind), target_of(model, kind)
+
+    def fresh(running: SequenceView, budget: Budget) -> Draft:
+        drafter = drafter_for(model, other, branching)
+        copy = sequence(running.tokens[: running.prompt_length], running.params)
+        drafter.open(copy)
+        copy.push(running.tokens[running.prompt_length :])
+        slot = other.open()
+        before = running.tokens[:-1]
+        if before:
+            other.forward([Rows.chain(slot, before, logits=())])
+        features = other.features.clone()
+        other.close(slot)
+        if len(before) == 0:
+            return drafter.propose([copy], [budget])[0]
+        if running.prompt_length == len(running.tokens):
+            rows = [Rows.chain(slot, before, logits=())]
+            drafter.read([copy], rows, features)
+            return drafter.propose([copy], [budget])[0]
+        kept = running.prompt_length - 1
+        if kept:
+            drafter.read([copy], [Rows.chain(slot, before[:kept], logits=())], features[:kept])
+        generated = tuple(running.tokens[running.prompt_length :])
+        chain = Draft(generated[:-1], range(-1, len(generated) - 2))
+        drafter.read([copy], [Rows.chain(slot, before[kept:])], features[kept:])
+        drafter.observe([Commit(copy, chain, tuple(range(len(generated) - 1)), generated)])
+        return drafter.propose([copy], [budget])[0]
+
+    watched = Watched(drafter_for(model, target, branching), fresh)
+    params = SamplingParams(temperature=temperature, seed=4)
+    run(target, watched, params, nodes, 3)
+    assert watched.compared > 100
