@@ -14,17 +14,28 @@ from outrider.drafters.reduced import ReducedVocabulary
 from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
-from outrider.types import Budget, Commit, Draft, DraftHead, HeadOutput, Rows, SequenceView
+from outrider.types import (
+    Budget,
+    Commit,
+    Draft,
+    DraftHead,
+    HandedOver,
+    HeadOutput,
+    Rows,
+    SequenceView,
+    SteppingHead,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafterConfig:
-    """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them."""
+    """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them. None: 4,
+    but chains where those can be drafted and verified in whole steps on the device."""
 
-    branching: int = 4
+    branching: int | None = None
 
     def __post_init__(self) -> None:
-        if self.branching < 1:
+        if self.branching is not None and self.branching < 1:
             raise DrafterError(f"branching of the head must be at least 1, not {self.branching}")
 
 
@@ -68,7 +79,8 @@ class HeadDrafter:
     ) -> None:
         """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
         self._head = head
-        self._branching = (config or HeadDrafterConfig()).branching if head.supports_trees else 1
+        branching = (config or HeadDrafterConfig()).branching or (1 if isinstance(head, SteppingHead) else 4)
+        self._branching = branching if head.supports_trees else 1
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
         self._chance = chance
         self._held: dict[int, _Held] = {}
@@ -90,7 +102,8 @@ class HeadDrafter:
         self._head.close(self._held.pop(sequence.id).slot)
 
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
-        """A prompt's features go into the head's cache at once; a step's wait until it is known what was accepted."""
+        """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
+        begins. A step's wait until it is known what was accepted."""
         start = 0
         for sequence, rows in zip(sequences, batch, strict=True):
             held = self._held[sequence.id]
@@ -102,7 +115,7 @@ class HeadDrafter:
             after = self._head.length(held.slot) + len(held.tokens) + 1
             held.tokens += sequence.tokens[after : after + len(rows.tokens)]
             held.features.append(piece.clone())
-        self._absorb([held for s in sequences if (held := self._held[s.id]).tokens], all_of_it=False)
+        self._absorb([self._held[s.id] for s in sequences], leave=1)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
@@ -114,6 +127,24 @@ class HeadDrafter:
             held.tokens += commit.tokens
             held.history.append(commit.tokens)
             held.passed = None
+
+    def hand_over(self, sequences: Sequence[SequenceView]) -> list[HandedOver]:
+        """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that."""
+        self._absorb([self._held[sequence.id] for sequence in sequences], leave=1)
+        handed = []
+        for held in (self._held[sequence.id] for sequence in sequences):
+            handed.append(HandedOver(held.slot, held.features[0][0] if held.features else None))
+            held.tokens, held.features = [], []
+        return handed
+
+    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None:
+        """Go on where steps on the device have ended; `features`: of the tokens their last step gained."""
+        held, tokens = self._held[sequence.id], sequence.tokens
+        assert features is not None
+        assert isinstance(self._head, SteppingHead)
+        self._head.advance(held.slot, len(tokens) - 1 - len(features) - self._head.length(held.slot))
+        held.history.append(tokens[held.prompt_length + held.history.generated :])
+        held.tokens, held.features = list(tokens[-len(features) :]), [features.clone()]
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         plans = [self._plan(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -135,24 +166,24 @@ class HeadDrafter:
         step = len(sequence.tokens) - held.prompt_length
         return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
 
-    def _absorb(self, all_held: Sequence[_Held], all_of_it: bool = True) -> list[HeadOutput]:
+    def _absorb(self, all_held: Sequence[_Held], leave: int = 0) -> list[HeadOutput]:
         """Bring the cache up to each sequence's last token; what the head makes of that, [1, …] per sequence.
 
-        `all_of_it` False: a part of a prompt, nothing follows it yet.
+        `leave` 1: all rows but the last; nothing is asked of the head then.
         """
         for held in all_held:
             if held.drafted:
                 self._head.commit(held.slot, [])
                 held.drafted = False
         outputs: dict[int, HeadOutput] = {}
-        while waiting := [held for held in all_held if held.tokens]:
+        while waiting := [held for held in all_held if len(held.tokens) > leave]:
             batch, features, room = [], [], self._head.chunk
             for held in waiting:
-                count = min(room, len(held.tokens))
+                count = min(room, len(held.tokens) - leave)
                 if not count:
                     break
                 room -= count
-                last = all_of_it and count == len(held.tokens)
+                last = count == len(held.tokens)
                 batch.append(Rows.chain(held.slot, held.tokens[:count], logits=[count - 1] if last else []))
                 merged = held.features[0] if len(held.features) == 1 else torch.cat(held.features)
                 features.append(merged[:count])
@@ -165,7 +196,7 @@ class HeadDrafter:
                 if rows.logits:
                     outputs[rows.slot] = HeadOutput(output.logits[want : want + 1], output.states[row - 1 : row])
                     want += 1
-        return [outputs[held.slot] for held in all_held] if all_of_it else []
+        return [] if leave else [outputs[held.slot] for held in all_held]
 
     def _run_level(self, plans: Sequence[_Plan]) -> list[HeadOutput]:
         """Run the level each tree grew last. Levels are run whole and in order, so pending row i is draft node i."""

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from outrider.errors import DrafterError
+from outrider.models import cuda
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.module import HeadModule
 from outrider.models.head.torch_head import TorchHead
-from outrider.models.head.weights import SCALES, Scaled, target_ids
+from outrider.models.head.weights import SCALES, HeadWeights, Scaled, target_ids
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import DraftHead, LanguageModel
 
@@ -22,7 +23,7 @@ def load_head(folder: Path, target: LanguageModel) -> DraftHead:
 
 def can_read(target: LanguageModel) -> bool:
     """Whether a head can be placed beside this kind of target at all."""
-    return isinstance(target, TorchDecoder)
+    return isinstance(target, TorchDecoder) or cuda.is_decoder(target)
 
 
 def place_head(checkpoint: HeadCheckpoint, target: LanguageModel) -> DraftHead:
@@ -30,6 +31,13 @@ def place_head(checkpoint: HeadCheckpoint, target: LanguageModel) -> DraftHead:
         checkpoint.config.check_target(target.architecture)
         target.tap(checkpoint.config.taps)
         return _torch_head(checkpoint, target)
+    if cuda.is_decoder(target):
+        checkpoint.config.check_target(target.architecture)
+        if not cuda.expressible(checkpoint.config.architecture):
+            raise DrafterError("the GPU kernels cannot compute this head's layers; use another drafter")
+        target.tap(checkpoint.config.taps)
+        weights = HeadWeights.of(checkpoint.config, checkpoint.tensors, target.device, target.dtype)
+        return target.head(checkpoint.config, weights)
     raise DrafterError(
         f"a head reads the target's hidden states, which {type(target).__name__} does not give; "
         "use another drafter (suffix needs nothing from the model)"
