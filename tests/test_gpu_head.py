@@ -130,9 +130,7 @@ def test_a_head_computes_what_the_pytorch_head_computes(layers: int, normed: boo
         for slot, rows in zip(slots, (4, 3), strict=True):
             head.commit(slot, range(rows))
         start = first.states[[3, 3, 6]]
-        own = head.forward(
-            [Rows(slots[0], [8, 9], [ROOT, ROOT], logits=[1]), Rows.chain(slots[1], [10])], states=start
-        )
+        own = head.forward([Rows(slots[0], [8, 9], [ROOT, ROOT], logits=[1]), Rows.chain(slots[1], [10])], states=start)
         head.commit(slots[0], [1])
         last = head.forward([Rows.chain(slots[0], [11])], states=own.states[1:2])
         found.append([first.logits, first.states, own.logits, own.states, last.logits, last.states])

@@ -30,13 +30,18 @@ from outrider.types import (
 @dataclass(frozen=True, slots=True)
 class HeadDrafterConfig:
     """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them. None: 4,
-    but chains where those can be drafted and verified in whole steps on the device."""
+    but chains where those can be drafted and verified in whole steps on the device.
+
+    `depth`: most levels of a tree, each of which takes a pass; a chain may be longer."""
 
     branching: int | None = None
+    depth: int = 8
 
     def __post_init__(self) -> None:
         if self.branching is not None and self.branching < 1:
             raise DrafterError(f"branching of the head must be at least 1, not {self.branching}")
+        if self.depth < 1:
+            raise DrafterError(f"depth of the head's trees must be at least 1, not {self.depth}")
 
 
 @dataclass(slots=True)
@@ -79,8 +84,10 @@ class HeadDrafter:
     ) -> None:
         """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
         self._head = head
-        branching = (config or HeadDrafterConfig()).branching or (1 if isinstance(head, SteppingHead) else 4)
+        config = config or HeadDrafterConfig()
+        branching = config.branching or (1 if isinstance(head, SteppingHead) else 4)
         self._branching = branching if head.supports_trees else 1
+        self._depth = config.depth
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
         self._chance = chance
         self._held: dict[int, _Held] = {}
@@ -162,7 +169,8 @@ class HeadDrafter:
         held, params = self._held[sequence.id], sequence.params
         room = self._head.max_context - self._head.length(held.slot) - len(held.tokens)
         nodes = min(budget.nodes, room) if held.tokens else 0
-        growth = Growth(Budget(max(nodes, 0), budget.depth, budget.floor, budget.tree), self._branching)
+        depth = budget.depth if self.chains or not budget.tree else min(budget.depth, self._depth)
+        growth = Growth(Budget(max(nodes, 0), depth, budget.floor, budget.tree), self._branching)
         step = len(sequence.tokens) - held.prompt_length
         return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
 
