@@ -128,6 +128,24 @@ def test_choices_are_the_reference_s() -> None:
     assert chosen[:, 0].tolist() == logits[:, :vocab].argmax(1).tolist()
 
 
+def test_choices_over_a_reduced_vocabulary_use_the_noise_of_the_whole() -> None:
+    """Columns stand for other tokens: the noise is theirs, and so is what is chosen."""
+    ids = torch.arange(1500) * 7 + 3
+    logits = random(4, 1510, dtype=torch.float32, seed=6) * 2
+    keys = [Key(9, 0, position) for position in range(4)]
+    temperatures = torch.tensor([0.0, 1.0, 0.5, 2.0], dtype=torch.float64, device=DEVICE)
+    chosen = torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    chooser = Chooser(4, 1500, DEVICE, ids)
+    chooser.choose(logits, 4, Noise(words(keys).to(DEVICE), temperatures), chosen)
+    wide = torch.full((4, 11_000), -torch.inf, dtype=torch.float64, device=DEVICE)
+    wide[:, ids.to(DEVICE)] = logits[:, :1500].double()
+    scores = torch.cat([wide[:1], perturb(wide[1:] / temperatures[1:, None], keys[1:])])
+    assert chosen.tolist() == scores.argmax(1).tolist()
+    assert chosen.tolist()[1:] != ids[logits[1:, :1500].argmax(1).cpu()].tolist()
+    chooser.choose(logits, 4, None, chosen)
+    assert chosen.tolist() == ids[logits[:, :1500].argmax(1).cpu()].tolist()
+
+
 @pytest.mark.parametrize(("columns", "depth"), [(6144, 4096), (4096, 14336), (960, 576), (576, 1536), (64, 96)])
 def test_tilings_cover_the_matrix_and_split_it_alike_for_any_rows(columns: int, depth: int) -> None:
     split = depth_split(columns, depth)
