@@ -40,7 +40,10 @@ from outrider.types import ROOT, Drafter, Rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+CPU = torch.device("cpu")
 VOCAB = 12
+MORE = 6 if DEVICE.type == "cuda" else 1
+"""Texts are so many times longer where that takes no time."""
 
 TARGET = Architecture(
     family="llama",
@@ -61,15 +64,15 @@ TARGET = Architecture(
 
 def target_tensors() -> list[tuple[str, torch.Tensor]]:
     """Large enough for layers to matter."""
-    weights = random_weights(TARGET, DEVICE, DTYPE, seed=1)
-    return [(name, tensor * 8 if tensor.dim() > 1 else tensor) for name, tensor in weights]
+    weights = random_weights(TARGET, CPU, torch.float32, seed=1)
+    return [(name, (tensor * 8 if tensor.dim() > 1 else tensor).to(DEVICE)) for name, tensor in weights]
 
 
 def loud_head(layers: int = 1, *, norm_before_residual: bool = False, padding: int = 0) -> HeadCheckpoint:
     """Reads both states; drafts seven of the tokens, and as many `padding` ids that may not be chosen."""
     config = HeadConfig.beside(TARGET, 7 + padding, layers, taps=(0, 1))
     config = replace(config, norm_before_residual=norm_before_residual, target_vocab=VOCAB)
-    made = random_head(config, DEVICE, DTYPE, seed=2)
+    made = random_head(config, CPU, torch.float32, seed=2)
     ids = torch.tensor([1, 2, 4, 5, 8, 9, 11])
     tensors = {name: t * 8 if t.dim() > 1 else t for name, t in made.tensors.items()}
     tensors["d2t"] = torch.cat([ids, VOCAB + torch.arange(padding)]) - torch.arange(7 + padding)
@@ -154,9 +157,9 @@ def sequence(number: int, prompt: Several[int], params: SamplingParams) -> Seque
 
 PROMPTS = [[5, 6, 7], [3, 9], [10, 2, 10, 2]]
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=4),
-    SamplingParams(temperature=0.9, seed=7, max_tokens=7),
-    SamplingParams(temperature=0, max_tokens=6),
+    SamplingParams(temperature=0, max_tokens=4 * MORE),
+    SamplingParams(temperature=0.9, seed=7, max_tokens=7 * MORE),
+    SamplingParams(temperature=0, max_tokens=6 * MORE),
 ]
 
 
@@ -237,7 +240,7 @@ def test_the_host_may_step_in_and_noise_is_renewed(
         monkeypatch.setattr(engine.runahead._stepper, "limit", lambda lanes: 2)
         if not on_device:
             engine.runahead = None
-        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=9))
+        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=9 * MORE))
         two = sequence(1, [9], SamplingParams(temperature=0, max_tokens=3, logprobs=1))
         engine.add(one)
         engine.step()

@@ -26,7 +26,7 @@ def random(*shape: int, dtype: torch.dtype = DTYPE, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 18])
+@pytest.mark.parametrize("rows", [1, 5, 18, 40])
 @pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize("epilogue", ["store", "add", "gated-silu", "gated-gelu"])
 def test_linear(rows: int, split: int, epilogue: str) -> None:
@@ -46,9 +46,10 @@ def test_linear(rows: int, split: int, epilogue: str) -> None:
     counter = torch.zeros(8, dtype=torch.int32, device=DEVICE)
     before = residual.clone()
     m = 16 if rows <= 16 else 32
-    linear_kernel[(2, split, 1)](
+    row_tiles = -(-rows // m)
+    linear_kernel[(row_tiles, 2, split)](
         x, w, bias, None, squares, y, residual, gain, squares_out,
-        torch.zeros(2 * split * 64 * m, device=DEVICE), counter, rows, eps,
+        torch.zeros(row_tiles * 2 * split * 64 * m, device=DEVICE), counter, rows, eps,
         N=columns, K=depth, EPILOGUE={"store": STORE, "add": ADD}.get(epilogue, GATED), GELU=epilogue == "gated-gelu",
         TILES=2, LEVELS=1, M=m, BLOCK_N=64, BLOCK_K=32, SPLIT=split, PREFETCH=0, DEPENDENT=False,
     )  # fmt: skip

@@ -254,7 +254,7 @@ class Network:
         depth = weight.shape[1]
         split = 1 if gated else depth_split(columns, depth)
         cut = tiling(columns, depth, rows, gated=gated, split=split)
-        linear_kernel[(-(-columns // cut.block_n), cut.split, -(-rows // cut.rows))](
+        linear_kernel[(-(-rows // cut.rows), -(-columns // cut.block_n), cut.split)](
             x,
             weight,
             bias,
