@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpu_speed import provenance
 
-SUITES = ("test_gpu_kernels", "test_gpu_steps", "test_cuda", "test_equality")
+SUITES = ("test_gpu_kernels", "test_gpu_steps", "test_gpu_head", "test_cuda", "test_equality")
 
 
 def main() -> None:

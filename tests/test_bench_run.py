@@ -135,7 +135,7 @@ def test_ctrl_c_keeps_the_finished_part_and_resume_goes_on(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--arms", "head"], "no drafter 'head'"),
+        (["--arms", "medusa"], "no drafter 'medusa'"),
         (["--arms", "suffix:fast"], "draft length"),
         (["--arms", "endpoint"], "--endpoint URL"),
         (["--questions", "nowhere.jsonl"], "nowhere.jsonl"),

@@ -26,7 +26,7 @@ def random(*shape: int, dtype: torch.dtype = DTYPE, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 18])
+@pytest.mark.parametrize("rows", [1, 5, 18, 40])
 @pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize("epilogue", ["store", "add", "gated-silu", "gated-gelu"])
 def test_linear(rows: int, split: int, epilogue: str) -> None:
@@ -46,9 +46,10 @@ def test_linear(rows: int, split: int, epilogue: str) -> None:
     counter = torch.zeros(8, dtype=torch.int32, device=DEVICE)
     before = residual.clone()
     m = 16 if rows <= 16 else 32
-    linear_kernel[(2, split, 1)](
+    row_tiles = -(-rows // m)
+    linear_kernel[(row_tiles, 2, split)](
         x, w, bias, None, squares, y, residual, gain, squares_out,
-        torch.zeros(2 * split * 64 * m, device=DEVICE), counter, rows, eps,
+        torch.zeros(row_tiles * 2 * split * 64 * m, device=DEVICE), counter, rows, eps,
         N=columns, K=depth, EPILOGUE={"store": STORE, "add": ADD}.get(epilogue, GATED), GELU=epilogue == "gated-gelu",
         TILES=2, LEVELS=1, M=m, BLOCK_N=64, BLOCK_K=32, SPLIT=split, PREFETCH=0, DEPENDENT=False,
     )  # fmt: skip
@@ -126,6 +127,24 @@ def test_choices_are_the_reference_s() -> None:
     assert not chosen[:, [0, 2]].any()
     chooser.choose(logits, len(temperatures), None, chosen[:, 0])
     assert chosen[:, 0].tolist() == logits[:, :vocab].argmax(1).tolist()
+
+
+def test_choices_over_a_reduced_vocabulary_use_the_noise_of_the_whole() -> None:
+    """Columns stand for other tokens: the noise is theirs, and so is what is chosen."""
+    ids = torch.arange(1500) * 7 + 3
+    logits = random(4, 1510, dtype=torch.float32, seed=6) * 2
+    keys = [Key(9, 0, position) for position in range(4)]
+    temperatures = torch.tensor([0.0, 1.0, 0.5, 2.0], dtype=torch.float64, device=DEVICE)
+    chosen = torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    chooser = Chooser(4, 1500, DEVICE, ids)
+    chooser.choose(logits, 4, Noise(words(keys).to(DEVICE), temperatures), chosen)
+    wide = torch.full((4, 11_000), -torch.inf, dtype=torch.float64, device=DEVICE)
+    wide[:, ids.to(DEVICE)] = logits[:, :1500].double()
+    scores = torch.cat([wide[:1], perturb(wide[1:] / temperatures[1:, None], keys[1:])])
+    assert chosen.tolist() == scores.argmax(1).tolist()
+    assert chosen.tolist()[1:] != ids[logits[1:, :1500].argmax(1).cpu()].tolist()
+    chooser.choose(logits, 4, None, chosen)
+    assert chosen.tolist() == ids[logits[:, :1500].argmax(1).cpu()].tolist()
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(6144, 4096), (4096, 14336), (960, 576), (576, 1536), (64, 96)])

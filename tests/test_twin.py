@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider import LLM, SamplingParams
 from outrider.bench.shapes import SHAPES, random_weights, tensor_axes, tensor_shape
 from outrider.bench.twin import TWINS, TwinShape, twin_architecture, twin_tensors
+from outrider.bench.twin_head import grown_head
 from outrider.bench.twin_model import CutVocabulary, load_twin, twin_checkpoint
 from outrider.control.controller import FixedLength
 from outrider.drafters.none import NoDrafter
@@ -25,6 +26,10 @@ from outrider.engine.engine import Engine
 from outrider.errors import ModelError
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
+from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.load import place_head
+from outrider.models.head.module import HeadModule
 from outrider.models.load import placement
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.precision import BF16, FP32
@@ -276,3 +281,58 @@ def test_a_twins_configuration_says_what_its_weights_are(default_checkpoint: Che
         assert twin.weights.parameters == sum(
             math.prod(tensor_shape(architecture, axes)) for _, axes in tensor_axes(architecture)
         )
+
+
+def _small_head() -> HeadCheckpoint:
+    torch.manual_seed(4)
+    config = HeadConfig.beside(Architecture.from_config({**SMALL, "model_type": "llama"}), 20, 2, taps=(0, 2, 3))
+    module = HeadModule(config)
+    for name, parameter in module.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.2, mean=float("norm" in name))
+    ids = torch.arange(20) * 4 + 1
+    return HeadCheckpoint(config, {**module.state_dict(), "d2t": ids - torch.arange(20)}, {})
+
+
+def head_difference(plant: Callable[[str, Tensor], Tensor] | None = None) -> float:
+    """Largest difference of any logit the head of a model and the grown one of its twin give, states passed on."""
+    model = source("untied")
+    source_decoder = TorchDecoder.load(
+        Architecture.from_config(model.config.to_dict()), model.state_dict().items(), torch.float32, CPU,
+        max_batch=1, max_context=64, bitwise=False,
+    )  # fmt: skip
+    twin = running(*grown(model), TorchDecoder)
+    assert isinstance(twin, CutVocabulary)
+    head = grown_head(_small_head(), SHAPE, CPU, torch.float32)
+    if plant is not None:
+        head = dataclasses.replace(head, tensors={name: plant(name, tensor) for name, tensor in head.tensors.items()})
+    tokens = random.Random(2).choices(range(VOCAB), k=12)
+    found = []
+    for target, placed in (
+        (source_decoder, place_head(_small_head(), source_decoder)),
+        (twin, place_head(head, twin.model)),
+    ):
+        target.forward([Rows.chain(target.open(), tokens[:-1], logits=())])
+        slot = placed.open()
+        first = placed.forward([Rows.chain(slot, tokens[1:])], features=target.features)
+        placed.commit(slot, range(11))
+        own = placed.forward([Rows.chain(slot, [7])], states=first.states[-1:])
+        found.append(torch.cat([first.logits, own.logits])[:, :20])
+        assert placed.ids.tolist()[:20] == [4 * i + 1 for i in range(20)]
+        assert min(placed.ids.tolist()[20:], default=VOCAB) >= VOCAB
+    return float((found[0] - found[1]).abs().max())
+
+
+def test_a_grown_head_computes_its_sources_function() -> None:
+    assert head_difference() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "layers.1.mlp.down_proj.weight", "layers.0.hidden_norm.weight"])
+def test_planted_errors_in_a_grown_head_are_caught(name: str) -> None:
+    """A state beyond the source's width, and a norm that was not scaled."""
+
+    def plant(each: str, tensor: Tensor) -> Tensor:
+        if each != name:
+            return tensor
+        return tensor * 1.1 if tensor.dim() == 1 else tensor.index_fill(0, torch.tensor([79]), 0.1)
+
+    assert head_difference(plant) > 1e-3

@@ -260,6 +260,15 @@ class RankingHead(Protocol):
 
 
 @runtime_checkable
+class SteppingHead(DraftHead, Protocol):
+    """A `DraftHead` whose chains can be drafted in whole steps on the device (`SteppingModel`)."""
+
+    def advance(self, slot: int, count: int) -> None:
+        """Note that steps have committed `count` more rows to the slot."""
+        ...
+
+
+@runtime_checkable
 class ReadsFeatures(Protocol):
     """A drafter that sees what the target computes: after each of its passes, `features` of all rows of the batch,
     where `batch[i]` belongs to `sequences[i]`. They are valid during the call only."""
@@ -282,6 +291,8 @@ class Lane:
     temperature: float
     words: Tensor | None
     """Noise keys of the next positions to generate, [positions, 2] int32; None where temperature is 0."""
+    features: Tensor | None = None
+    """For a head: what the target made of the token before the last, [taps * hidden]; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +311,13 @@ class StepOutcome:
     target_seconds: float
 
 
+class HandedOver(NamedTuple):
+    """A sequence as a drafter leaves it to a `Stepper`; the parts of a `Lane` it knows."""
+
+    slot: int
+    features: Tensor | None = None
+
+
 class Stepper(Protocol):
     """Takes whole steps (draft a chain, verify, accept, keep) on a device, without the host in between.
 
@@ -314,13 +332,17 @@ class Stepper(Protocol):
     def begin(self, lanes: Sequence[Lane]) -> None: ...
     def launch(self, length: int) -> None: ...
     def collect(self) -> StepOutcome: ...
+    def left(self, lane: int) -> Tensor | None:
+        """For a head, once nothing is under way: the features of the tokens the last step gained, which it has not yet
+        taken into its cache. Valid until the next `begin`."""
+        ...
 
 
 @runtime_checkable
 class SteppingModel(Protocol):
-    """A `LanguageModel` that can also take whole steps, alone or with a draft model of its own kind."""
+    """A `LanguageModel` that can also take whole steps, alone or with a draft model or head of its own kind."""
 
-    def stepper(self, draft: LanguageModel | None, vocab_size: int | None = None) -> Stepper | None:
+    def stepper(self, draft: LanguageModel | DraftHead | None, vocab_size: int | None = None) -> Stepper | None:
         """None where the two cannot step together. `vocab_size`: choose among so many tokens only."""
         ...
 

@@ -8,7 +8,9 @@ from outrider.bench.forced_kernel import forced_accept_kernel
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.graphs import Staging, bucket
-from outrider.models.cuda.stepper import MAX_LENGTH, TARGET_SLOT, DeviceStepper
+from outrider.models.cuda.head import CudaHead
+from outrider.models.cuda.lanes import MAX_LENGTH
+from outrider.models.cuda.stepper import DeviceStepper
 from outrider.sampling.chance import KeyedChance
 
 
@@ -18,7 +20,7 @@ class ForcedStepper(DeviceStepper):
     lossless = False
 
     def __init__(
-        self, target: CudaDecoder, draft: CudaDecoder, acceptance: SyntheticAcceptance, vocab_size: int
+        self, target: CudaDecoder, draft: CudaDecoder | CudaHead, acceptance: SyntheticAcceptance, vocab_size: int
     ) -> None:
         super().__init__(target, draft, vocab_size)
         self._acceptance, self._step = acceptance, 0
@@ -37,12 +39,12 @@ class ForcedStepper(DeviceStepper):
 
     def _accept(self, lanes: int, length: int) -> None:
         forced_accept_kernel[(lanes,)](
-            self._state,
-            self._drafts,
+            self._board.state,
+            self._board.drafts,
             self._chosen,
-            self._out,
+            self._board.out,
             self._forced,
-            self._spare[TARGET_SLOT],
+            self._board.target_spare,
             LENGTH=length,
             LONGEST=MAX_LENGTH,
             WIDTH=bucket(length + 1),

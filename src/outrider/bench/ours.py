@@ -39,8 +39,7 @@ class OurArm:
     def prepare(self) -> None:
         llm = self._target.load(self._spec.dtype)
         if not self._spec.is_plain:
-            drafter = f"{self._spec.method}:{self._spec.path}" if self._spec.path else self._spec.method
-            llm = llm.with_drafter(drafter, _controller(self._spec.length))
+            llm = llm.with_drafter(self._target.drafter(self._spec, llm), _controller(self._spec.length))
             if self._acceptance is not None:
                 llm = llm.with_engine(synthetic_engine(llm.model, llm.drafter, self._acceptance))
         self._llm = llm

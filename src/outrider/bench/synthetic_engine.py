@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.twin_model import CutVocabulary
 from outrider.control.controller import FixedLength
+from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.runahead import Runahead
@@ -15,12 +16,14 @@ def synthetic_engine(model: LanguageModel, drafter: Drafter, acceptance: Synthet
     """Chains of the acceptance's draft length; on the device wherever the exact engine would step there."""
     controller = FixedLength(acceptance.draft_length)
     engine = Engine(model, drafter, controller, rules=acceptance.rules())
-    if isinstance(model, SteppingModel) and isinstance(drafter, ModelDrafter) and drafter.chains:
+    if isinstance(model, SteppingModel) and isinstance(drafter, ModelDrafter | HeadDrafter) and drafter.chains:
         from outrider.bench.forced import ForcedStepper  # needs Triton, which is there if the model can step
         from outrider.models.cuda.decoder import CudaDecoder
+        from outrider.models.cuda.head import CudaHead
 
         target = model.model if isinstance(model, CutVocabulary) else model
-        if isinstance(target, CudaDecoder) and isinstance(drafter.model, CudaDecoder):
-            stepper = ForcedStepper(target, drafter.model, acceptance, model.vocab_size)
+        draft = drafter.head if isinstance(drafter, HeadDrafter) else drafter.model
+        if isinstance(target, CudaDecoder) and isinstance(draft, CudaDecoder | CudaHead):
+            stepper = ForcedStepper(target, draft, acceptance, model.vocab_size)
             engine.runahead = Runahead(stepper, drafter, controller)
     return engine

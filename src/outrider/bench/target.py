@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.bench.names import ArmName
 from outrider.bench.twin import twin_shape
-from outrider.bench.twin_model import load_twin
+from outrider.bench.twin_model import CutVocabulary, load_twin, load_twin_head
+from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
+from outrider.errors import DrafterError
 from outrider.llm import LLM, Message
 from outrider.models.checkpoints import catalog, manifest
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.convert import GGUF_NAME
 from outrider.models.checkpoints.progress import Progress
-from outrider.models.load import placement
-from outrider.types import LanguageModel
+from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.load import load_head
+from outrider.models.head.shipped import shipped_head
+from outrider.models.load import Placement, placement
+from outrider.types import Drafter, DraftHead
 
 
 @dataclass
@@ -32,6 +38,7 @@ class Target:
     """Measure the model's cost twin of this name instead: the same text at the cost of a larger model."""
     checkpoint: Checkpoint = field(init=False)
     _loaded: dict[str, LLM] = field(init=False, default_factory=dict)
+    _heads: dict[tuple[Path, str], DraftHead] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.checkpoint = open_checkpoint(self.model, self.progress)
@@ -53,9 +60,34 @@ class Target:
             self._loaded[wanted] = llm.with_model(self._grown(wanted)) if self.twin else llm
         return self._loaded[wanted]
 
-    def _grown(self, dtype: str) -> LanguageModel:
+    def drafter(self, arm: ArmName, llm: LLM) -> str | Drafter:
+        """What `llm`, loaded here, drafts with in this arm. A head drafts trees where the arm asks for them."""
+        if arm.method != "head":
+            return f"{arm.method}:{arm.path}" if arm.path else arm.method
+        folder = Path(arm.path).expanduser() if arm.path else shipped_head(self.checkpoint.name)
+        if folder is None:
+            raise DrafterError(f"arms: no head for {self.checkpoint.name} comes with Outrider; name one: head:PATH")
+        branching = 1 if arm.length.isdigit() else 4 if arm.length.startswith("tree") else None
+        return HeadDrafter(self._head(folder, arm.dtype, llm), llm.model.vocab_size, HeadDrafterConfig(branching))
+
+    def _head(self, folder: Path, dtype: str | None, llm: LLM) -> DraftHead:
+        """Arms with one head share it."""
+        wanted = (folder, dtype or self.dtype)
+        if wanted not in self._heads:
+            if self.twin is None:
+                self._heads[wanted] = load_head(folder, llm.model)
+            else:
+                assert isinstance(llm.model, CutVocabulary)
+                grown = HeadCheckpoint.read(folder), twin_shape(self.twin)
+                self._heads[wanted] = load_twin_head(*grown, llm.model, self._place(dtype or self.dtype))
+        return self._heads[wanted]
+
+    def _grown(self, dtype: str) -> CutVocabulary:
         assert self.twin is not None
-        place = placement(
+        return load_twin(self.checkpoint, twin_shape(self.twin), self._place(dtype))
+
+    def _place(self, dtype: str) -> Placement:
+        return placement(
             device=self.device,
             dtype=dtype,
             bitwise=None,
@@ -63,7 +95,6 @@ class Target:
             max_batch=1,
             max_context=self.max_context,
         )
-        return load_twin(self.checkpoint, twin_shape(self.twin), place)
 
     def encode(self, conversation: Sequence[Message]) -> list[int]:
         """The token ids every arm is given: through the chat template, or the bare text where there is none."""

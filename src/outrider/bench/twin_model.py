@@ -12,17 +12,27 @@ from torch import Tensor
 
 from outrider.bench.shapes import tensor_axes, tensor_shape
 from outrider.bench.twin import TwinShape, twin_architecture, twin_tensors
+from outrider.bench.twin_head import grown_head
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, WeightSource
+from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.load import place_head
 from outrider.models.load import Placement, load_model
-from outrider.types import LanguageModel, Rows, Stepper, SteppingModel
+from outrider.types import DraftHead, LanguageModel, Rows, Stepper, SteppingModel, TappedModel
 
 
-def load_twin(checkpoint: Checkpoint, shape: TwinShape, place: Placement, seed: int = 0) -> LanguageModel:
+def load_twin(checkpoint: Checkpoint, shape: TwinShape, place: Placement, seed: int = 0) -> CutVocabulary:
     """The checkpoint's cost twin, running; its tokenizer is the checkpoint's. Reports must call it a twin."""
     model = load_model(twin_checkpoint(checkpoint, shape, place.device, seed), place)
     cut = SteppingCut if isinstance(model, SteppingModel) else CutVocabulary
     return cut(model, int(checkpoint.config["vocab_size"]))
+
+
+def load_twin_head(
+    checkpoint: HeadCheckpoint, shape: TwinShape, twin: CutVocabulary, place: Placement, seed: int = 0
+) -> DraftHead:
+    """The head of the twin's source, grown like it and placed beside it."""
+    return place_head(grown_head(checkpoint, shape, place.device, place.dtype, seed), twin.model)
 
 
 def twin_checkpoint(checkpoint: Checkpoint, shape: TwinShape, device: torch.device, seed: int = 0) -> Checkpoint:
@@ -97,11 +107,24 @@ class CutVocabulary:
     def rollback(self, slot: int, length: int) -> None:
         self.model.rollback(slot, length)
 
+    @property
+    def features(self) -> Tensor:
+        return self._tapped.features
+
+    def tap(self, layers: Sequence[int]) -> None:
+        self._tapped.tap(layers)
+
+    @property
+    def _tapped(self) -> TappedModel:
+        if not isinstance(self.model, TappedModel):
+            raise AttributeError(f"{type(self.model).__name__} does not give its hidden states")
+        return self.model
+
 
 class SteppingCut(CutVocabulary):
     """The same of a model that takes steps on its device."""
 
-    def stepper(self, draft: LanguageModel | None, vocab_size: int | None = None) -> Stepper | None:
+    def stepper(self, draft: LanguageModel | DraftHead | None, vocab_size: int | None = None) -> Stepper | None:
         assert isinstance(self.model, SteppingModel)
         return self.model.stepper(draft, vocab_size or self.vocab_size)
 

@@ -17,18 +17,35 @@ from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
 from outrider.sampling.noise import row_key
-from outrider.types import Budget, Commit, Draft, DraftHead, NoiseKey, RankingHead, Rows, SequenceView
+from outrider.types import (
+    Budget,
+    Commit,
+    Draft,
+    DraftHead,
+    HandedOver,
+    NoiseKey,
+    RankingHead,
+    Rows,
+    SequenceView,
+    SteppingHead,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafterConfig:
-    """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them."""
+    """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them. None: 4,
+    but chains where those can be drafted and verified in whole steps on the device.
 
-    branching: int = 4
+    `depth`: most levels of a tree, each of which takes a pass; a chain may be longer."""
+
+    branching: int | None = None
+    depth: int = 8
 
     def __post_init__(self) -> None:
-        if self.branching < 1:
+        if self.branching is not None and self.branching < 1:
             raise DrafterError(f"branching of the head must be at least 1, not {self.branching}")
+        if self.depth < 1:
+            raise DrafterError(f"depth of the head's trees must be at least 1, not {self.depth}")
 
 
 @dataclass(slots=True)
@@ -71,7 +88,10 @@ class HeadDrafter:
     ) -> None:
         """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
         self._head = head
-        self._branching = (config or HeadDrafterConfig()).branching if head.supports_trees else 1
+        config = config or HeadDrafterConfig()
+        branching = config.branching or (1 if isinstance(head, SteppingHead) else 4)
+        self._branching = branching if head.supports_trees else 1
+        self._depth = config.depth
         self._ranking = head if isinstance(head, RankingHead) and self._branching <= head.most_ranked else None
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
         self._chance = chance
@@ -94,7 +114,8 @@ class HeadDrafter:
         self._head.close(self._held.pop(sequence.id).slot)
 
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
-        """A prompt's features go into the head's cache at once; a step's wait until it is known what was accepted."""
+        """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
+        begins. A step's wait until it is known what was accepted."""
         start = 0
         for sequence, rows in zip(sequences, batch, strict=True):
             held = self._held[sequence.id]
@@ -106,7 +127,7 @@ class HeadDrafter:
             after = self._head.length(held.slot) + len(held.tokens) + 1
             held.tokens += sequence.tokens[after : after + len(rows.tokens)]
             held.features.append(copied(piece))
-        self._catch_up([held for s in sequences if (held := self._held[s.id]).tokens])
+        self._catch_up([self._held[s.id] for s in sequences])
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
@@ -118,6 +139,24 @@ class HeadDrafter:
             held.tokens += commit.tokens
             held.history.append(commit.tokens)
             held.passed = None
+
+    def hand_over(self, sequences: Sequence[SequenceView]) -> list[HandedOver]:
+        """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that."""
+        self._catch_up([self._held[sequence.id] for sequence in sequences])
+        handed = []
+        for held in (self._held[sequence.id] for sequence in sequences):
+            handed.append(HandedOver(held.slot, held.features[0][0] if held.features else None))
+            held.tokens, held.features = [], []
+        return handed
+
+    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None:
+        """Go on where steps on the device have ended; `features`: of the tokens their last step gained."""
+        held, tokens = self._held[sequence.id], sequence.tokens
+        assert features is not None
+        assert isinstance(self._head, SteppingHead)
+        self._head.advance(held.slot, len(tokens) - 1 - len(features) - self._head.length(held.slot))
+        held.history.append(tokens[held.prompt_length + held.history.generated :])
+        held.tokens, held.features = list(tokens[-len(features) :]), [features.clone()]
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         plans = [self._plan(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -133,16 +172,17 @@ class HeadDrafter:
         held, params = self._held[sequence.id], sequence.params
         room = self._head.max_context - self._head.length(held.slot) - len(held.tokens)
         nodes = min(budget.nodes, room) if held.tokens else 0
-        growth = Growth(Budget(max(nodes, 0), budget.depth, budget.floor, budget.tree), self._branching)
+        depth = budget.depth if self.chains or not budget.tree else min(budget.depth, self._depth)
+        growth = Growth(Budget(max(nodes, 0), depth, budget.floor, budget.tree), self._branching)
         step = len(sequence.tokens) - held.prompt_length
         return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
 
     def _catch_up(self, all_held: Sequence[_Held]) -> None:
-        """Put what the target has run into the cache, without drafting from it."""
+        """Put what the target has run into the cache, all but the last row: a draft begins with that."""
         for held in all_held:
             self._drop_draft(held)
-        while waiting := [held for held in all_held if held.tokens]:
-            batch, features = self._next_rows(waiting, drafting=False)
+        while waiting := [held for held in all_held if len(held.tokens) > 1]:
+            batch, features = self._next_rows(waiting, leave=1)
             self._head.forward(batch, features=features)
             for rows in batch:
                 self._head.commit(rows.slot, range(len(rows.tokens)))
@@ -152,7 +192,7 @@ class HeadDrafter:
         for plan in plans:
             self._drop_draft(plan.held)
         while waiting := [plan for plan in plans if plan.held.tokens]:
-            batch, features = self._next_rows([plan.held for plan in waiting], drafting=True)
+            batch, features = self._next_rows([plan.held for plan in waiting])
             ready = [plan for plan, rows in zip(waiting, batch, strict=False) if rows.logits]
             offers, states = self._offers(ready, batch, features=features)
             row = 0
@@ -162,15 +202,16 @@ class HeadDrafter:
                 if rows.logits:
                     plan.grow([next(offers)], states[row - 1 : row])
 
-    def _next_rows(self, waiting: Sequence[_Held], drafting: bool) -> tuple[list[Rows], Tensor]:
-        """As many rows as one pass takes, and their features; when drafting, followers of the last are wanted."""
+    def _next_rows(self, waiting: Sequence[_Held], leave: int = 0) -> tuple[list[Rows], Tensor]:
+        """As many rows as one pass takes, all but the last `leave` of each, and their features; what follows the last
+        row of a sequence is wanted."""
         batch, features, room = [], [], self._head.chunk
         for held in waiting:
-            count = min(room, len(held.tokens))
+            count = min(room, len(held.tokens) - leave)
             if not count:
                 break
             room -= count
-            last = drafting and count == len(held.tokens)
+            last = count == len(held.tokens)
             batch.append(Rows.chain(held.slot, held.tokens[:count], logits=[count - 1] if last else []))
             merged = joined(held.features)
             features.append(merged[:count])

@@ -14,7 +14,7 @@ from outrider.drafters.growth import Growth
 from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
-from outrider.types import ROOT, Budget, Commit, Draft, LanguageModel, Rows, SequenceView, SteppingModel
+from outrider.types import ROOT, Budget, Commit, Draft, HandedOver, LanguageModel, Rows, SequenceView, SteppingModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class ModelDrafter:
         """Whether every draft is a single path."""
         return self._branching == 1
 
-    def hand_over(self, sequences: Sequence[SequenceView]) -> list[int]:
-        """Bring the caches up to all tokens but the last, for steps on the device; the slots, in order."""
+    def hand_over(self, sequences: Sequence[SequenceView]) -> list[HandedOver]:
+        """Bring the caches up to all tokens but the last, for steps on the device."""
         for sequence in sequences:
             held = self._held[sequence.id]
             self._settle(held, sequence.tokens)
@@ -105,7 +105,10 @@ class ModelDrafter:
                 self._model.commit(held.slot, range(len(piece)))
                 held.committed += len(piece)
             held.away = True
-        return [self._held[sequence.id].slot for sequence in sequences]
+        return [HandedOver(self._held[sequence.id].slot) for sequence in sequences]
+
+    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None:
+        """Nothing to take: the tokens tell what the steps have added."""
 
     def close(self, sequence: SequenceView) -> None:
         self._model.close(self._held.pop(sequence.id).slot)

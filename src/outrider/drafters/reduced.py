@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.drafters.children import in_turn, ranked_offers
 from outrider.drafters.growth import Offer
 from outrider.sampling.history import History
-from outrider.sampling.noise import Key, rough_gumbel
+from outrider.sampling.noise import Key, gumbel_at, rough_gumbel
 from outrider.types import ResolvedParams
 
 
@@ -23,9 +23,10 @@ def plainly_ranked(params: ResolvedParams) -> bool:
 
 class ReducedVocabulary:
     """Column i of a drafter's logits stands for token `ids[i]` of a vocabulary of `size`; other tokens are never
-    drafted."""
+    drafted. Ids rise; columns of those from `size` on (a padded vocabulary's) are left out."""
 
     def __init__(self, ids: Tensor, size: int) -> None:
+        ids = ids[ids < size]
         self._ids = ids
         self._size = size
         self._tokens: NDArray[np.int64] = ids.cpu().numpy()
@@ -34,7 +35,7 @@ class ReducedVocabulary:
     def widened(self, logits: Tensor) -> Tensor:
         """[R, size], impossible where there is no column."""
         wide = torch.full((len(logits), self._size), -torch.inf, device=logits.device)
-        return wide.index_copy_(1, self._ids, logits)
+        return wide.index_copy_(1, self._ids, logits[:, : len(self._ids)])
 
     def ranked_offers(
         self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
@@ -43,7 +44,10 @@ class ReducedVocabulary:
         cheaper. A draft need not be exact, so fp32 does."""
         if not plainly_ranked(params):
             return ranked_offers(self.widened(logits), params, history, paths, count)
-        rows = logits.cpu().numpy()
+        logits = logits[:, : len(self._ids)]
+        if logits.device.type != "cpu":
+            return self._offers_on_device(logits, params, history, paths, count)
+        rows = logits.numpy()
         if params.temperature > 0 and params.temperature != 1:
             rows = rows / np.float32(params.temperature)
         noise: dict[int, NDArray[np.float32]] = {}  # by depth: siblings stand at the same position
@@ -59,6 +63,32 @@ class ReducedVocabulary:
                 drawn = list(zip(*self._best(row + noise[len(path)], row, count), strict=True))
             offers.append(Offer(likely=chosen, draw=in_turn(drawn), random=params.temperature > 0))
         return offers
+
+    def _offers_on_device(
+        self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
+    ) -> list[Offer]:
+        """The same where the logits are: only the children come to the host, in one wait."""
+        scores = logits / params.temperature if params.temperature > 0 else logits
+        count = min(count, scores.shape[1])
+        chances = torch.softmax(scores, dim=-1)
+        columns = likely = torch.topk(scores, count).indices
+        if params.temperature > 0:
+            keys = [Key(params.seed, params.choice, history.generated + len(path)) for path in paths]
+            distinct = list(dict.fromkeys(keys))  # siblings stand at the same position
+            noise = gumbel_at(distinct, self._ids)
+            if len(distinct) > 1:
+                noise = noise[[distinct.index(key) for key in keys]]
+            columns = torch.topk(scores + noise, count).indices
+        parts = [self._ids[likely], chances.gather(1, likely), self._ids[columns], chances.gather(1, columns)]
+        read = torch.stack([part.double() for part in parts], dim=-1).tolist()  # the wait
+        return [
+            Offer(
+                likely=[(int(token), p) for token, p, _, _ in row],
+                draw=in_turn([(int(token), p) for _, _, token, p in row]),
+                random=params.temperature > 0,
+            )
+            for row in read
+        ]
 
     def _best(
         self, scores: NDArray[np.float32], logits: NDArray[np.float32], count: int

@@ -9,9 +9,12 @@ tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
 from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.control.controller import Controller
+from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.round import Judged, Round
@@ -20,15 +23,20 @@ from outrider.sampling.noise import Key, words
 from outrider.types import (
     Draft,
     Drafter,
+    HandedOver,
     Lane,
     LaneOutcome,
     LanguageModel,
     ReadsFeatures,
     ResolvedParams,
+    SequenceView,
     Stepper,
     SteppingModel,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BURST = 8
 """Plain steps taken in a row before a drafter on the host is asked again, once its controller had it draft nothing."""
@@ -37,10 +45,23 @@ CLAIM = 0.8
 """What a draft made on the device claims per level; the controller learns what it is worth."""
 
 
+class DeviceDrafter(Protocol):
+    """A drafter whose chains a `Stepper` can draft in its stead: it lets go of sequences and takes them back."""
+
+    name: str
+
+    def hand_over(self, sequences: Several[SequenceView]) -> list[HandedOver]: ...
+    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None: ...
+
+
 def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> Runahead | None:
     """Where target and drafter can step on one device."""
-    if not isinstance(model, SteppingModel) or isinstance(drafter, ReadsFeatures):
+    if not isinstance(model, SteppingModel):
         return None
+    if isinstance(drafter, HeadDrafter) and drafter.chains and (stepper := model.stepper(drafter.head)):
+        return Runahead(stepper, drafter, controller)
+    if isinstance(drafter, ReadsFeatures):
+        return None  # it must see every pass
     if isinstance(drafter, NoDrafter):
         stepper = model.stepper(None)
         return Runahead(stepper, None, controller) if stepper else None
@@ -56,7 +77,7 @@ class Runahead:
     def __init__(
         self,
         stepper: Stepper,
-        drafter: ModelDrafter | None,
+        drafter: DeviceDrafter | None,
         controller: Controller,
         drafts_on_host: bool = False,
     ) -> None:
@@ -93,7 +114,7 @@ class Runahead:
         started = perf_counter()
         if not self._under_way:
             if self._stepper.limit(len(running)) < 0 or not all(steppable(s.params) for s in running):
-                self._lanes = []
+                self._leave(running)
                 return None
             if self._lanes != running or not self._in_reach(running):
                 self._begin(running)
@@ -102,30 +123,40 @@ class Runahead:
             self._launch(running)
         rows = len(self._lanes) * (self._under_way.pop(0) + 1)
         outcome = self._stepper.collect()
-        judged = [_judged(s, lane) for s, lane in zip(self._lanes, outcome.lanes, strict=True) if s in running]
+        source = self._drafter.name if self._drafter else "none"
+        judged = [_judged(s, lane, source) for s, lane in zip(self._lanes, outcome.lanes, strict=True) if s in running]
         # What the host drafts is weighed against these steps: both must be timed alike.
         target_seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
         return Round(judged, rows, outcome.draft_seconds, target_seconds)
 
     def _begin(self, running: list[Sequence]) -> None:
-        slots = self._drafter.hand_over(running) if self._drafter else [0] * len(running)
-        self._stepper.begin([self._lane(s, slot) for s, slot in zip(running, slots, strict=True)])
+        self._leave(running)
+        handed = self._drafter.hand_over(running) if self._drafter else [HandedOver(0)] * len(running)
+        self._stepper.begin([self._lane(s, given) for s, given in zip(running, handed, strict=True)])
         self._lanes = list(running)
         self._reached = 0
 
-    def _lane(self, s: Sequence, draft_slot: int) -> Lane:
+    def _leave(self, running: list[Sequence]) -> None:
+        """Nothing is under way: give the drafter back what of the lanes still runs."""
+        for i, sequence in enumerate(self._lanes):
+            if self._drafter is not None and sequence in running:
+                self._drafter.take_back(sequence, self._stepper.left(i))
+        self._lanes = []
+
+    def _lane(self, s: Sequence, given: HandedOver) -> Lane:
         p = s.params
         reach = 1 + self._burst if self._drafts_on_host else self._stepper.horizon
         positions = range(s.generated, s.generated + reach)
         return Lane(
             slot=s.slot,
-            draft_slot=draft_slot,
+            draft_slot=given.slot,
             last=s.tokens[-1],
             previous=s.tokens[-2] if len(s.tokens) > 1 else 0,
             length=len(s.tokens) - 1,
             generated=s.generated,
             temperature=p.temperature,
             words=words([Key(p.seed, p.choice, i) for i in positions]) if p.temperature > 0 else None,
+            features=given.features,
         )
 
     def _launch(self, running: list[Sequence]) -> None:
@@ -154,8 +185,8 @@ def steppable(p: ResolvedParams) -> bool:
     )
 
 
-def _judged(sequence: Sequence, lane: LaneOutcome) -> Judged:
+def _judged(sequence: Sequence, lane: LaneOutcome, source: str) -> Judged:
     count = len(lane.drafts)
     claims = [CLAIM ** (i + 1) for i in range(count)]
-    draft = Draft(lane.drafts, range(-1, count - 1), claims, ModelDrafter.name if count else "none")
+    draft = Draft(lane.drafts, range(-1, count - 1), claims, source if count else "none")
     return Judged(sequence, draft, Verdict(tuple(range(lane.accepted)), lane.tokens[-1]), None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
@@ -34,6 +35,12 @@ def expressible(a: Architecture) -> bool:
         and a.heads // a.kv_heads <= 16
         and all(width % 32 == 0 for width in (a.hidden, a.mlp, a.q_width))
     )
+
+
+def is_decoder(model: object) -> TypeGuard[CudaDecoder]:
+    """Whether this is our decoder; asking does not import Triton."""
+    module = sys.modules.get(f"{__name__}.decoder")
+    return module is not None and isinstance(model, module.CudaDecoder)
 
 
 def load(

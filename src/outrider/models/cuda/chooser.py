@@ -29,10 +29,14 @@ class Noise:
 
 
 class Chooser:
-    """Choices among the first `vocab` columns of up to `rows` rows of logits."""
+    """Choices among the first `vocab` columns of up to `rows` rows of logits.
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+    `ids`, rising: the token each column stands for; None: its own number.
+    """
+
+    def __init__(self, rows: int, vocab: int, device: torch.device, ids: Tensor | None = None) -> None:
         self._vocab = vocab
+        self._ids = None if ids is None else ids.to(device, torch.int32)
         self._blocks = -(-vocab // BLOCK)
         self._best = torch.zeros(2, rows, self._blocks, dtype=torch.float64, device=device)
         self._which = torch.zeros(2, rows, self._blocks, dtype=torch.int32, device=device)
@@ -51,6 +55,7 @@ class Chooser:
                 self._best[0],
                 noise.words,
                 noise.temperatures,
+                self._ids,
                 best,
                 which,
                 stride,
@@ -59,4 +64,4 @@ class Chooser:
                 BLOCK=BLOCK,
                 BLOCKS=width,
             )
-        pick_kernel[(rows,)](best, which, chosen, chosen.stride(0), self._blocks, BLOCKS=width)
+        pick_kernel[(rows,)](best, which, self._ids, chosen, chosen.stride(0), self._blocks, BLOCKS=width)

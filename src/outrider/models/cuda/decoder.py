@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.models.architecture import Architecture
-from outrider.models.cuda.graphs import Graphs, Staging, bucket
-from outrider.models.cuda.network import HEAD_ROWS, PATH, Network, Tables
+from outrider.models.cuda.graphs import Graphs
+from outrider.models.cuda.head import CudaHead
+from outrider.models.cuda.network import Network
+from outrider.models.cuda.passes import MAX_ROWS, SLACK, Passes
 from outrider.models.cuda.stepper import DeviceStepper
-from outrider.models.slots import Span, StaticCache
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.weights import HeadWeights
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
-from outrider.types import LanguageModel, Rows
-
-MAX_ROWS = 512
-"""Rows of one pass; more are run in several, which changes nothing but the time."""
-SLACK = 256
-"""Cache rows beyond the context, for a step that is under way when its sequence turns out to have ended."""
+from outrider.types import DraftHead, LanguageModel, Rows
 
 
-class CudaDecoder(StaticCache):
-    """A `LanguageModel` on a GPU.
+class CudaDecoder(Passes[Network]):
+    """A `TappedModel` and `SteppingModel` on a GPU.
 
     A row's logits depend on its own path alone: not on other rows or sequences, on chain or tree, nor on the cache
     layout.
@@ -40,15 +37,12 @@ class CudaDecoder(StaticCache):
         max_batch: int,
         max_context: int,
     ) -> None:
-        super().__init__(max_batch, max_context)
         self.architecture = architecture
         self.vocab_size = architecture.vocab_size
-        self.chunk = MAX_ROWS
-        # One slot more than sequences: rows that only fill up a pass write there.
-        self.network = Network(architecture, weights, max_batch + 1, max_context + SLACK, MAX_ROWS)
-        self.device, self.dtype = self.network.device, self.network.dtype
-        self.graphs = Graphs(self.device)
-        self._staging = [Staging(Tables.size(MAX_ROWS), self.device) for _ in range(4)]
+        self._embedding = weights.embedding
+        network = Network(architecture, weights, max_batch + 1, max_context + SLACK, MAX_ROWS)
+        super().__init__(network, max_batch, max_context)
+        self.features = network.features
 
     @staticmethod
     def load(
@@ -65,90 +59,33 @@ class CudaDecoder(StaticCache):
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> Tensor:
-        rows: list[_Row] = []
-        for given in batch:
-            span = self._slots.extend(given)
-            wanted = None if given.logits is None else set(given.logits)
-            rows.extend((token, span, i, wanted is None or i in wanted) for i, token in enumerate(given.tokens))
-        logits = [self._run(rows[start : start + MAX_ROWS]) for start in range(0, len(rows), MAX_ROWS)]
+        rows = self._rows(batch)
+        logits, features = [], []
+        for start in range(0, len(rows), MAX_ROWS):
+            part = rows[start : start + MAX_ROWS]
+            logits.append(self._run(part, "body", self.network.body))
+            kept = self.network.features[: len(part)]
+            features.append(kept if len(rows) <= MAX_ROWS else kept.clone())
+        self.features = features[0] if len(features) == 1 else torch.cat(features)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def stepper(self, draft: LanguageModel | None, vocab_size: int | None = None) -> DeviceStepper | None:
-        if draft is not None and not (isinstance(draft, CudaDecoder) and draft.device == self.device):
+    def tap(self, layers: Sequence[int]) -> None:
+        if self.network.taps != tuple(layers):
+            self.network.tap(layers)
+            self.graphs = Graphs(self.device)
+
+    def head(self, config: HeadConfig, weights: HeadWeights) -> CudaHead:
+        """A head beside this model, on its device and as large; `tap` is for the caller."""
+        return CudaHead(
+            config,
+            weights,
+            self._embedding,
+            self.architecture.embed_scale,
+            max_batch=self.max_batch,
+            max_context=self.max_context,
+        )
+
+    def stepper(self, draft: LanguageModel | DraftHead | None, vocab_size: int | None = None) -> DeviceStepper | None:
+        if draft is not None and not (isinstance(draft, CudaDecoder | CudaHead) and draft.device == self.device):
             return None
         return DeviceStepper(self, draft, vocab_size or self.vocab_size)
-
-    def advance(self, slot: int, count: int) -> None:
-        """Note that a step on the device has committed `count` more tokens to the slot."""
-        self._slots.advance(slot, count)
-
-    def _run(self, rows: list[_Row]) -> Tensor:
-        count = bucket(len(rows))
-        wanted = [r for r, (*_, want) in enumerate(rows) if want]
-        staging = self._staging.pop(0)
-        self._staging.append(staging)
-        scattered = self._fill(Tables.over(staging.free()), rows, count, wanted)
-        staging.send(self.network.tables.flat, Tables.size(MAX_ROWS, paths=count if scattered else 0))
-        longest = max(span.base + len(span.paths[i]) for _, span, i, _ in rows)
-        context = min(self.network.capacity, max(512, bucket(longest)))
-        together = len({span.slot for _, span, *_ in rows}) * 2 <= len(rows)
-        key = ("body", count, context, together)
-        self.graphs.run(key, lambda: self.network.body(count, context, together))
-        if not wanted:
-            return torch.empty(0, self.vocab_size, device=self.device)
-        parts = [self._logits(wanted[start : start + HEAD_ROWS], start) for start in range(0, len(wanted), HEAD_ROWS)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _logits(self, wanted: Sequence[int], start: int) -> Tensor:
-        if start:  # the head reads the first entries
-            self.network.tables.wanted[: len(wanted)] = self.network.tables.wanted[start : start + len(wanted)].clone()
-        count = bucket(len(wanted))
-        self.graphs.run(("head", count), lambda: self.network.head(count))
-        return self.network.logits[: len(wanted)].clone()
-
-    def _fill(self, tables: Tables, rows: list[_Row], count: int, wanted: Sequence[int]) -> bool:
-        """Describe `rows` on the host; those up to `count` are padding: position 0 of the spare slot. Returns whether
-        any row has ancestors off the order of their positions."""
-        n = len(rows)
-        columns = np.array([_described(token, span, i) for token, span, i, _ in rows], dtype=np.int32).T
-        padding = (0, self.max_batch, 0, 0, 1)
-        for table, column, pad in zip(
-            (tables.tokens, tables.slots, tables.positions, tables.indices, tables.bases), columns, padding, strict=True
-        ):
-            numbers = table.numpy()
-            numbers[:n] = column
-            numbers[n:count] = pad
-        asked = tables.wanted.numpy()
-        asked[: bucket(len(wanted)) if wanted else 0] = 0
-        asked[: len(wanted)] = wanted
-        paths = tables.paths.numpy()
-        any_scattered = False
-        for r, (_, span, i, _) in enumerate(rows):
-            if scattered := span.paths[i][_in_order(span, i) :]:
-                paths[r, : len(scattered)] = scattered
-                any_scattered = True
-        return any_scattered
-
-    def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
-        source, target = (torch.tensor(side, device=self.device) for side in (sources, targets))
-        cache = self.network.cache[:, :, slot]
-        cache.index_copy_(3, target, cache.index_select(3, source))
-
-
-_Row = tuple[int, Span, int, bool]
-"""Token, where its slot stands, which row of that it is, whether its logits are wanted."""
-
-
-def _in_order(span: Span, i: int) -> int:
-    """How many of the row's pending ancestors (itself included) lie at the index of their own position."""
-    path = span.paths[i]
-    in_order = next((j for j, index in enumerate(path) if index != span.base + j), len(path))
-    if len(path) - in_order > PATH:
-        raise ValueError(f"a draft deeper than {PATH} tokens off the first path is not supported")
-    return in_order
-
-
-def _described(token: int, span: Span, i: int) -> tuple[int, int, int, int, int]:
-    """The row's entries in `Tables`: token, slot, position, index, base."""
-    path = span.paths[i]
-    return token, span.slot, span.base + len(path) - 1, path[-1], span.base + _in_order(span, i)

@@ -6,6 +6,7 @@ can be recorded and replayed with other tables.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
-from outrider.models.cuda.kernels.rows import embed_kernel, rotate_kernel
+from outrider.models.cuda.kernels.rows import embed_kernel, rotate_kernel, tap_kernel
 from outrider.models.cuda.tiling import depth_split, tiling
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
@@ -91,6 +92,9 @@ class Network:
         self.cache = room(2, len(a.layers), slots, a.kv_heads, capacity, a.head_dim)
         self.tables = Tables.over(room(Tables.size(max_rows), dtype=torch.int32))
         self.logits = room(HEAD_ROWS, a.vocab_size, dtype=torch.float32)
+        self.taps: tuple[int, ...] = ()
+        self.features = room(max_rows, 0)
+        self._retired: list[Tensor] = []
         self._tiles = -(-a.hidden // BLOCK_N)
         self._residual = room(max_rows, a.hidden)
         self._x = room(max_rows, a.hidden)
@@ -121,6 +125,15 @@ class Network:
             (a.vocab_size, a.hidden),
         ]
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the residual stream after so many layers, for each of `layers`, in `features` [max_rows, taps * hidden]
+        with every pass recorded from now on."""
+        if self.taps != (wanted := tuple(layers)):
+            self._retired.append(self.features)  # recorded passes may still write there
+            self.taps = wanted
+            width = len(wanted) * self.architecture.hidden
+            self.features = torch.zeros(self.max_rows, width, dtype=self.dtype, device=self.device)
+
     def body(self, rows: int, context: int, together: bool) -> None:
         """Run the first `rows` rows of the tables, none at a position beyond `context`; fills the cache.
 
@@ -136,17 +149,39 @@ class Network:
             self._squares,
             a.embed_scale,
             HIDDEN=a.hidden,
-            WIDTH=_power_of_two(a.hidden),
+            WIDTH=power_of_two(a.hidden),
             TILES=self._tiles,
             **self._launch(),
         )
+        self._layers(rows, context, together)
+
+    def _layers(self, rows: int, context: int, together: bool, first: Tensor | None = None) -> None:
+        """All layers, from the residual on. `first`: what the first one reads, normalised, instead of the residual."""
+        w = self._weights
+        self._keep(0, rows)
         for i, layer in enumerate(w.layers):
             following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
-            self._linear(self._x, layer.qkv, layer.qkv_bias, rows, self._qkv, normed=True)
+            if i == 0 and first is not None:
+                self._linear(first, layer.qkv, layer.qkv_bias, rows, self._qkv)
+            else:
+                self._linear(self._x, layer.qkv, layer.qkv_bias, rows, self._qkv, normed=True)
             self._attention(i, layer, rows, context, together)
             self._linear(self._attended, layer.o, layer.o_bias, rows, self._x, gain=layer.mlp_norm)
             self._linear(self._x, layer.gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
             self._linear(self._gated, layer.down, layer.down_bias, rows, self._x, gain=following)
+            self._keep(i + 1, rows)
+
+    def _keep(self, tap: int, rows: int) -> None:
+        if tap in self.taps:
+            hidden = self.architecture.hidden
+            tap_kernel[(rows,)](
+                self._residual,
+                self.features[:, self.taps.index(tap) * hidden :],
+                self.features.stride(0),
+                HIDDEN=hidden,
+                WIDTH=power_of_two(hidden),
+                **self._launch(),
+            )
 
     def head(self, count: int) -> None:
         """`logits[:count]`, fp32, of the rows named by the first `count` entries of `tables.wanted`."""
@@ -172,7 +207,7 @@ class Network:
             **heads,
             **self._launch(),
         )
-        group = TILE // _power_of_two(a.heads // a.kv_heads) if together else 1
+        group = TILE // power_of_two(a.heads // a.kv_heads) if together else 1
         for start in range(0, rows, self._attention_rows):
             some = slice(start, min(rows, start + self._attention_rows))
             count = some.stop - start
@@ -219,7 +254,7 @@ class Network:
         depth = weight.shape[1]
         split = 1 if gated else depth_split(columns, depth)
         cut = tiling(columns, depth, rows, gated=gated, split=split)
-        linear_kernel[(-(-columns // cut.block_n), cut.split, -(-rows // cut.rows))](
+        linear_kernel[(-(-rows // cut.rows), -(-columns // cut.block_n), cut.split)](
             x,
             weight,
             bias,
@@ -252,5 +287,5 @@ class Network:
         return {"DEPENDENT": True, "launch_pdl": True} if self._pdl else {"DEPENDENT": False}
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()

@@ -1,8 +1,8 @@
 """Whole steps on the device: draft a chain, verify it, accept, keep; the host only launches and, later, reads.
 
-`Stepper` keeps the state of each lane (one sequence) on the device: its last two tokens, how much the cache holds,
-how much was generated. A step reads and advances that state, so the next one can be launched before the host has seen
-its tokens. Rollback is that integer: rows of refused drafts lie beyond it and are overwritten.
+The state of each lane (one sequence) is on the device: its last two tokens, how much the cache holds, how much was
+generated. A step reads and advances that state, so the next one can be launched before the host has seen its tokens.
+Rollback is that integer: rows of refused drafts lie beyond it and are overwritten.
 """
 
 from __future__ import annotations
@@ -14,55 +14,41 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.models.cuda.chooser import Chooser, Noise
-from outrider.models.cuda.graphs import Graphs, Staging, bucket
-from outrider.models.cuda.kernels.steps import accept_kernel, place_kernel
-from outrider.models.cuda.network import HEAD_ROWS, Network
+from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
+from outrider.models.cuda.chooser import Chooser
+from outrider.models.cuda.graphs import Graphs, bucket
+from outrider.models.cuda.head import CudaHead
+from outrider.models.cuda.kernels.steps import accept_kernel
+from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, TARGET_SLOT, Lanes
+from outrider.models.cuda.network import HEAD_ROWS
 from outrider.types import Lane, LaneOutcome, StepOutcome
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
 
-LAST, PREVIOUS, LENGTH, GENERATED, TARGET_SLOT, DRAFT_SLOT = range(6)
-FIELDS = 6
-"""Of a lane's state: its last token and the one before, cached tokens, generated tokens, and its cache slots."""
-
-NOISE_AHEAD = 512
-"""Generated positions per lane whose noise keys are on the device."""
-
-MAX_LENGTH = 32
-"""Longest chain."""
-
 
 class DeviceStepper:
-    """A `Stepper` for one target and, unless steps are plain, one draft model on the same device."""
+    """A `Stepper` for one target and, unless steps are plain, one draft model or head on the same device."""
 
     max_length = MAX_LENGTH
     horizon = NOISE_AHEAD
 
-    def __init__(self, target: CudaDecoder, draft: CudaDecoder | None, vocab_size: int) -> None:
-        self._target, self._draft = target.network, None if draft is None else draft.network
-        self._spare = {TARGET_SLOT: target.max_batch, DRAFT_SLOT: draft.max_batch if draft else 0}
+    def __init__(self, target: CudaDecoder, draft: CudaDecoder | CudaHead | None, vocab_size: int) -> None:
+        self._target = target.network
         lanes = bucket(target.max_batch)
         device = target.device
-
-        def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self._flat = room(lanes * (FIELDS + 1 + 2 * NOISE_AHEAD))
-        parts = torch.split(self._flat, [lanes * FIELDS, lanes, lanes * 2 * NOISE_AHEAD])
-        self._state, self._starts, self._words = parts
-        self._temperatures = room(lanes, dtype=torch.float64)
-        self._drafts = room(lanes, MAX_LENGTH)
-        rows = lanes * (MAX_LENGTH + 1)
-        self._chosen = room(rows)
-        self._noise = Noise.room(rows, device)
+        self._board = Lanes(lanes, target.max_batch, draft.max_batch if draft else 0, device)
+        self._chosen = torch.zeros(lanes * (MAX_LENGTH + 1), dtype=torch.int32, device=device)
         self._chooser = Chooser(HEAD_ROWS, vocab_size, device)
-        self._out = room(lanes, 2 * MAX_LENGTH + 2)
+        self._chains: Chains | None = None
+        if isinstance(draft, CudaHead):
+            self._chains = HeadChains(draft, self._board, vocab_size)
+        elif draft is not None:
+            self._chains = ModelChains(draft, self._board, self._chooser)
         self._graphs = Graphs(device)
-        self._loading = Staging(self._flat.shape[0], device)
-        self._results = [Result(self._out, device) for _ in range(3)]
+        self._results = [Result(self._board.out, device) for _ in range(3)]
         self._under_way: list[Result] = []
+        self._collected: list[LaneOutcome] = []
         self._lanes = 0
         self._sampled = False
         self._longest = 0
@@ -71,27 +57,16 @@ class DeviceStepper:
         """The longest chain that fits one pass of the target with its logits."""
         return min(MAX_LENGTH, HEAD_ROWS // bucket(lanes) - 1)
 
+    @torch.inference_mode()
     def begin(self, lanes: Sequence[Lane]) -> None:
         """Take over `lanes`; nothing may be under way."""
         assert not self._under_way
-        host = self._loading.free()
-        count = bucket(len(lanes))
-        most = self._starts.shape[0]
-        state = host[: most * FIELDS].view(most, FIELDS)
-        starts = host[most * FIELDS :][:most]
-        words = host[most * (FIELDS + 1) :].view(most, NOISE_AHEAD, 2)
-        state[:count] = torch.tensor([0, 0, 0, 0, self._spare[TARGET_SLOT], self._spare[DRAFT_SLOT]])
-        temperatures = [0.0] * most
-        for i, lane in enumerate(lanes):
-            state[i] = torch.tensor([lane.last, lane.previous, lane.length, lane.generated, lane.slot, lane.draft_slot])
-            starts[i] = lane.generated
-            temperatures[i] = lane.temperature
-            if lane.words is not None:
-                words[i, : len(lane.words)] = lane.words
-        self._loading.send(self._flat)
-        self._temperatures.copy_(torch.tensor(temperatures, dtype=torch.float64))
+        self._board.load(lanes)
+        if self._chains is not None:
+            self._chains.begin(lanes)
+        self._collected = []
         self._lanes = len(lanes)
-        self._sampled = any(temperatures)
+        self._sampled = any(lane.temperature for lane in lanes)
         self._longest = max(lane.length for lane in lanes)
 
     @torch.inference_mode()
@@ -102,9 +77,8 @@ class DeviceStepper:
         context = min(self._target.capacity, max(512, bucket(self._longest + 1)))
         result = self._results.pop(0)
         result.start()
-        if length:
-            key = ("draft", count, length, context, self._sampled)
-            self._graphs.run(key, lambda: self._draft_chain(count, length, context))
+        if self._chains is not None:
+            self._chains.draft(self._graphs, count, length, context, self._sampled)
         result.drafted()
         key = ("verify", count, length, context, self._sampled)
         self._graphs.run(key, lambda: self._verify(count, length, context))
@@ -115,68 +89,35 @@ class DeviceStepper:
         """Wait for the step launched first of those under way."""
         result = self._under_way.pop(0)
         self._results.append(result)
-        return result.read(self._lanes)
+        outcome = result.read(self._lanes)
+        self._collected = outcome.lanes
+        return outcome
 
-    def _draft_chain(self, lanes: int, length: int, context: int) -> None:
-        """Fill `_drafts`. The first pass also runs the token before the last: had the whole of the last draft been
-        accepted, the draft model would not have seen it yet; otherwise its row is written again as it was."""
-        network = self._draft
-        assert network is not None
-        for depth in range(length):
-            start, count = (-1, 2) if depth == 0 else (depth, 1)
-            self._place(network, DRAFT_SLOT, lanes, start, count, wanted=1)
-            network.body(lanes * count, context, together=False)
-            network.head(lanes)
-            self._choose(network, lanes, self._drafts[:, depth])
+    def left(self, lane: int) -> Tensor | None:
+        assert not self._under_way
+        last = self._collected[lane] if self._collected else None
+        return None if self._chains is None else self._chains.left(lane, last)
 
     def _verify(self, lanes: int, length: int, context: int) -> None:
         network, count = self._target, length + 1
-        self._place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
+        self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
         network.body(lanes * count, context, together=count > 2)
         network.head(lanes * count)
-        self._choose(network, lanes * count, self._chosen)
+        self._chooser.choose(network.logits, lanes * count, self._board.noise if self._sampled else None, self._chosen)
         self._accept(lanes, length)
+        if self._chains is not None:
+            self._chains.verified(network, lanes, length)
 
     def _accept(self, lanes: int, length: int) -> None:
         accept_kernel[(lanes,)](
-            self._state,
-            self._drafts,
+            self._board.state,
+            self._board.drafts,
             self._chosen,
-            self._out,
-            self._spare[TARGET_SLOT],
+            self._board.out,
+            self._board.target_spare,
             LENGTH=length,
             LONGEST=MAX_LENGTH,
             WIDTH=bucket(length + 1),
-            num_warps=1,
-        )
-
-    def _choose(self, network: Network, rows: int, chosen: Tensor) -> None:
-        self._chooser.choose(network.logits, rows, self._noise if self._sampled else None, chosen)
-
-    def _place(self, network: Network, slot: int, lanes: int, start: int, count: int, wanted: int) -> None:
-        t = network.tables
-        place_kernel[(lanes,)](
-            self._state,
-            self._drafts,
-            self._words,
-            self._temperatures,
-            self._starts,
-            t.tokens,
-            t.slots,
-            t.positions,
-            t.indices,
-            t.bases,
-            t.wanted,
-            self._noise.words,
-            self._noise.temperatures,
-            self._spare[slot],
-            START=start,
-            COUNT=count,
-            WANTED=wanted,
-            SLOT_FIELD=slot,
-            LONGEST=MAX_LENGTH,
-            AHEAD=NOISE_AHEAD,
-            WIDTH=bucket(count),
             num_warps=1,
         )
 

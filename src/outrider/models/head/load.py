@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from outrider.errors import DrafterError
+from outrider.models import cuda
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.module import HeadModule
 from outrider.models.head.torch_head import TorchHead
@@ -26,7 +27,7 @@ def load_head(folder: Path, target: LanguageModel) -> DraftHead:
 
 def can_read(target: LanguageModel) -> bool:
     """Whether a head can be placed beside this kind of target at all."""
-    return isinstance(target, TorchDecoder | NativeDecoder)
+    return isinstance(target, TorchDecoder | NativeDecoder) or cuda.is_decoder(target)
 
 
 def place_head(checkpoint: HeadCheckpoint, target: LanguageModel) -> DraftHead:
@@ -40,6 +41,13 @@ def place_head(checkpoint: HeadCheckpoint, target: LanguageModel) -> DraftHead:
             raise DrafterError(f"the compiled decoder cannot run this head: {against}; use another drafter")
         weights = HeadWeights.of(checkpoint.config, checkpoint.tensors, target.device, None)
         return NativeHead(checkpoint.config, weights, target)
+    if cuda.is_decoder(target):
+        checkpoint.config.check_target(target.architecture)
+        if not cuda.expressible(checkpoint.config.architecture):
+            raise DrafterError("the GPU kernels cannot compute this head's layers; use another drafter")
+        target.tap(checkpoint.config.taps)
+        weights = HeadWeights.of(checkpoint.config, checkpoint.tensors, target.device, target.dtype)
+        return target.head(checkpoint.config, weights)
     raise DrafterError(
         f"a head reads the target's hidden states, which {type(target).__name__} does not give; "
         "use another drafter (suffix needs nothing from the model)"

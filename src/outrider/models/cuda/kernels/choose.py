@@ -41,6 +41,7 @@ def perturb_kernel(
     peaks_ptr,  # fp64 [rows, blocks]: from `peaks_kernel`
     words_ptr,  # int32 [rows, 2]: low and high word of each row's key
     temperatures_ptr,  # fp64 [rows]
+    ids_ptr,  # int32 [vocab]: the token of each column, by which noise is keyed; None: the column itself
     best_ptr,  # fp64 [rows, blocks]: the largest perturbed score of each block
     which_ptr,  # int32 [rows, blocks]
     stride,
@@ -59,6 +60,8 @@ def perturb_kernel(
     if temperature > 0:
         low = tl.load(words_ptr + row * 2).to(tl.uint32, bitcast=True)
         high = tl.load(words_ptr + row * 2 + 1).to(tl.uint32, bitcast=True)
+        if ids_ptr is not None:
+            token = tl.load(ids_ptr + token, mask=token < vocab, other=0)
         word = _mix(_mix((token.to(tl.uint32) * 0x9E3779B9) ^ low) + high)
         k = (word ^ 0x80000000).to(tl.float64)  # the signed word plus 2^31
         score = (score - peak) / temperature - tl.log(-tl.log((k + 0.5) * 2.3283064365386963e-10))
@@ -71,6 +74,7 @@ def perturb_kernel(
 def pick_kernel(
     best_ptr,  # fp64 [rows, blocks]
     which_ptr,  # int32 [rows, blocks]
+    ids_ptr,  # int32: the token of each column; None: the column itself
     chosen_ptr,  # int32, row r at r * stride
     stride,
     blocks,
@@ -81,4 +85,7 @@ def pick_kernel(
     best = tl.load(best_ptr + row * blocks + block, mask=block < blocks, other=float("-inf"))
     which = tl.load(which_ptr + row * blocks + block, mask=block < blocks, other=1 << 30)
     top = tl.max(best, axis=0)
-    tl.store(chosen_ptr + row * stride, tl.min(tl.where(best == top, which, 1 << 30), axis=0))
+    chosen = tl.min(tl.where(best == top, which, 1 << 30), axis=0)
+    if ids_ptr is not None:
+        chosen = tl.load(ids_ptr + chosen)
+    tl.store(chosen_ptr + row * stride, chosen)

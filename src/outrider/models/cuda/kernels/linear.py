@@ -79,7 +79,8 @@ def linear_kernel(
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    tile, part, row_tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Row tiles first: those of one tile of weights run together, and it comes from memory once.
+    row_tile, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m = row_tile * M + tl.arange(0, M)
     k = tl.arange(0, BLOCK_K)
@@ -116,7 +117,7 @@ def linear_kernel(
         w_ptrs += BLOCK_K
     last = True
     if SPLIT > 1:
-        place = row_tile * tl.num_programs(0) + tile
+        place = row_tile * tl.num_programs(1) + tile
         scratch = tl.arange(0, BLOCK_N)[:, None] * M + tl.arange(0, M)[None, :]
         block = partial_ptr + place.to(tl.int64) * SPLIT * BLOCK_N * M + scratch
         tl.store(block + part * BLOCK_N * M, acc)

@@ -1,4 +1,4 @@
-"""Kernels that work row by row: embedding, and rotation into the cache."""
+"""Kernels that work row by row: embedding, taps, and rotation into the cache."""
 
 from __future__ import annotations
 
@@ -36,6 +36,65 @@ def embed_kernel(
     total = tl.sum(x * x, axis=0)
     for tile in tl.static_range(TILES):
         tl.store(squares_ptr + row * TILES + tile, total if tile == 0 else 0.0)
+
+
+@triton.jit
+def pair_kernel(
+    tokens_ptr,  # int32 [rows]
+    embedding_ptr,  # [vocab, HIDDEN]
+    states_ptr,  # [any, HIDDEN]
+    index_ptr,  # int32 [rows]: which of the states row i starts from; None: state i
+    token_gain_ptr,  # fp32 [HIDDEN] each: of the embedding's norm and of the state's
+    state_gain_ptr,
+    residual_ptr,  # [rows, HIDDEN]
+    y_ptr,  # [rows, 2 HIDDEN]: the embedding, then the state, each normalised
+    scale,
+    eps,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NORMED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """What a drafting head's first layer reads. The residual is the state, NORMED: the normalised one."""
+    row = tl.program_id(0)
+    column = tl.arange(0, WIDTH)
+    inside = column < HIDDEN
+    after_previous(DEPENDENT)
+    token = tl.load(tokens_ptr + row).to(tl.int64)
+    source = row
+    if index_ptr is not None:
+        source = tl.load(index_ptr + row)
+    x = tl.load(embedding_ptr + token * HIDDEN + column, mask=inside, other=0.0).to(tl.float32) * scale
+    x = x.to(y_ptr.dtype.element_ty).to(tl.float32)
+    state = tl.load(states_ptr + source * HIDDEN + column, mask=inside, other=0.0)
+    wide = state.to(tl.float32)
+    x = x * tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps) * tl.load(token_gain_ptr + column, mask=inside, other=0.0)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / HIDDEN + eps)
+    wide = wide * tl.load(state_gain_ptr + column, mask=inside, other=0.0)
+    at = y_ptr + row * 2 * HIDDEN + column
+    tl.store(at, x, mask=inside)
+    tl.store(at + HIDDEN, wide, mask=inside)
+    if NORMED:
+        tl.store(residual_ptr + row * HIDDEN + column, wide, mask=inside)
+    else:
+        tl.store(residual_ptr + row * HIDDEN + column, state, mask=inside)
+
+
+@triton.jit
+def tap_kernel(
+    residual_ptr,  # [rows, HIDDEN]
+    features_ptr,  # [rows, stride]: from here on, this tap's columns
+    stride,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.arange(0, WIDTH)
+    inside = column < HIDDEN
+    after_previous(DEPENDENT)
+    state = tl.load(residual_ptr + row * HIDDEN + column, mask=inside, other=0.0)
+    tl.store(features_ptr + row * stride + column, state, mask=inside)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The state of a chain step: rows from it, and the verdict back into it.
 
 A lane's state is six int32: its last token, the one before, tokens in the cache, tokens generated, and its cache
-slots in the target and the draft model.
+slots in the target and in the draft model or head.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def place_kernel(
     LONGEST: tl.constexpr,
     AHEAD: tl.constexpr,
     WIDTH: tl.constexpr,
+    SHIFT: tl.constexpr,
 ):
     """Rows of one lane: the COUNT tokens from START on, counted from its last token (drafts follow it), the last WANTED
-    of which are asked for logits."""
+    of which are asked for logits. They stand SHIFT positions before their place in the text: a head's by one."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     real = i < COUNT
@@ -44,7 +45,7 @@ def place_kernel(
     length = tl.load(state + 2)
     drafted = tl.load(drafts_ptr + lane * LONGEST + offset - 1, mask=real & (offset > 0), other=0)
     token = tl.where(offset == 0, tl.load(state), tl.where(offset < 0, tl.load(state + 1), drafted))
-    position = length + offset
+    position = length + offset - SHIFT
     before = position < 0  # there is no token before the first: let the row go to the spare slot
     position = tl.maximum(position, 0)
     row = lane * COUNT + i
@@ -63,6 +64,56 @@ def place_kernel(
         tl.store(row_words_ptr + (lane * WANTED + u) * 2 + word, value, mask=asked)
     temperature = tl.load(temperatures_ptr + lane) + tl.zeros([WIDTH], dtype=tl.float64)
     tl.store(row_temperatures_ptr + lane * WANTED + u, temperature, mask=asked)
+
+
+@triton.jit
+def absorb_kernel(
+    state_ptr,  # int32 [lanes, FIELDS]
+    out_ptr,  # int32 [lanes, 2 LONGEST + 2]: as `accept_kernel` left it
+    words_ptr,  # as in `place_kernel`, from here on
+    temperatures_ptr,
+    starts_ptr,
+    tokens_ptr,
+    slots_ptr,
+    positions_ptr,
+    indices_ptr,
+    bases_ptr,
+    wanted_ptr,
+    row_words_ptr,
+    row_temperatures_ptr,
+    last_ptr,  # int32 [lanes]: the row of the lane's last token
+    spare,
+    COUNT: tl.constexpr,
+    SLOT_FIELD: tl.constexpr,
+    LONGEST: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """A head's rows for what the last step gained, one per row the target verified, so that their number is fixed:
+    those beyond the gained tokens lie behind the last of them, where the next rows are written over them."""
+    lane = tl.program_id(0)
+    i = tl.arange(0, WIDTH)
+    real = i < COUNT
+    state = state_ptr + lane * 6
+    out = out_ptr + lane * (2 * LONGEST + 2)
+    accepted = tl.load(out)
+    token = tl.load(out + 1 + i, mask=real, other=0)
+    position = tl.load(state + 2) - 1 - accepted + i  # a head's row stands where the token before it does
+    before = position < 0  # nothing was before the first token: let the row go to the spare slot
+    position = tl.maximum(position, 0)
+    row = lane * COUNT + i
+    tl.store(tokens_ptr + row, token, mask=real)
+    tl.store(slots_ptr + row, tl.where(before, spare, tl.load(state + SLOT_FIELD)), mask=real)
+    tl.store(positions_ptr + row, position, mask=real)
+    tl.store(indices_ptr + row, position, mask=real)
+    tl.store(bases_ptr + row, position + 1, mask=real)
+    tl.store(wanted_ptr + lane, lane * COUNT + accepted)
+    tl.store(last_ptr + lane, lane * COUNT + accepted)
+    key = tl.load(state + 3) - tl.load(starts_ptr + lane)
+    key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
+    for word in tl.static_range(2):
+        tl.store(row_words_ptr + lane * 2 + word, tl.load(words_ptr + (lane * AHEAD + key) * 2 + word))
+    tl.store(row_temperatures_ptr + lane, tl.load(temperatures_ptr + lane))
 
 
 @triton.jit

@@ -1,0 +1,187 @@
+"""A drafting head on one GPU.
+
+    python benchmarks/gpu_head.py [--out benchmarks/results/gpu_head.json]
+        [--head DIR --questions FILE --model MODEL --seconds 90]
+
+Always: the 8B shape with random weights and a random head of the shape such models usually have (one layer as wide as
+the target's, 32,000 draft ids), chains of 4, acceptance length set to 3.0; 256 random tokens in, 256 out.
+
+With a head: the 8B cost twin of its target with the head grown alike, real text: chains and trees against plain
+decoding, greedy and T=1, interleaved question by question for so many seconds. Every answer is checked to be plain
+decoding's, token by token. A first round over a short and a long question records everything and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from gpu_speed import GPU, decoder, provenance, rate
+
+from outrider.bench.forced import ForcedStepper
+from outrider.bench.head_shapes import random_head
+from outrider.bench.names import parse
+from outrider.bench.ours import OurArm
+from outrider.bench.questions import Question, interleaved, read_questions
+from outrider.bench.reading import Reading, Sampling
+from outrider.bench.shapes import SHAPES
+from outrider.bench.synthetic import SyntheticAcceptance
+from outrider.bench.target import Target
+from outrider.control.controller import FixedLength
+from outrider.drafters.head import HeadDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.runahead import Runahead
+from outrider.models.checkpoints.progress import SilentProgress
+from outrider.models.cuda.head import CudaHead
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.load import place_head
+from outrider.types import Commit
+
+LENGTHS = ("4", "5", "tree16", "tree32")
+NEW = 128
+CONTEXT = 1536
+
+
+class Timed(FixedLength):
+    """Notes how long the halves of each step took on the device."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes)
+        self.steps: list[tuple[float, float]] = []
+
+    def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
+        self.steps.append((draft_seconds * 1e3, target_seconds * 1e3))
+
+
+def synthetic(batches: Sequence[int]) -> list[dict[str, Any]]:
+    big = decoder("8b", max(batches))
+    head = place_head(random_head(HeadConfig.beside(SHAPES["8b"], 32_000, 1), GPU, torch.bfloat16, 0), big)
+    assert isinstance(head, CudaHead)
+    found = []
+    for batch in batches:
+        found.append(asdict(rate("8b plain", Engine(big, NoDrafter(), FixedLength(0)), batch)))
+        controller, drafter, acceptance = Timed(4), HeadDrafter(head, big.vocab_size), SyntheticAcceptance(4, 3.0)
+        engine = Engine(big, drafter, controller, rules=acceptance.rules())
+        engine.runahead = Runahead(ForcedStepper(big, head, acceptance, big.vocab_size), drafter, controller)
+        result = asdict(rate("8b + head, K=4, L=3.0", engine, batch))
+        drafting, rest = (statistics.median(times) for times in zip(*controller.steps, strict=True))
+        print(f"    drafting {drafting:.3f} ms, the rest {rest:.3f} ms a step", flush=True)
+        found.append({**result, "draft_ms": drafting, "target_ms": rest})
+    return found
+
+
+def real(head: Path, questions: list[Question], model: str, seconds: float) -> dict[str, Any]:
+    target = Target(model, "bf16", "cuda", None, SilentProgress(), max_context=CONTEXT, twin="8b")
+    arms = [OurArm(parse(name), target) for name in ("plain", *(f"head:{head}:{length}" for length in LENGTHS))]
+    names = ["plain", *(f"head:{length}" for length in LENGTHS)]
+    started = perf_counter()
+    for arm in arms:
+        arm.prepare()
+    prompts = [(q, target.encode([{"role": "user", "content": q.turns[0]}])) for q in interleaved(questions)]
+    prompts = [(q, prompt) for q, prompt in prompts if len(prompt) + NEW <= CONTEXT]
+    lengths = [len(prompt) for _, prompt in prompts]
+    warm = [prompts[lengths.index(min(lengths))][1], prompts[lengths.index(max(lengths))][1]]
+    warm += [prompt for _, prompt in prompts if 512 <= len(prompt) + NEW <= 900][:1]
+    for prompt in warm:
+        for temperature in (0.0, 1.0):
+            for arm in arms:
+                arm.run(prompt, Sampling(NEW, temperature, 0))
+    print(f"twin prepared in {perf_counter() - started:.1f} s", flush=True)
+    readings: dict[tuple[str, float], list[tuple[str, Reading]]] = {}
+    deadline, asked = perf_counter() + seconds, 0
+    for question, prompt in prompts:
+        if perf_counter() > deadline:
+            break
+        for temperature in (0.0, 1.0):
+            shift = asked % len(arms)
+            for name, arm in [*zip(names, arms, strict=True)][shift:] + [*zip(names, arms, strict=True)][:shift]:
+                reading = arm.run(prompt, Sampling(NEW, temperature, asked))
+                readings.setdefault((name, temperature), []).append((question.category, reading))
+        asked += 1
+    return {
+        "model": f"8b cost twin of {model}",
+        "head": str(head),
+        "questions": asked,
+        "max_tokens": NEW,
+        "arms": [
+            _arm(name, temperature, readings[name, temperature], readings["plain", temperature])
+            for temperature in (0.0, 1.0)
+            for name in names
+        ],
+    }
+
+
+def _arm(
+    name: str, temperature: float, mine: list[tuple[str, Reading]], plain: list[tuple[str, Reading]]
+) -> dict[str, Any]:
+    def totals(readings: list[Reading]) -> tuple[float, float]:
+        """Tokens a second, tokens a pass."""
+        seconds = sum(r.decode_seconds for r in readings)
+        return sum(r.decode_tokens for r in readings) / seconds, sum(r.tokens for r in readings) / sum(
+            len(r.passes or ()) for r in readings
+        )
+
+    speed, length = totals([r for _, r in mine])
+    reference, _ = totals([r for _, r in plain])
+    found = {
+        "arm": name,
+        "temperature": temperature,
+        "tokens_per_second": speed,
+        "speedup": speed / reference,
+        "speedup_median": statistics.median(
+            r.decode_rate / p.decode_rate for (_, r), (_, p) in zip(mine, plain, strict=True)
+        ),
+        "acceptance_length": length,
+        "identical_to_plain": sum(r.token_ids == p.token_ids for (_, r), (_, p) in zip(mine, plain, strict=True)),
+        "answers": len(mine),
+        "acceptance_by_category": {
+            category: totals([r for c, r in mine if c == category])[1] for category in sorted({c for c, _ in mine})
+        },
+    }
+    print(
+        f"{name:12} T={temperature:g}  {speed:7.1f} tok/s  {found['speedup']:.2f}x  "
+        f"{length:.2f} tokens a pass  identical {found['identical_to_plain']}/{len(mine)}",
+        flush=True,
+    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--head", type=Path, help="a head's folder")
+    parser.add_argument("--questions", type=Path, help="in Spec-Bench's format")
+    parser.add_argument("--model", default="smollm2-135m", help="the head's target")
+    parser.add_argument("--seconds", type=float, default=90.0)
+    options = parser.parse_args()
+    result: dict[str, Any] = {"provenance": provenance()}
+
+    def keep() -> None:
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(result, indent=1))
+
+    if options.batches:
+        result["synthetic"] = synthetic([int(batch) for batch in options.batches.split(",")])
+        keep()
+        gc.collect()
+        torch.cuda.empty_cache()
+    if options.head:
+        if options.questions is None:
+            parser.error("--head needs --questions")
+        result["real"] = real(options.head, read_questions(options.questions), options.model, options.seconds)
+        keep()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""`CudaHead`: a drafting head on a GPU, on the decoder's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from outrider.models.cuda.head_network import HeadNetwork
+from outrider.models.cuda.passes import MAX_ROWS, SLACK, Passes, Row
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.weights import HeadWeights
+from outrider.types import HeadOutput, Rows
+
+
+class CudaHead(Passes[HeadNetwork]):
+    """A `SteppingHead`."""
+
+    supports_trees = True
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        weights: HeadWeights,
+        embedding: Tensor,
+        embed_scale: float,
+        *,
+        max_batch: int,
+        max_context: int,
+    ) -> None:
+        self.config = config
+        self.taps = config.taps
+        self.ids = weights.ids
+        slots, capacity = max_batch + 1, max_context + SLACK
+        network = HeadNetwork(config, weights, embedding, embed_scale, slots, capacity, MAX_ROWS)
+        super().__init__(network, max_batch, max_context)
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
+    ) -> HeadOutput:
+        rows = self._rows(batch)
+        parts = []
+        for start in range(0, len(rows), MAX_ROWS):
+            part = rows[start : start + MAX_ROWS]
+            if features is not None:
+                self.network.inbox[: len(part)] = features[start : start + len(part)]
+            else:
+                assert states is not None, "features or states"
+                self.network.given[: len(part)] = states[start : start + len(part)]
+            parts.append(self._part(part, fused=features is not None))
+        if len(parts) == 1:
+            return parts[0]
+        return HeadOutput(torch.cat([part.logits for part in parts]), torch.cat([part.states for part in parts]))
+
+    def _part(self, rows: list[Row], fused: bool) -> HeadOutput:
+        logits = self._run(rows, "fused" if fused else "own", partial(self._launches, fused))
+        return HeadOutput(logits, self.network.states[: len(rows)].clone())
+
+    def _launches(self, fused: bool, rows: int, context: int, together: bool) -> None:
+        if fused:
+            self.network.fuse(rows)
+        self.network.run(rows, context, together, self.network.given)

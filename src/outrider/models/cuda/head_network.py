@@ -1,0 +1,75 @@
+"""A drafting head's pass: the decoder's kernels with another beginning, and states as what comes out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.models.cuda.kernels.rows import pair_kernel
+from outrider.models.cuda.network import Network, power_of_two
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.weights import HeadWeights
+from outrider.models.weights import DecoderWeights
+
+
+class HeadNetwork(Network):
+    """`states[r]` is the state after row r of the last pass: the residual stream after all layers."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        weights: HeadWeights,
+        embedding: Tensor,
+        embed_scale: float,
+        slots: int,
+        capacity: int,
+        max_rows: int,
+    ) -> None:
+        """`embedding`: the target's."""
+        self._config = config
+        self._fc, self._hidden_norm = weights.fc.values, weights.hidden_norm
+        self._embed_scale = embed_scale
+        own = DecoderWeights(embedding, weights.lm_head.values, weights.norm, weights.layers)
+        super().__init__(config.architecture, own, slots, capacity, max_rows)
+        self.tap((len(weights.layers),))
+
+        def room(width: int) -> Tensor:
+            return torch.zeros(max_rows, width, dtype=self.dtype, device=self.device)
+
+        self.inbox = room(config.feature_width)
+        """Features to be fused."""
+        self.given = room(config.hidden)
+        """States to start from: fused ones, or written here."""
+        self._pair = room(2 * config.hidden)
+
+    @property
+    def states(self) -> Tensor:
+        return self.features
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        a = self.architecture
+        return [*super()._shapes(), (a.q_width + 2 * a.kv_width, 2 * a.hidden), (a.hidden, self._config.feature_width)]
+
+    def fuse(self, rows: int, features: Tensor | None = None) -> None:
+        """`features[:rows]` (None: those in `inbox`) as states in `given`."""
+        self._linear(self.inbox if features is None else features, self._fc, None, rows, self.given)
+
+    def run(self, rows: int, context: int, together: bool, states: Tensor, index: Tensor | None = None) -> None:
+        """As `body`; row r starts from `states[index[r]]` (None: `states[r]`)."""
+        pair_kernel[(rows,)](
+            self.tables.tokens,
+            self._weights.embedding,
+            states,
+            index,
+            self._weights.layers[0].attention_norm,
+            self._hidden_norm,
+            self._residual,
+            self._pair,
+            self._embed_scale,
+            self.architecture.norm_eps,
+            HIDDEN=self.architecture.hidden,
+            WIDTH=power_of_two(self.architecture.hidden),
+            NORMED=self._config.norm_before_residual,
+            **self._launch(),
+        )
+        self._layers(rows, context, together, first=self._pair)
