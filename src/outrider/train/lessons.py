@@ -23,6 +23,8 @@ class CorpusLessons:
     def __init__(self, corpus: Corpus, size: int, seed: int) -> None:
         self._corpus, self._size, self._seed = corpus, size, seed
         self._counts: list[int] = []
+        self._cut: tuple[int, list[NDArray[np.int64]]] = -1, []
+        """The epoch cut last: making a plan takes a while with a large corpus."""
 
     def steps(self, epochs: int) -> int:
         """Batches in so many epochs; they are cut anew in each, so the numbers differ a little."""
@@ -49,7 +51,9 @@ class CorpusLessons:
                 return
 
     def _plan(self, epoch: int) -> list[NDArray[np.int64]]:
-        return plan(self._corpus, self._size, seed=self._seed, epoch=epoch)
+        if self._cut[0] != epoch:
+            self._cut = epoch, plan(self._corpus, self._size, seed=self._seed, epoch=epoch)
+        return self._cut[1]
 
 
 def texts(corpus: Corpus, rows: NDArray[np.int64]) -> Texts:

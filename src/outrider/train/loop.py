@@ -32,6 +32,7 @@ _BAD_IN_A_ROW = 3
 _WARMUP, _LAST = 0.02, 0.1
 _CLIP = 1.0
 _AVERAGE = 0.999
+_CHAIN = 5
 
 
 class Lessons(Protocol):
@@ -83,11 +84,13 @@ def _worth(evaluation: Evaluation) -> tuple[float, float]:
 
 
 def chained(shares: Mapping[str, float]) -> float:
-    """Tokens per target pass if draft j were right with chance `right<j>`, independently: a rough guide while
-    training; evaluations replay real chains."""
+    """Tokens per target pass if draft j of a chain of five were right with chance `right<j>`, independently (those not
+    given like the one before): a rough guide while training; evaluations replay real chains."""
     length = chance = 1.0
-    for j in range(1, len(shares) + 1):
-        chance *= shares.get(f"right{j}", 0.0)
+    share = 0.0
+    for j in range(1, _CHAIN + 1):
+        share = shares.get(f"right{j}", share)
+        chance *= share
         length += chance
     return length
 
@@ -167,7 +170,7 @@ class Loop:
     def _take(self, texts: Texts, factor: float) -> None:
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate * factor
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
+        with self._mixed():
             loss, numbers = self._student.loss(texts)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP)
@@ -179,6 +182,10 @@ class Loop:
         keep = min(_AVERAGE, (1 + self.step) / (10 + self.step))  # a short run's average must not start in the past
         torch._foreach_lerp_(self._average, self._weights, 1 - keep)
         self._sums.add(bad, {"loss": loss.detach(), **numbers})
+
+    def _mixed(self) -> torch.autocast:
+        """Matrix products in bf16 on a GPU; weights, sums and the optimiser stay fp32."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
 
     def _read(self) -> None:
         """Look at what added up on the device, tell it, and stop if nothing can be learned any more."""
@@ -215,7 +222,7 @@ class Loop:
         """By the averaged weights."""
         self.evaluations = int(self._limits.progress(self.step, self.seconds) * _EVALUATIONS + 1e-9)
         with self._averaged(), torch.no_grad():
-            with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
+            with self._mixed():
                 found = self._student.evaluate(self._lessons.held_out())
             if not math.isfinite(found.loss):
                 raise TrainingError(
