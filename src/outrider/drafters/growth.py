@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
 
 from outrider.types import ROOT, Budget
 
@@ -56,6 +57,15 @@ class Offer:
         return token
 
 
+class Level(NamedTuple):
+    """The nodes added last, to be run: their tokens, the pending rows they follow, and which node of the level before
+    each follows, by its place there."""
+
+    tokens: list[int]
+    parents: list[int]
+    places: list[int]
+
+
 class Growth:
     """One draft tree on its way; at most `budget.nodes` nodes, at most `branching` children each.
 
@@ -70,6 +80,8 @@ class Growth:
         """The nodes that were added last: where the next level grows, once their offers are known."""
         self.depth = 0
         """Levels added so far."""
+        self._before = ROOT
+        """The first node of the level before."""
         self._budget = budget
         self._branching = branching if budget.tree else 1
         self._levels_left = min(budget.depth, budget.nodes)
@@ -84,6 +96,7 @@ class Growth:
     def grow(self, offers: Sequence[Offer]) -> None:
         """Add a level, given what may follow each node of the last one."""
         start = len(self.tokens)
+        self._before = self.level.start
         left = self._budget.nodes - start
         quota = -(-left // self._levels_left)
         self._levels_left -= 1
@@ -106,6 +119,16 @@ class Growth:
             elif len(self.tokens) < start + quota:
                 heapreplace(promising, (-self._chance(parent) * offer.outlook(), parent, offer))
         self.level = range(start, len(self.tokens))
+
+    def run_level(self) -> Level:
+        """Levels are run whole and in order, so pending row i is node i."""
+        start = self.level.start
+        parents = self.parents[start:]
+        return Level(self.tokens[start:], parents, [parent - self._before for parent in parents])
+
+    def tree(self) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, parents and confidence."""
+        return self.tokens, self.parents, self.confidence
 
     def path(self, node: int) -> list[int]:
         """The tokens from the root's child down to `node`."""

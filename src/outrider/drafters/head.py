@@ -9,6 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from outrider.drafters.beam import Beam
 from outrider.drafters.children import in_turn, sampled_offers, samples
 from outrider.drafters.growth import Growth, Offer
 from outrider.drafters.quiet import chosen, copied, joined
@@ -173,7 +174,11 @@ class HeadDrafter:
         room = self._head.max_context - self._head.length(held.slot) - len(held.tokens)
         nodes = min(budget.nodes, room) if held.tokens else 0
         depth = budget.depth if self.chains or not budget.tree else min(budget.depth, self._depth)
-        growth = Growth(Budget(max(nodes, 0), depth, budget.floor, budget.tree), self._branching)
+        given = Budget(max(nodes, 0), depth, budget.floor, budget.tree)
+        branching = self._branching if budget.tree else 1
+        # What is sampled must be proposed, and a chain has nothing to choose among.
+        kind = Growth if samples(params) or branching == 1 else Beam
+        growth = kind(given, branching)
         step = len(sequence.tokens) - held.prompt_length
         return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
 
@@ -224,13 +229,12 @@ class HeadDrafter:
             held.drafted = False
 
     def _run_level(self, plans: Sequence[_Plan]) -> None:
-        """Run the level each tree grew last, and grow the next. Levels are run whole and in order, so pending row i is
-        draft node i."""
+        """Run the level each tree grew last, and grow the next."""
         batch, before = [], []
         for plan in plans:
-            growth, start = plan.growth, plan.growth.level.start
-            batch.append(Rows(plan.held.slot, growth.tokens[start:], growth.parents[start:]))
-            before.append(plan.states_before())
+            level = plan.growth.run_level()
+            batch.append(Rows(plan.held.slot, level.tokens, level.parents))
+            before.append(chosen(plan.states, level.places))
             plan.held.drafted = True
         offers, states = self._offers(plans, batch, states=joined(before))
         start = 0
@@ -266,14 +270,13 @@ class HeadDrafter:
 class _Plan:
     """The draft of one sequence in one step."""
 
-    def __init__(self, sequence: SequenceView, held: _Held, growth: Growth, chance: Chance) -> None:
+    def __init__(self, sequence: SequenceView, held: _Held, growth: Growth | Beam, chance: Chance) -> None:
         self.sequence = sequence
         self.held = held
         self.growth = growth
         self._chance = chance
         self._q: list[Tensor] = []  # per node, where nodes are sampled: the log-probabilities [V] at its parent
-        self._states = torch.empty(0)  # after each node of the level before the last
-        self._first = 0  # the first of those nodes
+        self.states = torch.empty(0)  # after each node of the level before the last
 
     @property
     def plainly_ranked(self) -> bool:
@@ -298,15 +301,10 @@ class _Plan:
 
     def grow(self, offers: Sequence[Offer], states: Tensor) -> None:
         """Add a level, given what may follow the last one's nodes and the states after them."""
-        self._states, self._first = states, self.growth.level.start
+        self.states = states
         self.growth.grow(offers)
 
-    def states_before(self) -> Tensor:
-        """The states the level grown last starts from, [nodes, hidden]."""
-        parents = [parent - self._first for parent in self.growth.parents[self.growth.level.start :]]
-        return chosen(self._states, parents)
-
     def draft(self, source: str) -> Draft:
-        growth = self.growth
+        tokens, parents, confidence = self.growth.tree()
         q = torch.stack(self._q) if self._q else None
-        return Draft(growth.tokens, growth.parents, growth.confidence, source if growth.tokens else "none", q)
+        return Draft(tokens, parents, confidence, source if tokens else "none", q)
