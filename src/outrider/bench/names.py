@@ -26,7 +26,7 @@ PEERS: Mapping[str, tuple[str, str]] = {
 }
 """Arm name → (the program, what it does there). A program's plain arm bears the program's name."""
 
-_TAKES_PATH = ("model", "head", "transformers-assisted")
+_TAKES_PATH = ("model", "head", "head+suffix", "transformers-assisted")
 _LENGTH = re.compile(r"auto|\d+|tree\d+")
 _DTYPE = re.compile(r"(?P<rest>.+)@(?P<dtype>[a-z]+\d*)")
 

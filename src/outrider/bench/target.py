@@ -67,7 +67,7 @@ class Target:
         folder = Path(arm.path).expanduser() if arm.path else shipped_head(self.checkpoint.name)
         if folder is None:
             raise DrafterError(f"arms: no head for {self.checkpoint.name} comes with Outrider; name one: head:PATH")
-        branching = 1 if arm.length.isdigit() else 4 if arm.length.startswith("tree") else None
+        branching = 1 if arm.length.isdigit() else 8 if arm.length.startswith("tree") else None
         return HeadDrafter(self._head(folder, arm.dtype, llm), llm.model.vocab_size, HeadDrafterConfig(branching))
 
     def _head(self, folder: Path, dtype: str | None, llm: LLM) -> DraftHead:

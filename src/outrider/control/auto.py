@@ -4,11 +4,11 @@ The principle: a node is worth verifying if and only if
 
     (its chance of acceptance) × (what a token costs now) > (what one more row costs + drafting it).
 
-All four are learned while running: acceptance per rank and level of the draft and per sequence (`profile`),
-by what drafters claim (`calibration`), pass and draft costs (`cost`). Costs are ratios to the passes made
-just now, because the machine's speed drifts. A token costs what the steps lately cost divided by the tokens
-they lately brought; with that price, taking every node that pays is what maximises tokens per second, plain
-decoding included.
+All four are learned while running, separately for each source of drafts: acceptance per rank and level of the
+draft and per sequence (`profile`), by what drafters claim (`calibration`), pass and draft costs (`cost`). Costs
+are ratios to the passes made just now, because the machine's speed drifts. A token costs what the steps lately
+cost divided by the tokens they lately brought; with that price, taking every node that pays is what maximises
+tokens per second, plain decoding included.
 
 No verdict is final. A sequence whose drafts do not pay is probed again, rarely enough that all probes
 together cost about 2%, and while everything drafts a plain pass is made now and then, or the price of rows
@@ -35,11 +35,33 @@ _SHORTEST_GAP, _LONGEST_GAP = 32, 512
 
 
 @dataclass(slots=True)
-class _State:
-    """What is known of one sequence."""
+class _Chances:
+    """How likely drafts are accepted, by rank and by level."""
 
     ranks: Profile
     levels: Profile
+
+    def copy(self) -> _Chances:
+        return _Chances(self.ranks.copy(), self.levels.copy())
+
+
+class _Source:
+    """What is known of one way to draft: a drafter may have several, and they differ in all of this."""
+
+    def __init__(self, nodes: int) -> None:
+        self.chances = _Chances(Profile.hopeful(nodes), Profile.hopeful(nodes))
+        """What newcomers begin with."""
+        self.calibration = Calibration()
+        self.cost = DraftCost()
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one sequence."""
+
+    source: str
+    """Of its last draft: most likely of its next, too."""
+    chances: dict[str, _Chances] = field(default_factory=dict)
     steps: int = 0
     idle: int = _SHORTEST_PAUSE // 2
     """Steps since the last draft; a new sequence that may not draft is probed a little sooner."""
@@ -63,12 +85,10 @@ class AutoLength:
         self.nodes = nodes
         self.rows = rows
         self._curve = CostCurve(rows)
-        self._draft = DraftCost()
-        self._calibrations: dict[str, Calibration] = {}
-        self._source = ""
+        self._sources: dict[str, _Source] = {}
+        self._last = ""
+        """Source of the last draft of any sequence."""
         self._states: dict[int, _State] = {}
-        self._ranks = Profile.hopeful(nodes)
-        self._levels = Profile.hopeful(nodes)
         self._steps = 0
         self._cost_per_step = 1.0
         self._tokens_per_step = 0.0
@@ -94,20 +114,24 @@ class AutoLength:
         spare = min(self.rows, max(plain + 3, 2 * self._curve.widest)) - plain
         costs = self._curve.costs()
         value = self._token_value(costs[plain] / plain)
-        sizes, row = share_rows([s.ranks for s in states], limits, spare, value, costs)
+        sizes, row = share_rows([self._chances(s).ranks for s in states], limits, spare, value, costs)
         drafting = sum(1 for size in sizes if size) or 1
-        per_level, fixed = self._draft.per_level / drafting, self._draft.fixed / drafting
-        floor = self._calibration().claim_for((row + per_level) / value)
         spare -= sum(sizes)
         budgets = []
+        floors: dict[str, float] = {}
         for state, size, limit in zip(states, sizes, limits, strict=True):
-            depth = worthwhile_depth(state.levels, size, value, row, per_level, fixed)
+            source = self._known(state.source)
+            per_level, fixed = source.cost.per_level / drafting, source.cost.fixed / drafting
+            if state.source not in floors:
+                floors[state.source] = source.calibration.claim_for((row + per_level) / value)
+            floor = floors[state.source]
+            depth = worthwhile_depth(self._chances(state).levels, size, value, row, per_level, fixed)
             if depth and floor <= 1:
                 state.probes = 0
                 budgets.append(Budget(size if tree else depth, depth, floor, tree))
                 continue
             spare += size
-            probe = min(_PROBE_NODES if self._draft.per_level < 0.05 else _PROBE_NODES // 2, limit, spare)
+            probe = min(_PROBE_NODES if source.cost.per_level < 0.05 else _PROBE_NODES // 2, limit, spare)
             if probe <= 0 or not self._probe_due(state, plain, probe):
                 probe = 0
             spare -= probe
@@ -118,8 +142,8 @@ class AutoLength:
         if state.probes:
             return True
         costs = self._curve.costs()
-        base = costs[plain]
-        cost = self._draft.fixed + nodes * self._draft.per_level + costs[plain + nodes] - base
+        base, drafting = costs[plain], self._known(state.source).cost
+        cost = drafting.fixed + nodes * drafting.per_level + costs[plain + nodes] - base
         # Every sequence of the batch may be on pause at once: each gets its part of the allowance.
         if state.idle < max(state.pause, _PROBE_STEPS * cost * plain / (_PROBE_SHARE * base)):
             return False
@@ -137,8 +161,8 @@ class AutoLength:
         level = self._curve.level
         self._note_plain(rows == plain)
         self._steps += 1
-        for calibration in self._calibrations.values():
-            calibration.tick()
+        for source in self._sources.values():
+            source.calibration.tick()
         drafted, steady, deepest = False, True, 0
         shared = commits[self._steps % plain]  # what newcomers begin with is learned from one after the other
         for commit in commits:
@@ -153,8 +177,8 @@ class AutoLength:
             # After a pause the drafter may first have to catch up with the text: no measure of its cost.
             steady = steady and state.idle == 0
             self._learn(state, commit, depth, commit is shared)
-        if drafted and steady:
-            self._draft.observe(deepest, draft_seconds / level)
+        if drafted and steady and len({commit.draft.source for commit in commits if commit.draft.tokens}) <= 1:
+            self._known(self._last).cost.observe(deepest, draft_seconds / level)
         rate = max(1 / 16, 1 / (self._steps + 1))
         tokens = sum(len(c.tokens) for c in commits)
         self._tokens_per_step += rate * (tokens - self._tokens_per_step)
@@ -163,20 +187,22 @@ class AutoLength:
     def _learn(self, state: _State, commit: Commit, depth: int, shared: bool) -> None:
         draft, issued = commit.draft, state.issued
         if draft.tokens:
-            self._source = draft.source
-            self._calibration().observe(draft, commit.path)
+            state.source = self._last = draft.source
+            self._known(draft.source).calibration.observe(draft, commit.path)
+        chances = self._chances(state)
         order = sorted(range(len(draft)), key=draft.confidence.__getitem__, reverse=True)
         path = set(commit.path)
         hits = {rank for rank, node in enumerate(order) if node in path} if path else ()
         state.steps += 1
         # A probe follows a long silence: what it finds weighs more than what was true then.
         rate = 0.3 if state.probes else max(1 / 24, 1 / (state.steps + 8))
-        state.ranks.observe(issued.nodes, len(draft), hits, rate)
-        state.levels.observe(issued.depth, depth, range(len(path)), rate)
+        chances.ranks.observe(issued.nodes, len(draft), hits, rate)
+        chances.levels.observe(issued.depth, depth, range(len(path)), rate)
         if shared:
             slow = max(1 / 64, 1 / (self._steps + 4))
-            self._ranks.observe(issued.nodes, len(draft), hits, slow)
-            self._levels.observe(issued.depth, depth, range(len(path)), slow)
+            everybody = self._known(state.source).chances
+            everybody.ranks.observe(issued.nodes, len(draft), hits, slow)
+            everybody.levels.observe(issued.depth, depth, range(len(path)), slow)
         if state.probes:
             state.probes -= 1
             state.active = 0
@@ -206,14 +232,22 @@ class AutoLength:
     def _state(self, sequence: SequenceView) -> _State:
         state = self._states.get(sequence.id)
         if state is None:
-            state = self._states[sequence.id] = _State(self._ranks.copy(), self._levels.copy())
+            state = self._states[sequence.id] = _State(self._last)
         return state
 
-    def _calibration(self) -> Calibration:
-        known = self._calibrations.get(self._source)
-        if known is None:
-            known = self._calibrations[self._source] = Calibration()
-        return known
+    def _known(self, name: str) -> _Source:
+        source = self._sources.get(name)
+        if source is None:
+            # Before the first draft nobody knows its name: what was assumed then is the first one's.
+            source = self._sources.pop("") if "" in self._sources else _Source(self.nodes)
+            self._sources[name] = source
+        return source
+
+    def _chances(self, state: _State) -> _Chances:
+        chances = state.chances.get(state.source)
+        if chances is None:
+            chances = state.chances[state.source] = self._known(state.source).chances.copy()
+        return chances
 
     def _token_value(self, price: float) -> float:
         """What a token costs now. Never more than `price`, plain decoding: that is always to be had, and a

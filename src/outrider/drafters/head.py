@@ -34,7 +34,7 @@ from outrider.types import (
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafterConfig:
-    """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them. None: 4,
+    """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them. None: 8,
     but chains where those can be drafted and verified in whole steps on the device.
 
     `depth`: most levels of a tree, each of which takes a pass; a chain may be longer."""
@@ -90,7 +90,7 @@ class HeadDrafter:
         """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
         self._head = head
         config = config or HeadDrafterConfig()
-        branching = config.branching or (1 if isinstance(head, SteppingHead) else 4)
+        branching = config.branching or (1 if isinstance(head, SteppingHead) else 8)
         self._branching = branching if head.supports_trees else 1
         self._depth = config.depth
         self._ranking = head if isinstance(head, RankingHead) and self._branching <= head.most_ranked else None

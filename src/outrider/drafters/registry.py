@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from outrider.drafters.head import HeadDrafter
+from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
@@ -42,9 +43,10 @@ DRAFTERS: Mapping[str, Callable[[str, Parts], Drafter]] = {
     "suffix": lambda _path, _parts: SuffixDrafter(),
     "model": lambda path, parts: ModelDrafter(parts.draft_model(path), vocab_size=parts.vocab_size),
     "head": lambda path, parts: HeadDrafter(parts.head(path), parts.vocab_size),
+    "head+suffix": lambda path, parts: MixDrafter(HeadDrafter(parts.head(path), parts.vocab_size), SuffixDrafter()),
 }
 
-NEEDS_PATH, MAY_HAVE_PATH = {"model"}, {"model", "head"}
+NEEDS_PATH, MAY_HAVE_PATH = {"model"}, {"model", "head", "head+suffix"}
 
 
 def build(spec: str, parts: Parts) -> Drafter:
