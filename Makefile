@@ -25,7 +25,7 @@ $(READY): pyproject.toml $(wildcard src/outrider/models/native/*.[ch])
 	@echo "==> Ready: $(BIN)/outrider --help"
 
 demo: setup ## Edit a function speculatively, in colour, then plainly, and compare
-	@$(BIN)/outrider generate - --max-tokens 128 --temperature 0 --drafter suffix --compare < $(DEMO_PROMPT)
+	@$(BIN)/outrider generate - --max-tokens 128 --temperature 0 --compare < $(DEMO_PROMPT)
 
 model: setup
 	@$(BIN)/outrider models pull smollm2-135m

@@ -89,7 +89,7 @@ class Settings:
         _speculation(
             "--drafter",
             metavar="DRAFTER",
-            help="Who proposes tokens: none, ngram, suffix, model:PATH (a smaller model) or auto.",
+            help="Who proposes tokens: none, ngram, suffix, head[:PATH] (a trained head), model:PATH or auto.",
         ),
     ] = "auto"
     draft_length: Annotated[

@@ -50,10 +50,9 @@ NEEDS_PATH, MAY_HAVE_PATH = {"model"}, {"model", "head", "head+suffix"}
 
 
 def build(spec: str, parts: Parts) -> Drafter:
-    """`auto`: the head where one comes with the package, else suffix."""
     name, _, path = spec.partition(":")
-    if name == "auto":
-        name = "head" if parts.has_head else "suffix"
+    if name == "auto" and not path:
+        return _best(parts)
     if name not in DRAFTERS:
         raise DrafterError(f"unknown drafter {spec!r}; choose auto, {', '.join(DRAFTERS)} (model:PATH, head:PATH)")
     if name in NEEDS_PATH and not path:
@@ -61,3 +60,12 @@ def build(spec: str, parts: Parts) -> Drafter:
     if path and name not in MAY_HAVE_PATH:
         raise DrafterError(f"drafter {spec!r} is not complete: {name} takes no path")
     return DRAFTERS[name](path, parts)
+
+
+def _best(parts: Parts) -> Drafter:
+    """What `auto` stands for: a head where one comes with the package, with lookup beside it unless the head takes
+    whole steps on a device, which drafts from the host would only hold up; lookup alone where there is no head."""
+    if not parts.has_head:
+        return SuffixDrafter()
+    head = HeadDrafter(parts.head(""), parts.vocab_size)
+    return head if head.chains else MixDrafter(head, SuffixDrafter())
