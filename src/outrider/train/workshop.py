@@ -137,7 +137,8 @@ class TargetWorkshop:
         ids = counts.argsort(descending=True, stable=True)[: s.draft_vocab].sort().values
         module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers))
         start_from_target(module, self._weights, ids)
-        return HeadStudent(module, ids, teacher, divergence, Unroll(), longest)
+        vocabulary = self._target.tokenizer.fingerprint()
+        return HeadStudent(module, ids, teacher, divergence, Unroll(), longest, vocabulary)
 
 
 def _readable(target: Checkpoint) -> Architecture:
