@@ -57,7 +57,7 @@ class Writer:
         shape = (len(a.layers), 2, lanes, a.kv_heads, context, a.head_dim)
         cache = lazy_zeros(shape, weights.embedding.dtype, device)
         self._do = (kernels or (_gpu_kernels() if on_gpu else TorchOperations))(a, cache, self._lanes)
-        self._graphs = Graphs(device)
+        self._graphs = Graphs(device) if self._do.recordable else None
         self._interval = interval or (8 if on_gpu else 1)
         self._lag = 1 if on_gpu else 0
         """Snapshots left unread while the next steps run."""
@@ -86,7 +86,10 @@ class Writer:
             with torch.inference_mode():
                 self._lanes.load(loads)
                 for _ in range(self._interval):
-                    self._graphs.run(("step",), self._step)
+                    if self._graphs is None:
+                        self._step()
+                    else:
+                        self._graphs.run(("step",), self._step)
                 unread.append((round_, self._lanes.snapshot()))
             self.steps += self._interval
             round_ += 1
