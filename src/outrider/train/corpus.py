@@ -91,9 +91,11 @@ class Corpus:
         """Where each sample's first answer begins."""
         return np.array([spans[0][0] if spans else 0 for spans in self._spans], np.int64)
 
-    def held_out(self, index: int) -> bool:
-        if self._aside[0] != len(self):
-            self._aside = len(self), _held_out(self._families, self._temperatures)
+    def held_out(self, index: int, samples: int | None = None) -> bool:
+        """`samples`: judged as when the corpus held only so many."""
+        samples = len(self) if samples is None else samples
+        if self._aside[0] != samples:
+            self._aside = samples, _held_out(self._families[:samples], self._temperatures[:samples])
         return self._families[index] in self._aside[1]
 
     def tags(self) -> dict[str, int]:

@@ -65,11 +65,7 @@ class Writer:
         """Steps taken so far, of `lanes` tokens each."""
 
     def write(self, jobs: Iterator[Job | None]) -> Iterator[Written]:
-        """Every job's sequence, in the order in which they end.
-
-        Jobs are pulled when a lane is free, so that they can be made from what was written before. None: no job just
-        now, ask again after the next result; with nothing left to wait for it ends the writing, as running out does.
-        """
+        """See `BulkWriter`."""
         with torch.inference_mode():
             self._lanes.clear()
         self._running: dict[int, tuple[int, Job]] = {}  # by lane: the round it was loaded in, and what
