@@ -153,8 +153,8 @@ class Defaults:
 
     @staticmethod
     def of(model: str, device: str) -> Defaults:
-        """For a target of the default model's size: a GPU ends within half an hour, two CPU cores within two hours
-        (they write 900 tokens a second and learn from 260)."""
+        """For a target of the default model's size: a GPU ends within half an hour, two CPU cores within two hours (by
+        rates measured over minutes: they write 900 tokens a second and learn from 225)."""
         gpu = device.startswith("cuda")
         return Defaults(
             model=model,
