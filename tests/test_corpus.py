@@ -156,3 +156,16 @@ def test_an_epoch_goes_on_where_it_was_left_also_in_a_corpus_that_grew(tmp_path:
     again.add(sample(500))
     rest = batches(again, 200, seed=3, epoch=1, start=left + 1, samples=120)
     assert [batch.tokens.tolist() for batch in rest] == whole[4:]
+
+
+@pytest.mark.parametrize("families", [1, 3, 12, 400])
+def test_greedy_answers_are_always_held_out(tmp_path: Path, families: int) -> None:
+    """However small the corpus is: some to judge by, most to learn from."""
+    corpus = Corpus(tmp_path, 100)
+    for family in range(families):
+        for temperature in (0.0, 1.0):
+            tokens = np.arange(1, 9)
+            corpus.add(Sample(tokens, ((4, 8),), "t", 2 * family + int(temperature), temperature, family))
+    held_out = {corpus[i].family for i in range(len(corpus)) if corpus.held_out(i)}
+    assert 1 <= len(held_out) <= max(1, -(-families // 10))
+    assert all(corpus.held_out(i) == (corpus[i].family in held_out) for i in range(len(corpus)))

@@ -158,8 +158,8 @@ def sequence(number: int, prompt: Several[int], params: SamplingParams) -> Seque
 PROMPTS = [[5, 6, 7], [3, 9], [10, 2, 10, 2]]
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=4 * MORE),
-    SamplingParams(temperature=0.9, seed=7, max_tokens=7 * MORE),
-    SamplingParams(temperature=0, max_tokens=6 * MORE),
+    SamplingParams(temperature=0.9, seed=7, max_tokens=6 * MORE),
+    SamplingParams(temperature=0, max_tokens=5 * MORE),
 ]
 
 
@@ -213,7 +213,7 @@ def plain(target: CudaDecoder) -> list[list[int]]:
     return tokens(run(target, NoDrafter(), FixedLength(0), on_device=False))
 
 
-@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("length", [1, 3] if DEVICE.type == "cuda" else [2])  # by the interpreter: slow
 def test_steps_on_the_device_draft_what_the_host_drafts(
     target: CudaDecoder, head: CudaHead, plain: list[list[int]], length: int
 ) -> None:
@@ -240,7 +240,7 @@ def test_the_host_may_step_in_and_noise_is_renewed(
         monkeypatch.setattr(engine.runahead._stepper, "limit", lambda lanes: 2)
         if not on_device:
             engine.runahead = None
-        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=9 * MORE))
+        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=7 * MORE))
         two = sequence(1, [9], SamplingParams(temperature=0, max_tokens=3, logprobs=1))
         engine.add(one)
         engine.step()
@@ -270,7 +270,7 @@ def test_trees_through_the_host(target: CudaDecoder, head: CudaHead, plain: list
     drafter = HeadDrafter(head, VOCAB, HeadDrafterConfig(branching=2))
     engine = Engine(target, drafter, FixedLength(4))
     assert engine.runahead is None
-    assert tokens(run(target, drafter, FixedLength(4), on_device=False, lanes=2)) == plain[:2]
+    assert tokens(run(target, drafter, FixedLength(4), on_device=False, lanes=1)) == plain[:1]
 
 
 def test_padding_ids_are_never_drafted(target: CudaDecoder) -> None:
@@ -278,7 +278,7 @@ def test_padding_ids_are_never_drafted(target: CudaDecoder) -> None:
     wide = loud_head(padding=5)
     padded = target.head(wide.config, HeadWeights.of(wide.config, wide.tensors, DEVICE, DTYPE))
     found = [
-        drafted(run(target, HeadDrafter(padded, VOCAB), FixedLength(2), on_device=on_device, lanes=2))
+        drafted(run(target, HeadDrafter(padded, VOCAB), FixedLength(2), on_device=on_device, lanes=1))
         for on_device in (True, False)
     ]
     assert {token for steps in found[0] for step in steps for token in step} <= {1, 2, 4, 5, 8, 9, 11}
@@ -288,9 +288,9 @@ def test_padding_ids_are_never_drafted(target: CudaDecoder) -> None:
 def test_synthetic_acceptance_with_a_head(target: CudaDecoder, head: CudaHead) -> None:
     engine = synthetic_engine(target, HeadDrafter(head, VOCAB), SyntheticAcceptance(3, 2.5))
     assert engine.runahead is not None
-    one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=12))
+    one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=8))
     engine.add(one)
     while not one.finish_reason:
         engine.step()
     assert {len(step.path) for step in one.trace[:-1]} <= {1, 2}
-    assert one.steps in (4, 5, 6)
+    assert one.steps in (3, 4)

@@ -124,7 +124,8 @@ def run(plan: Plan, target: Target, count: int, behind: int = 0) -> list[Sample]
 
 def test_the_recipe_s_mix(tokenizer: Tokenizer, frame: Frame) -> None:
     target = Target(tokenizer, says)
-    samples = run(Plan(Recipe(), frame, [("A prompt?",), ("First?", "Second?")]), target, 900)
+    prompts = [(f"First {i}?", "Second?") if i % 2 else (f"A prompt {i}?",) for i in range(800)]
+    samples = run(Plan(Recipe(), frame, prompts), target, 900)
     kinds = Counter(sample.tag for sample in samples)
     wanted = {"file", "invented", "maths", "translation", "summary", "reading", "retrieval", "question", "rewriting"}
     assert wanted <= set(kinds)
@@ -230,7 +231,7 @@ def test_without_a_template_texts_begin_by_themselves(tokenizer: Tokenizer) -> N
 
 
 def test_prompts_that_do_not_fit_are_said(tokenizer: Tokenizer, frame: Frame) -> None:
-    plan = Plan(Recipe(mix={"file": 1.0}), frame, [("word " * 900,)])
+    plan = Plan(Recipe(mix={"file": 1.0}), frame, [("word " * 1100,)])
     with pytest.raises(TrainingError, match="too long"):
         next(plan.jobs())
     with pytest.raises(TrainingError, match="prompt file"):

@@ -32,8 +32,8 @@ from outrider.train.report import history
 from outrider.train.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-BAR = 1.7
-"""Tokens per target pass on held-out text that the tiny head must come to; it starts below 1.1."""
+BAR, START = 1.8, 1.4
+"""Tokens per target pass on held-out text: what the tiny head must come to, and what it starts below."""
 QUICK = ("--device", "cpu", "--batch-tokens", "512", "--learning-rate", "0.003")
 
 
@@ -92,8 +92,8 @@ def test_learns_and_leaves_everything_behind(trained: Path, prompts: Path) -> No
     assert done["acceptance_length"] >= BAR
     untrained, *_, last = events(trained, "evaluation")
     assert untrained["step"] == 0
-    assert untrained["acceptance_length"] < 1.1
-    assert last["loss"] < 0.5 * untrained["loss"]
+    assert untrained["acceptance_length"] < START
+    assert last["loss"] < 0.7 * untrained["loss"]
     for folder in (trained, trained / "compact"):
         head = HeadCheckpoint.read(folder)
         assert head.about["target"] == "tiny.gguf"

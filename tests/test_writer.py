@@ -15,6 +15,7 @@ from outrider.errors import TrainingError
 from outrider.models.architecture import Architecture
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
+from outrider.train.engine_writer import EngineWriter
 from outrider.train.jobs import Job, Written
 from outrider.train.operations import TorchOperations
 from outrider.train.triton_operations import TritonOperations
@@ -110,6 +111,40 @@ def test_a_sample_depends_on_its_number_alone() -> None:
     sampled = [job.number for job in some_jobs(12) if job.temperature > 0]
     assert set(changed) <= set(sampled)
     assert len(changed) > len(sampled) // 2
+
+
+def test_the_engine_writes_the_same() -> None:
+    """The CPU's writer: greedy sequences are the same, samples depend on seed and number alone."""
+    architecture, weights = small("llama")
+
+    def write(seed: int, slots: int) -> list[Written]:
+        model = TorchDecoder(architecture, weights, max_batch=slots, max_context=CONTEXT, bitwise=False)
+        return list(EngineWriter(model, [EOS], seed=seed).write(some_jobs(12)))
+
+    ours = {w.number: w for w in write(3, 5)}
+    theirs = {
+        w.number: w for w in Writer(architecture, weights, [EOS], lanes=4, context=CONTEXT, seed=3).write(some_jobs(12))
+    }
+    assert ours.keys() == theirs.keys()
+    for number, written in ours.items():
+        assert written.prompt_length == theirs[number].prompt_length
+        assert written.finished == (written.tokens[-1] == EOS)
+        assert written.temperature > 0 or written.tokens.tolist() == theirs[number].tokens.tolist()
+    assert by_number(iter(write(3, 1))) == by_number(iter(ours.values()))
+    other = by_number(iter(write(4, 5)))
+    assert any(other[number] != written.tokens.tolist() for number, written in ours.items())
+
+
+def test_the_engine_waits_for_jobs_made_from_results() -> None:
+    architecture, weights = small("llama")
+    model = TorchDecoder(architecture, weights, max_batch=2, max_context=CONTEXT, bitwise=False)
+    jobs: list[Job | None] = [Job([9, 8], 0.0, 4, 0, "t"), None]
+    seen = []
+    for written in EngineWriter(model, [EOS], seed=0).write(iter(lambda: jobs.pop(0) if jobs else None, "never")):
+        seen.append(written.number)
+        if len(seen) < 3:
+            jobs.append(Job(written.tokens.tolist(), 0.0, 4, len(seen), "t"))
+    assert seen == [0, 1, 2]
 
 
 def test_a_lagging_host_gives_the_same_sequences() -> None:

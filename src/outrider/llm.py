@@ -205,7 +205,7 @@ class _Parts:
             raise DrafterError(
                 f"no head for {self.target.name} comes with Outrider; name one (head:PATH) or train it: outrider train"
             )
-        return load_head(folder, self.model)
+        return load_head(folder, self.model, self.target.tokenizer)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -12,6 +12,7 @@ from outrider.bench.twin_model import CutVocabulary, load_twin, load_twin_head
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.errors import DrafterError
 from outrider.llm import LLM, Message
+from outrider.models.architecture import Architecture
 from outrider.models.checkpoints import catalog, manifest
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.convert import GGUF_NAME
@@ -75,11 +76,12 @@ class Target:
         wanted = (folder, dtype or self.dtype)
         if wanted not in self._heads:
             if self.twin is None:
-                self._heads[wanted] = load_head(folder, llm.model)
+                self._heads[wanted] = load_head(folder, llm.model, llm.tokenizer)
             else:
                 assert isinstance(llm.model, CutVocabulary)
-                grown = HeadCheckpoint.read(folder), twin_shape(self.twin)
-                self._heads[wanted] = load_twin_head(*grown, llm.model, self._place(dtype or self.dtype))
+                source = HeadCheckpoint.read(folder).for_target(Architecture.from_config(self.checkpoint.config))
+                place = self._place(dtype or self.dtype)
+                self._heads[wanted] = load_twin_head(source, twin_shape(self.twin), llm.model, place)
         return self._heads[wanted]
 
     def _grown(self, dtype: str) -> CutVocabulary:

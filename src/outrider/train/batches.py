@@ -60,7 +60,7 @@ def plan(
 ) -> list[npt.NDArray[np.int64]]:
     """The samples of each batch of an epoch."""
     lengths = corpus.lengths()[:samples]
-    chosen = np.array([i for i in range(len(lengths)) if corpus.held_out(i) == held_out], np.int64)
+    chosen = np.array([i for i in range(len(lengths)) if corpus.held_out(i, samples) == held_out], np.int64)
     if not len(chosen):
         return []
     starts = corpus.answer_starts()[:samples] // _PROMPTS

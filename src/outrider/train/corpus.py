@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -25,12 +25,15 @@ from outrider.train.jobs import Sample
 
 _ABOUT, _SHARD, _UNFINISHED = "about.json", "shard-{:06d}.npz", "unfinished"
 
+_ONE_IN, _GREEDY = 50, 8
+"""Families held out, and how many with greedy answers at the least."""
+
 
 class Corpus:
     """Samples in the order they were added: those on disk, to which `flush` adds.
 
-    Invariant: everything up to the last flush survives a kill. One in fifty is held out, by its family, whatever else
-    the corpus holds.
+    Invariant: everything up to the last flush survives a kill. One family in fifty is held out, whatever else the
+    corpus holds; of a small corpus a few more, so that there are greedy answers to judge by.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Corpus:
         self._numbers: list[int] = []
         self._temperatures: list[float] = []
         self._families: list[int] = []
+        self._aside: tuple[int, set[int]] = -1, set()
+        """The number of samples, and the families held out of so many."""
         self._saved = self._shards = 0
         self.tokens = self.answer_tokens = self.unsaved_tokens = 0
         with _explained(folder):
@@ -86,8 +91,12 @@ class Corpus:
         """Where each sample's first answer begins."""
         return np.array([spans[0][0] if spans else 0 for spans in self._spans], np.int64)
 
-    def held_out(self, index: int) -> bool:
-        return hash64("held out", self._families[index]) % 50 == 0
+    def held_out(self, index: int, samples: int | None = None) -> bool:
+        """`samples`: judged as when the corpus held only so many."""
+        samples = len(self) if samples is None else samples
+        if self._aside[0] != samples:
+            self._aside = samples, _held_out(self._families[:samples], self._temperatures[:samples])
+        return self._families[index] in self._aside[1]
 
     def tags(self) -> dict[str, int]:
         """How many samples of each."""
@@ -176,6 +185,17 @@ class Corpus:
         text = json.dumps({"vocab_size": self.vocab_size, **(about or {})}, indent=1).encode()
         _write(path, lambda file: file.write(text))
         return about or {}
+
+
+def _held_out(families: Sequence[int], temperatures: Sequence[float]) -> set[int]:
+    """Sorted by chance, the first; of those with greedy answers at least `_GREEDY`, but never more than a tenth."""
+    chance = {family: hash64("held out", family) for family in set(families)}
+    order = sorted(chance, key=lambda family: (chance[family] % _ONE_IN, chance[family]))
+    with_greedy = {family for family, temperature in zip(families, temperatures, strict=True) if temperature == 0}
+    least = min(_GREEDY, -(-len(with_greedy) // 10))
+    return {family for family in order if chance[family] % _ONE_IN == 0} | set(
+        [family for family in order if family in with_greedy][:least]
+    )
 
 
 class DiskFull(TrainingError):

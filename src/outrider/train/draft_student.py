@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -120,7 +120,7 @@ class DraftStudent:
             f"model.{name}": tensor.detach().to("cpu", torch.bfloat16).contiguous()
             for name, tensor in (state or self.module.state_dict()).items()
         }
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         config = {
             **self._target.config,
             "num_hidden_layers": len(self.module.layers),

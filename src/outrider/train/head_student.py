@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.checkpoint import VOCABULARY, HeadCheckpoint
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.module import HeadModule, Mlp, Norm
 from outrider.models.rotary import rotation_table
@@ -37,13 +37,22 @@ class HeadStudent:
     kind = "head"
 
     def __init__(
-        self, module: HeadModule, ids: Tensor, teacher: Teacher, divergence: Divergence, unroll: Unroll, max_length: int
+        self,
+        module: HeadModule,
+        ids: Tensor,
+        teacher: Teacher,
+        divergence: Divergence,
+        unroll: Unroll,
+        max_length: int,
+        vocabulary: str | None = None,
     ) -> None:
-        """ids [draft vocabulary]: the target's tokens it may draft, rising."""
+        """ids [draft vocabulary]: the target's tokens it may draft, rising. `vocabulary`: the fingerprint of the
+        target's tokenizer, exported with the head."""
         self.module = module.to(teacher.device)
         fuse_modules(self.module, (Norm, Mlp), teacher.device)
         self.ids = ids.to(teacher.device)
         self._teacher = teacher
+        self._vocabulary = vocabulary
         self._divergence = divergence
         self._unroll = unroll
         a = module.config.architecture
@@ -92,7 +101,8 @@ class HeadStudent:
         ids = self.ids.cpu()
         tensors = {name: tensor.detach().cpu() for name, tensor in (state or self.module.state_dict()).items()}
         tensors["d2t"] = ids - torch.arange(len(ids))
-        checkpoint = HeadCheckpoint(self.module.config, tensors, about)
+        known = {} if self._vocabulary is None else {VOCABULARY: self._vocabulary}
+        checkpoint = HeadCheckpoint(self.module.config, tensors, {**about, **known})
         checkpoint.write(folder)
         checkpoint.write(folder / "compact", compact=True)
 

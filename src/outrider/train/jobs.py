@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,3 +52,13 @@ class Sample(NamedTuple):
     """Of the answers; 0: greedy."""
     family: int
     """Samples with something in common (a passage, say) share it: they are held out together."""
+
+
+class BulkWriter(Protocol):
+    def write(self, jobs: Iterator[Job | None]) -> Iterator[Written]:
+        """Every job's sequence, in the order in which they end.
+
+        Jobs are pulled when there is room, so that they can be made from what was written before. None: no job just
+        now, ask again after the next result; with nothing left to wait for it ends the writing, as running out does.
+        """
+        ...

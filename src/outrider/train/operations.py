@@ -16,7 +16,10 @@ from outrider.train.lanes import Lanes
 
 
 class Operations(Protocol):
-    """Row i of every tensor belongs to lane i. Shapes never change, so that a step can be recorded."""
+    """Row i of every tensor belongs to lane i."""
+
+    recordable: bool
+    """Whether launches and shapes are the same in every step, so that a GPU can replay them."""
 
     def norm(self, x: Tensor, gain: Tensor) -> Tensor: ...
     def add_norm(self, x: Tensor, update: Tensor, gain: Tensor) -> Tensor:
@@ -42,6 +45,8 @@ class Operations(Protocol):
 
 class TorchOperations:
     """Attention looks at as many positions as the longest lane has."""
+
+    recordable = False
 
     def __init__(self, architecture: Architecture, cache: Tensor, lanes: Lanes) -> None:
         self._a, self._cache, self._lanes = architecture, cache, lanes

@@ -26,6 +26,8 @@ _TOKENS = 4096
 class TritonOperations:
     """As `TorchOperations`; a lane's attention costs as much as that lane is long."""
 
+    recordable = True
+
     def __init__(self, architecture: Architecture, cache: Tensor, lanes: Lanes) -> None:
         a = architecture
         self._a, self._cache, self._lanes = a, cache, lanes

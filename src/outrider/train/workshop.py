@@ -16,13 +16,16 @@ from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.module import HeadModule
+from outrider.models.load import load_model, placement
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.train.card import short_name
 from outrider.train.corpus import Corpus
 from outrider.train.divergence import LOSSES
 from outrider.train.draft_student import DraftStudent, draft_from_target
+from outrider.train.engine_writer import EngineWriter
 from outrider.train.gather import gather
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
+from outrider.train.jobs import BulkWriter
 from outrider.train.lessons import CorpusLessons
 from outrider.train.loop import Lessons, Stop
 from outrider.train.plan import Plan
@@ -81,13 +84,8 @@ class TargetWorkshop:
         tell(corpus.tokens, wanted)
         if corpus.tokens >= wanted:
             return
-        frame, context = Frame.of(self._target.tokenizer), self._recipe.context
-        on_gpu = device.type == "cuda"
-        most = min(_GPU_LANES if on_gpu else _CPU_LANES, max(1, wanted // (context // 2)))
-        lanes = fitting_lanes(self._architecture, self._weights.embedding.dtype, device, context=context, most=most)
-        writer = Writer(
-            self._architecture, self._weights, frame.stops, lanes=lanes, context=context, seed=self._settings.seed
-        )
+        frame = Frame.of(self._target.tokenizer)
+        writer = self._writer(frame, max(1, wanted // (self._recipe.context // 2)))
         plan = Plan(self._recipe, frame, self._prompts, skip=corpus.families)
         started = flushed = monotonic()
         for tokens in gather(writer, plan, corpus, wanted):
@@ -100,8 +98,25 @@ class TargetWorkshop:
                 break
         corpus.flush()
         del writer
-        if on_gpu:
+        if device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _writer(self, frame: Frame, most: int) -> BulkWriter:
+        """For at most so many sequences at once."""
+        context, seed = self._recipe.context, self._settings.seed
+        if self._device.type != "cuda":
+            place = placement(
+                device=str(self._device),
+                dtype="auto",
+                bitwise=False,
+                threads=None,
+                max_batch=min(_CPU_LANES, most),
+                max_context=context,
+            )
+            return EngineWriter(load_model(self._target, place), frame.stops, seed=seed)
+        a, weights, most = self._architecture, self._weights, min(_GPU_LANES, most)
+        lanes = fitting_lanes(a, weights.embedding.dtype, self._device, context=context, most=most)
+        return Writer(a, weights, frame.stops, lanes=lanes, context=context, seed=seed)
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -137,7 +152,8 @@ class TargetWorkshop:
         ids = counts.argsort(descending=True, stable=True)[: s.draft_vocab].sort().values
         module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers))
         start_from_target(module, self._weights, ids)
-        return HeadStudent(module, ids, teacher, divergence, Unroll(), longest)
+        vocabulary = self._target.tokenizer.fingerprint()
+        return HeadStudent(module, ids, teacher, divergence, Unroll(), longest, vocabulary)
 
 
 def _readable(target: Checkpoint) -> Architecture:

@@ -57,7 +57,7 @@ class Writer:
         shape = (len(a.layers), 2, lanes, a.kv_heads, context, a.head_dim)
         cache = lazy_zeros(shape, weights.embedding.dtype, device)
         self._do = (kernels or (_gpu_kernels() if on_gpu else TorchOperations))(a, cache, self._lanes)
-        self._graphs = Graphs(device)
+        self._graphs = Graphs(device) if self._do.recordable else None
         self._interval = interval or (8 if on_gpu else 1)
         self._lag = 1 if on_gpu else 0
         """Snapshots left unread while the next steps run."""
@@ -65,11 +65,7 @@ class Writer:
         """Steps taken so far, of `lanes` tokens each."""
 
     def write(self, jobs: Iterator[Job | None]) -> Iterator[Written]:
-        """Every job's sequence, in the order in which they end.
-
-        Jobs are pulled when a lane is free, so that they can be made from what was written before. None: no job just
-        now, ask again after the next result; with nothing left to wait for it ends the writing, as running out does.
-        """
+        """See `BulkWriter`."""
         with torch.inference_mode():
             self._lanes.clear()
         self._running: dict[int, tuple[int, Job]] = {}  # by lane: the round it was loaded in, and what
@@ -86,7 +82,10 @@ class Writer:
             with torch.inference_mode():
                 self._lanes.load(loads)
                 for _ in range(self._interval):
-                    self._graphs.run(("step",), self._step)
+                    if self._graphs is None:
+                        self._step()
+                    else:
+                        self._graphs.run(("step",), self._step)
                 unread.append((round_, self._lanes.snapshot()))
             self.steps += self._interval
             round_ += 1

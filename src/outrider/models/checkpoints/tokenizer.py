@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -92,6 +94,11 @@ class Tokenizer:
         """Every token as the vocabulary writes it, with its id."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
+
+    def fingerprint(self) -> str:
+        """Of all tokens and their ids: equal for models that can speak of tokens by their ids."""
+        pairs = sorted((token_id, token) for token, token_id in self.vocabulary().items())
+        return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it; None for an id without a token."""

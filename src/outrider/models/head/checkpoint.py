@@ -8,21 +8,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from outrider.errors import DrafterError, ModelError
-from outrider.models.architecture import Architecture
+from outrider.models.architecture import Architecture, Rope
 from outrider.models.checkpoints.safetensors_file import SafetensorsFile
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import SCALES, Scaled, check_shapes
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+VOCABULARY = "vocabulary"
+"""In `about`: `Tokenizer.fingerprint` of the target's."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class HeadCheckpoint:
         check_shapes(config, tensors, str(folder))
         return HeadCheckpoint(config, tensors, about)
 
+    def for_target(self, target: Architecture) -> HeadCheckpoint:
+        """As read beside this target; `DrafterError` where the two do not fit."""
+        return replace(self, config=self.config.for_target(target))
+
     def write(self, folder: Path, *, compact: bool = False) -> None:
         """`compact`: matrices in int8. Each file appears whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,14 +69,14 @@ class HeadCheckpoint:
             t2d = torch.zeros(self.config.target_vocab, dtype=torch.bool)
             t2d[torch.arange(len(d2t)) + d2t] = True
             tensors["t2d"] = t2d
-        _replace(folder / WEIGHTS, lambda path: save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, path))
+        data = save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()})
+        _replace(folder / WEIGHTS, lambda path: path.write_bytes(data))
         text = json.dumps(_config_json(self.config, self.about), indent=2) + "\n"
         _replace(folder / CONFIG, lambda path: path.write_text(text))
 
 
 def _config_json(config: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]:
     a = config.architecture
-    rope = a.ropes[0]
     layers = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -83,12 +89,13 @@ def _config_json(config: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]
         "hidden_act": "silu",
         "rms_norm_eps": a.norm_eps,
         "max_position_embeddings": a.max_context,
-        "rope_theta": rope.theta,
+        **_rope_json(a.ropes[0]),
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "vocab_size": config.target_vocab,
-        "torch_dtype": "bfloat16",
+        "num_aux_hidden_states": len(config.taps),
+        "dtype": "bfloat16",
     }
     return {
         "architectures": ["Eagle3DraftModel"],
@@ -98,8 +105,9 @@ def _config_json(config: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]
         "target_hidden_size": config.target_hidden,
         "eagle_aux_hidden_state_layer_ids": list(config.taps),
         "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": False,
         "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
+        "dtype": "bfloat16",
         "transformer_layer_config": layers,
         "speculators_config": {
             "algorithm": "eagle3",
@@ -121,6 +129,23 @@ def _config_json(config: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def _rope_json(rope: Rope) -> dict[str, Any]:
+    """As `Architecture.from_config` reads it, and vLLM: a scaled rotary embedding is told by `rope_parameters`."""
+    if rope.llama3 is not None:
+        scaling = {
+            "rope_type": "llama3",
+            "factor": rope.factor,
+            "low_freq_factor": rope.llama3.low_freq_factor,
+            "high_freq_factor": rope.llama3.high_freq_factor,
+            "original_max_position_embeddings": int(rope.llama3.original_context),
+        }
+    elif rope.factor != 1.0:
+        scaling = {"rope_type": "linear", "factor": rope.factor}
+    else:
+        return {"rope_theta": rope.theta}
+    return {"rope_theta": rope.theta, "rope_parameters": {"rope_theta": rope.theta, **scaling}}
+
+
 def _read_config(folder: Path) -> tuple[HeadConfig, Mapping[str, Any]]:
     try:
         raw = json.loads((folder / CONFIG).read_text())
@@ -135,20 +160,36 @@ def _read_config(folder: Path) -> tuple[HeadConfig, Mapping[str, Any]]:
     try:
         layers = dict(raw["transformer_layer_config"])
         vocab = int(layers["vocab_size"])
-        layers |= {"vocab_size": raw["draft_vocab_size"], "tie_word_embeddings": False, "model_type": "llama"}
+        layers |= {"vocab_size": raw["draft_vocab_size"], "tie_word_embeddings": False}
         architecture = Architecture.from_config(layers)
-        about = raw.get("outrider", {})
-        taps = tuple(int(tap) for tap in raw.get("eagle_aux_hidden_state_layer_ids") or ())
+        about = dict(raw.get("outrider") or {})
+        _check_kind(raw, architecture, folder)
         return HeadConfig(
             architecture=architecture,
-            taps=taps,
-            target_hidden=int(raw.get("target_hidden_size") or layers["hidden_size"]),
+            taps=tuple(int(tap) for tap in raw.get("eagle_aux_hidden_state_layer_ids") or ()),
+            target_hidden=int(raw.get("target_hidden_size") or architecture.hidden),
             target_vocab=vocab,
             target_layers=int(about.get("target_layers", 0)),
             norm_before_residual=bool(raw.get("norm_before_residual", True)),
         ), about
+    except ModelError as error:
+        raise DrafterError(f"the head in {folder} cannot be run: {error}; use another drafter") from error
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise DrafterError(f"{folder / CONFIG} does not describe a head ({error!r}); fetch it again") from error
+
+
+def _check_kind(raw: Mapping[str, Any], architecture: Architecture, folder: Path) -> None:
+    """Refuse heads that compute something else than ours, whatever their tensors are called."""
+    a = architecture
+    others = [name for name in ("norm_before_fc", "fc_norm", "norm_output") if raw.get(name)]
+    others += [name for name in ("qkv_bias", "output_bias", "mlp_bias") if getattr(a, name)]
+    others += ["a window"] if any(layer.window for layer in a.layers) else []
+    if a.family != "llama" or a.activation != "silu":
+        others.insert(0, f"layers of the kind {a.family} ({a.activation})")
+    if others:
+        raise DrafterError(
+            f"the head in {folder} has {', '.join(others)}, which Outrider does not run; use another drafter"
+        )
 
 
 def _replace(path: Path, make: Callable[[Path], object]) -> None:

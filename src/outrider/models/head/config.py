@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from outrider.errors import DrafterError
 from outrider.models.architecture import Architecture, LayerShape
+
+_UNSAID = 3
+"""Taps of a head that does not say which."""
+_ADVICE = "train a head for this target with `outrider train`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +19,8 @@ class HeadConfig:
     """`architecture` describes the head's own layers: Llama's, except that the first takes the embedding beside the
     state and so is twice as wide at its input; its vocabulary is the draft vocabulary.
 
-    `taps`: which of the target's states are read. Tap i is the residual stream after i layers (before layer i).
+    `taps`: which of the target's states are read, rising. Tap i is the residual stream after i layers (before layer i).
+    Empty where a head does not say: then they are vLLM's default for the target it is placed beside.
     """
 
     architecture: Architecture
@@ -22,8 +28,13 @@ class HeadConfig:
     target_hidden: int
     target_vocab: int
     target_layers: int
+    """0: not known."""
     norm_before_residual: bool = False
     """Whether the normalised state, instead of the state itself, starts the residual stream."""
+
+    def __post_init__(self) -> None:
+        if any(later <= tap for tap, later in pairwise(self.taps)):
+            raise DrafterError(f"taps {list(self.taps)} do not rise; list each layer once, the lowest first")
 
     @property
     def hidden(self) -> int:
@@ -35,7 +46,7 @@ class HeadConfig:
 
     @property
     def feature_width(self) -> int:
-        return len(self.taps) * self.target_hidden
+        return (len(self.taps) or _UNSAID) * self.target_hidden
 
     @staticmethod
     def beside(target: Architecture, draft_vocab: int, layers: int, taps: Sequence[int] | None = None) -> HeadConfig:
@@ -65,21 +76,28 @@ class HeadConfig:
         )
         return HeadConfig(own, taps, target.hidden, target.vocab_size, count)
 
-    def check_target(self, target: Architecture) -> None:
-        """Raise `DrafterError` unless the head reads states of this shape and drafts for this vocabulary."""
+    def for_target(self, target: Architecture) -> HeadConfig:
+        """As read beside this target; `DrafterError` unless its states and vocabulary have the right shape."""
+        count = len(target.layers)
         pairs = (
             ("hidden states", self.target_hidden, target.hidden, "wide"),
+            ("embeddings", self.hidden, target.hidden, "wide"),
             ("a vocabulary", self.target_vocab, target.vocab_size, "tokens large"),
-            ("a depth", self.target_layers, len(target.layers), "layers"),
+            ("a depth of", self.target_layers or count, count, "layers"),
         )
         for what, wanted, found, unit in pairs:
             if wanted != found:
                 raise DrafterError(
-                    f"the head was made for another target: {what} {wanted} {unit}, this one has {found}; "
-                    "train a head for this target with `outrider train`"
+                    f"the head was made for another target: {what} {wanted} {unit}, this one has {found}; {_ADVICE}"
                 )
+        taps = self.taps or default_taps(count)
+        if max(taps) > count or len(taps) * target.hidden != self.feature_width:
+            raise DrafterError(
+                f"the head was made for another target: it reads more layers than this one has ({count}); {_ADVICE}"
+            )
+        return replace(self, taps=taps)
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """Low, middle and high, as the field has it."""
-    return tuple(dict.fromkeys((min(2, layers), layers // 2, max(layers - 3, 0))))
+    """Low, middle and high, as the field has it; fewer where the target has hardly any layers."""
+    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))

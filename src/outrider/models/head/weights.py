@@ -113,7 +113,11 @@ def target_ids(d2t: Tensor) -> Tensor:
 
 def check_shapes(config: HeadConfig, tensors: Mapping[str, Tensor], where: str) -> None:
     """Raise `DrafterError` naming the first tensor that is missing or has another shape than the config says."""
-    for name, shape in tensor_shapes(config).items():
+    wanted = tensor_shapes(config)
+    for name, shape in list(wanted.items()):
+        if name in tensors and tensors[name].dtype == torch.int8:
+            wanted[name.removesuffix(".weight") + SCALES] = shape[:1]
+    for name, shape in wanted.items():
         if name not in tensors:
             raise DrafterError(f"the head in {where} lacks the tensor {name!r}; is the download complete?")
         if (found := tuple(tensors[name].shape)) != shape:
