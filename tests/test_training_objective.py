@@ -16,19 +16,24 @@ from outrider.models.head.torch_head import TorchHead
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.weights import load_weights
 from outrider.train.acceptance import Acceptance
+from outrider.train.arithmetic import PlainArithmetic
 from outrider.train.batch import Texts
-from outrider.train.divergence import LOSSES, diverge
+from outrider.train.divergence import LOSSES, Target, diverge
+from outrider.train.fast_arithmetic import FastArithmetic
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
 from outrider.train.teacher import Teacher
 from outrider.train.unroll import UnrolledAttention
 from outrider.types import Rows
 
 CPU = torch.device("cpu")
+ARITHMETIC = {"plain": PlainArithmetic(), "kernels": FastArithmetic()}
+"""The kernels run by Triton's interpreter where there is no GPU."""
 
 
-@pytest.mark.parametrize("first", [0, 11])
-def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form(first: int) -> None:
+@pytest.mark.parametrize(("kind", "first"), [("plain", 0), ("plain", 11), ("kernels", 11)])
+def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form(kind: str, first: int) -> None:
     torch.manual_seed(0)
+    arithmetic = ARITHMETIC[kind]
     batch, length, heads, kv, dim, steps = 2, 40, 6, 2, 16, 4
     rotation = rotation_table(Rope(1e4, dim), length, CPU)
     shapes = [heads] * steps + [kv] * 2 * steps
@@ -37,7 +42,7 @@ def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form(first:
     mixing = [torch.randn(batch, length, heads * dim) for _ in range(steps)]
 
     def fused() -> list[Tensor]:
-        attend = UnrolledAttention(1, rotation, dim**-0.5, first)
+        attend = UnrolledAttention(1, steps, rotation, dim**-0.5, arithmetic, first)
         outs = []
         for j in range(steps):
             attend.step = j
@@ -71,9 +76,11 @@ def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form(first:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ARITHMETIC)
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_gradient_of_every_loss_is_the_one_autograd_finds(name: str) -> None:
+def test_the_gradient_of_every_loss_is_the_one_autograd_finds(name: str, kind: str) -> None:
     torch.manual_seed(1)
+    arithmetic = ARITHMETIC[kind]
     rows, hidden, vocab = 7, 12, 33
     states = torch.randn(rows, hidden, requires_grad=True)
     matrix = torch.randn(vocab, hidden, requires_grad=True)
@@ -91,7 +98,7 @@ def test_the_gradient_of_every_loss_is_the_one_autograd_finds(name: str) -> None
         loss = {**each, "kl+ce": 0.5 * (each["kl"] + each["ce"]), "kl+tv": 0.5 * each["kl"] + each["tv"]}[name]
         return (loss * weight).sum()
 
-    loss, chosen = diverge(states, matrix, target, token, weight, LOSSES[name])
+    loss, chosen = diverge(states, matrix, Target.of(target, token, arithmetic), weight, LOSSES[name], arithmetic)
     expected = plainly()
     torch.testing.assert_close(loss, expected)
     assert torch.equal(chosen, (states @ matrix.T).argmax(-1))
