@@ -194,8 +194,9 @@ class _Rotated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        d_x = grads[0].new_empty(grads[0].shape)
-        _rotate(grads[0], *ctx.saved_tensors, d_x, back=True)
+        grad = grads[0].contiguous()
+        d_x = torch.empty_like(grad)
+        _rotate(grad, *ctx.saved_tensors, d_x, back=True)
         return d_x, None, None
 
 

@@ -28,7 +28,7 @@ def _read(logits_ptr, vocab, BLOCK: tl.constexpr):
     return normaliser, tl.min(tl.where(peak == highest, where, vocab), axis=0)
 
 
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit
 def normaliser_kernel(
     logits_ptr,  # [rows, vocab]
     out_ptr,  # fp32 [rows]
@@ -40,7 +40,7 @@ def normaliser_kernel(
     tl.store(out_ptr + row, normaliser)
 
 
-@triton.jit(do_not_specialize=["vocab"])
+@triton.jit
 def judge_kernel(
     logits_ptr,  # [rows, vocab]: the student's; the gradient is written over them
     target_ptr,  # [rows, vocab]

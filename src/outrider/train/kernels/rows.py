@@ -28,7 +28,7 @@ def norm_kernel(
     tl.store(out_ptr + row * HIDDEN + column, x * scale * gain, mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
+@triton.jit(do_not_specialize=["rows"])
 def norm_backward_kernel(
     grad_ptr,  # [rows, HIDDEN], rows `stride` apart
     x_ptr,  # [any, HIDDEN]
@@ -49,10 +49,11 @@ def norm_backward_kernel(
     inside = column < HIDDEN
     gain = tl.load(gain_ptr + column, mask=inside, other=0.0).to(tl.float32)
     share = tl.zeros([WIDTH], dtype=tl.float32)
-    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        source = tl.load(pick_ptr + row) if PICK else row.to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    for _ in range(tl.program_id(0), rows, tl.num_programs(0)):
+        source = tl.load(pick_ptr + row) if PICK else row
         x = tl.load(x_ptr + source * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + row.to(tl.int64) * stride + column, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
         unit = x * scale
         share += grad * unit
@@ -60,10 +61,11 @@ def norm_backward_kernel(
             inner = grad * gain
             d_x = scale * (inner - unit * (tl.sum(inner * unit, axis=0) / HIDDEN))
             tl.store(d_x_ptr + source * HIDDEN + column, d_x, mask=inside)
+        row += tl.num_programs(0)
     tl.store(d_gain_ptr + tl.program_id(0) * HIDDEN + column, share, mask=inside)
 
 
-@triton.jit(do_not_specialize=["gate_stride", "up_stride"])
+@triton.jit
 def gate_kernel(
     gate_ptr,  # [rows, MLP], rows so far apart
     up_ptr,
@@ -108,7 +110,7 @@ def gate_backward_kernel(
     tl.store(d_up_ptr + at, grad * gate * open_, mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "x_batch", "x_row", "x_head", "out_batch", "out_row"])
+@triton.jit(do_not_specialize=["rows"])
 def rotate_rows_kernel(
     x_ptr,  # [batch, rows, HEADS, DIM] with these distances, the last 1
     cos_ptr,  # fp32 [rows, DIM / 2]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["batch", "rows", "step", "out_batch", "out_head", "out_row"])
+@triton.jit(do_not_specialize=["batch", "rows", "step"])
 def join_kernel(
     q_ptr,  # [batch, rows, HEADS, DIM]
     keys_ptr,  # [steps, batch, rows, KV_HEADS, DIM]: step i's at i - 1
@@ -64,7 +64,7 @@ def join_kernel(
     tl.store(joint_ptr + place, peak + tl.log(total), mask=counted)
 
 
-@triton.jit(do_not_specialize=["batch", "rows", "step", "part_batch", "part_head", "part_row"])
+@triton.jit(do_not_specialize=["batch", "rows", "step"])
 def join_backward_kernel(
     grad_ptr,  # [batch, rows, HEADS, DIM]
     q_ptr,  # likewise
@@ -122,7 +122,7 @@ def join_backward_kernel(
     tl.store(d_q_ptr + cells, d_q, mask=there[:, None, None] & ours[None, :, :])
 
 
-@triton.jit(do_not_specialize=["rows", "total_rows", "x_batch", "x_head", "x_row"])
+@triton.jit(do_not_specialize=["rows", "total_rows"])
 def fold_kernel(
     x_ptr,  # [batch, HEADS, rows, DIM] with these distances
     sum_ptr,  # fp32 [batch, total_rows, KV_HEADS, DIM]: the first `rows` are added to
