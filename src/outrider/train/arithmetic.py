@@ -177,7 +177,7 @@ def use(module: nn.Module, arithmetic: Arithmetic) -> None:
 
 def _grouped(x: Tensor, kv: int) -> Tensor:
     """[B, n, heads, dim] → [B, n, kv, group, dim]"""
-    return x.unflatten(2, (kv, -1))
+    return x.reshape(*x.shape[:2], kv, -1, x.shape[3])
 
 
 def _beside(x: Tensor, step: int) -> Tensor:

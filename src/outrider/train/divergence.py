@@ -24,8 +24,8 @@ LOSSES: Mapping[str, Mix] = {
     "kl+tv": Mix(kl=0.5, tv=1.0),
 }
 
-_LOGITS = 1 << 27
-"""Student logits that exist at the same time, about: a quarter of a GB in bf16."""
+_BYTES = 1 << 28
+"""Of student logits that exist at the same time, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class _Diverge(torch.autograd.Function):
         d_matrix = torch.zeros_like(matrix, dtype=torch.float32) if trained else None
         losses = torch.empty(len(states), device=states.device)
         chosen = torch.empty(len(states), dtype=torch.long, device=states.device)
-        for part in _parts(len(states), len(matrix)):
+        for part in _parts(len(states), len(matrix) * states.element_size()):
             losses[part], gradient, chosen[part] = arithmetic.judge(
                 linear(states[part], narrow),
                 target.logits[part],
@@ -85,11 +85,12 @@ class _Diverge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         d_states, d_matrix = ctx.saved_tensors
-        return d_states * grads[0], (d_matrix * grads[0]), None, None, None, None
+        return d_states * grads[0], d_matrix * grads[0], None, None, None, None
 
 
-def _parts(rows: int, vocab: int) -> list[slice]:
-    """Of equal size, but for the last."""
-    count = max(1, -(-rows * vocab // _LOGITS))
-    size = max(1, -(-rows // count))
-    return [slice(start, start + size) for start in range(0, rows, size)]
+def _parts(rows: int, width: int) -> list[slice]:
+    """Rows of `width` bytes, as many together as may be: equal parts but for the last, of whole sixteens, as kernels
+    are compiled for."""
+    count = max(1, -(-rows * width // _BYTES))
+    size = -(-rows // (16 * count)) * 16
+    return [slice(start, start + size) for start in range(0, rows, size)] if rows else []

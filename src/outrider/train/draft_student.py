@@ -49,14 +49,14 @@ class DraftModule(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[B, T] → normalised states [B, T, hidden]."""
+    def forward(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """[B, T] → normalised states [rows, hidden] of these of the flattened tokens (each at most once)."""
         x = self.embed_tokens(tokens)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, _Layer)
             x = x + layer.self_attn(layer.input_layernorm(x), i, self._attend)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        out: Tensor = self.norm(x)
+        out: Tensor = self.norm(x.flatten(0, 1), rows)
         return out
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class DraftStudent:
         tokens = texts.tokens.to(device, torch.long, non_blocking=True)
         where = texts.answers()[0].to(device, non_blocking=True)
         final = self._teacher.read(tokens, ()).final.flatten(0, 1)[where - 1]
-        states = self.module(tokens).flatten(0, 1)[where - 1]
+        states = self.module(tokens, where - 1)
         right = tokens.flatten()[where]
         loss, chosen = diverge(
             states,

@@ -24,7 +24,7 @@ _COLUMNS = 1024
 """Of an MLP that a program gates."""
 _CELLS = 2048
 """Numbers of a tensor that a program of the attention's kernels holds."""
-_PROGRAMS = 2048
+_PROGRAMS = 1056
 """Of a norm's backward, each with its own share of the weight's gradient: as many as run at once on a large GPU."""
 _TOKENS = 4096
 """Of a vocabulary that a program reads at a time."""
@@ -196,7 +196,8 @@ class _Rotated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         grad = grads[0].contiguous()
         d_x = torch.empty_like(grad)
-        _rotate(grad, *ctx.saved_tensors, d_x, back=True)
+        cos, sin = ctx.saved_tensors
+        _rotate(grad, cos, sin, d_x, back=True)
         return d_x, None, None
 
 

@@ -60,8 +60,9 @@ class HeadStudent:
         weights = [self._unroll.fading**j for j in range(self._unroll.steps)]
         right: list[Tensor] = []
         for j, (loss, chosen, token, counts) in enumerate(self._steps(texts)):
-            total = total + weights[j] * loss / counts.sum().clamp(min=1)
-            right.append(((chosen == token) & counts).sum() / counts.sum().clamp(min=1))
+            seen = counts.sum().clamp(min=1)
+            total = total + weights[j] * loss / seen
+            right.append(((chosen == token) & counts).sum() / seen)
         return total / sum(weights), {f"right{j + 1}": share for j, share in enumerate(right)}
 
     @torch.no_grad()

@@ -88,11 +88,11 @@ class Teacher:
         cos, sin = (table[:length] for table in self._rotations[a.layers[index].rope])
         turned = qkv[:, :, : a.heads + a.kv_heads]
         if w.q_norm is not None and w.k_norm is not None:
-            q, k = turned.split([a.heads, a.kv_heads], 2)
+            q, k = torch.split(turned, [a.heads, a.kv_heads], 2)
             q.copy_(self._norm(q, w.q_norm))
             k.copy_(self._norm(k, w.k_norm))
         self.arithmetic.rotate(turned, cos, sin, turned)
-        q, k, v = qkv.split([a.heads, a.kv_heads, a.kv_heads], 2)
+        q, k, v = torch.split(qkv, [a.heads, a.kv_heads, a.kv_heads], 2)
         window = a.layers[index].window
         mask = _sliding(length, window, x.device) if 0 < window < length else None
         out = scaled_dot_product_attention(

@@ -129,10 +129,9 @@ class _Step(torch.autograd.Function):
         memory, step, grad = ctx.memory, ctx.step, grads[0]
         arithmetic, scale = memory.arithmetic, memory.scale
         memory.begin_backward(step)
-        drafted = [x[:, step:].transpose(1, 2) for x in (grad, q, out)]
-        d_q, d_keys, d_values = _fused_backward(
-            drafted[0], drafted[1], *memory.true(step), out=drafted[2], normaliser=joint, rest=ctx.rest, scale=scale
-        )
+        keys, values = memory.true(step)
+        d_out, drafted, seen = (x[:, step:].transpose(1, 2) for x in (grad, q, out))
+        d_q, d_keys, d_values = _fused_backward(d_out, drafted, keys, values, seen, joint, ctx.rest, scale)
         arithmetic.fold(d_keys, memory.d_true[0])
         arithmetic.fold(d_values, memory.d_true[1])
         if step == 0:
