@@ -17,6 +17,7 @@ from outrider.models.head.module import HeadModule
 from outrider.models.head.torch_head import TorchHead
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.weights import load_weights
+from outrider.train import divergence, fast_arithmetic
 from outrider.train.acceptance import Acceptance
 from outrider.train.arithmetic import Arithmetic, PlainArithmetic
 from outrider.train.batch import Texts
@@ -34,6 +35,14 @@ DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 CLOSE = 3e-2 if DEVICE.type == "cuda" else 1e-5
 ARITHMETIC: dict[str, Arithmetic] = {"plain": PlainArithmetic(), "kernels": FastArithmetic()}
 """The kernels run by Triton's interpreter where there is no GPU."""
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small tensors too take several programs, rounds of a program and parts of a batch."""
+    for name, size in {"_PROGRAMS": 4, "_TOKENS": 16, "_COLUMNS": 8, "_CELLS": 512}.items():
+        monkeypatch.setattr(fast_arithmetic, name, size)
+    monkeypatch.setattr(divergence, "_BYTES", 2000)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -62,6 +71,7 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_kernel_computes_what_pytorch_does(name: str) -> None:
     """Forwards and backwards, with gradients that are views of something larger."""
@@ -84,6 +94,7 @@ def test_every_kernel_computes_what_pytorch_does(name: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(("kind", "first"), [("plain", 0), ("plain", 11), ("kernels", 11)])
 def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form(kind: str, first: int) -> None:
     torch.manual_seed(0)
@@ -130,12 +141,13 @@ def test_unrolled_attention_and_its_gradients_are_those_of_the_dense_form(kind: 
             assert torch.dist(a.float(), b.float()) <= CLOSE * b.float().norm()
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("kind", ARITHMETIC)
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_gradient_of_every_loss_is_the_one_autograd_finds(name: str, kind: str) -> None:
     torch.manual_seed(1)
     arithmetic = ARITHMETIC[kind]
-    rows, hidden, vocab = 7, 12, 33
+    rows, hidden, vocab = 37, 12, 33
     states = torch.randn(rows, hidden).to(DEVICE).requires_grad_()
     matrix = torch.randn(vocab, hidden).to(DEVICE).requires_grad_()
     target, weight = torch.randn(rows, vocab).to(DEVICE), torch.rand(rows).to(DEVICE)
@@ -181,7 +193,7 @@ def pupil(
     return HeadStudent(module, ids, teacher, LOSSES["kl+tv"], Unroll(3), 64), teacher
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_step_by_kernels_is_the_plain_step(family: str) -> None:
     """Loss and every gradient, teacher included; answers that begin in the middle, one of them short."""
     tokens = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(3))

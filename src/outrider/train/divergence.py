@@ -51,17 +51,24 @@ def diverge(
 
     states [rows, hidden], matrix [vocab, hidden], weight fp32 [rows].
     """
-    loss, chosen = _Diverge.apply(states, matrix, target, weight, mix, arithmetic)  # type: ignore[no-untyped-call]
+    trained = torch.is_grad_enabled()
+    loss, chosen = _Diverge.apply(states, matrix, target, weight, mix, arithmetic, trained)  # type: ignore[no-untyped-call]
     return loss, chosen
 
 
 class _Diverge(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, matrix: Tensor, target: Target, weight: Tensor, mix: Mix, arithmetic: Arithmetic
+        ctx: Any,
+        states: Tensor,
+        matrix: Tensor,
+        target: Target,
+        weight: Tensor,
+        mix: Mix,
+        arithmetic: Arithmetic,
+        trained: bool,
     ) -> tuple[Tensor, Tensor]:
         narrow = matrix.to(states.dtype)
-        trained = any(ctx.needs_input_grad)
         d_states = torch.empty_like(states) if trained else None
         d_matrix = torch.zeros_like(matrix, dtype=torch.float32) if trained else None
         losses = torch.empty(len(states), device=states.device)
@@ -85,7 +92,7 @@ class _Diverge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         d_states, d_matrix = ctx.saved_tensors
-        return d_states * grads[0], d_matrix * grads[0], None, None, None, None
+        return d_states * grads[0], d_matrix * grads[0], None, None, None, None, None
 
 
 def _parts(rows: int, width: int) -> list[slice]:

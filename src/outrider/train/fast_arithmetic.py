@@ -150,7 +150,7 @@ class _Norm(torch.autograd.Function):
         programs = min(len(grad), _PROGRAMS)
         inner = ctx.needs_input_grad[0]
         d_x = (torch.empty_like(x) if rows is None else torch.zeros_like(x)) if inner else None
-        shares = torch.zeros(max(programs, 1), hidden, device=x.device)
+        shares = torch.empty(programs, hidden, device=x.device)
         if programs:
             norm_backward_kernel[(programs,)](
                 grad, x, rows, weight, d_x, shares, len(grad), grad.stride(0), ctx.eps,
