@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from outrider.cli.main import main
 from outrider.errors import TrainingError
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.train import loop
+from outrider.train.ahead import ahead
 from outrider.train.batch import Texts
 from outrider.train.checkpoint import Checkpoints
 from outrider.train.corpus import Corpus
@@ -68,6 +70,18 @@ def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
     given = ("--model", str(target), "--prompts", str(prompts), "--tokens", "40000", "--epochs", "2")
     assert command("train", "--out", str(out), *given, *QUICK) == 0
     return out
+
+
+def test_batches_made_ahead_are_the_same_and_so_are_errors() -> None:
+    def items() -> Iterator[list[int]]:
+        yield from ([1], [2], [3])
+        raise OSError("gone")
+
+    taken = []
+    with pytest.raises(OSError, match="gone"):  # noqa: PT012
+        for item in ahead(items(), lambda item: item.append(0)):
+            taken.append(item)
+    assert taken == [[1, 0], [2, 0], [3, 0]]
 
 
 def command(*arguments: str) -> int:

@@ -58,3 +58,10 @@ class Texts:
         """Where the tokens of the last answer of `text` lie in `answers`."""
         self.answers()
         return slice(*self._bounds[text])
+
+    def prepare(self, device: torch.device) -> None:
+        """What the host has to do before a step; copies from pinned memory do not wait for the GPU."""
+        where, depth = self.answers()
+        if device.type == "cuda":
+            self.tokens = self.tokens.pin_memory()
+            self._answers = where.pin_memory(), depth.pin_memory()

@@ -19,12 +19,12 @@ from outrider.errors import DrafterError
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.head.module import Attention, Mlp, Norm
-from outrider.models.rotary import rotated, rotation_table
+from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.train.acceptance import Acceptance
+from outrider.train.arithmetic import Arithmetic, Mix, PlainArithmetic, use
 from outrider.train.batch import Texts
-from outrider.train.divergence import Divergence, diverge
-from outrider.train.fused import fuse_modules
+from outrider.train.divergence import Target, diverge
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
 
@@ -37,6 +37,8 @@ _BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", 
 class DraftModule(nn.Module):
     """A Llama of a few layers with tied embeddings; parameters carry their Hugging Face names."""
 
+    arithmetic: Arithmetic = PlainArithmetic()
+
     def __init__(self, a: Architecture, max_length: int) -> None:
         super().__init__()
         self.architecture = a
@@ -44,24 +46,24 @@ class DraftModule(nn.Module):
         self.layers = nn.ModuleList([_Layer(a) for _ in a.layers])
         self.norm = Norm(a.hidden, a.norm_eps)
         cos, sin = rotation_table(a.ropes[0], max_length, torch.device("cpu"))
-        self.register_buffer("cos", cos[:, None], persistent=False)
-        self.register_buffer("sin", sin[:, None], persistent=False)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[B, T] → normalised states [B, T, hidden]."""
+    def forward(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """[B, T] → normalised states [rows, hidden] of these of the flattened tokens (each at most once)."""
         x = self.embed_tokens(tokens)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, _Layer)
             x = x + layer.self_attn(layer.input_layernorm(x), i, self._attend)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        out: Tensor = self.norm(x)
+        out: Tensor = self.norm(x.flatten(0, 1), rows)
         return out
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert isinstance(self.cos, Tensor)
         assert isinstance(self.sin, Tensor)
-        cos, sin = self.cos[: q.shape[1]], self.sin[: q.shape[1]]
-        q, k, v = (x.transpose(1, 2) for x in (rotated(q, cos, sin), rotated(k, cos, sin), v))
+        cos, sin, turn = self.cos[: q.shape[1]], self.sin[: q.shape[1]], self.arithmetic.rotated
+        q, k, v = (x.transpose(1, 2) for x in (turn(q, cos, sin), turn(k, cos, sin), v))
         grouped = self.architecture.heads != self.architecture.kv_heads
         return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2).flatten(2)
 
@@ -78,9 +80,10 @@ class _Layer(nn.Module):
 class DraftStudent:
     kind = "draft-model"
 
-    def __init__(self, module: DraftModule, teacher: Teacher, divergence: Divergence, target: Checkpoint) -> None:
+    def __init__(self, module: DraftModule, teacher: Teacher, divergence: Mix, target: Checkpoint) -> None:
         self.module = module.to(teacher.device)
-        fuse_modules(self.module, (Norm, Mlp), teacher.device)
+        use(self.module, teacher.arithmetic)
+        self.module.arithmetic = teacher.arithmetic
         self._teacher = teacher
         self._divergence = divergence
         self._target = target
@@ -139,15 +142,15 @@ class DraftStudent:
         tokens = texts.tokens.to(device, torch.long, non_blocking=True)
         where = texts.answers()[0].to(device, non_blocking=True)
         final = self._teacher.read(tokens, ()).final.flatten(0, 1)[where - 1]
-        states = self.module(tokens).flatten(0, 1)[where - 1]
+        states = self.module(tokens, where - 1)
         right = tokens.flatten()[where]
         loss, chosen = diverge(
             states,
             self.module.embed_tokens.weight,
-            self._teacher.logits(final),
-            right,
+            Target.of(self._teacher.logits(final), right, self._teacher.arithmetic),
             torch.ones(len(where), device=device),
             self._divergence,
+            self._teacher.arithmetic,
         )
         return loss, chosen == right
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from outrider.models.head.checkpoint import VOCABULARY, HeadCheckpoint
 from outrider.models.head.config import HeadConfig
-from outrider.models.head.module import HeadModule, Mlp, Norm
+from outrider.models.head.module import HeadModule
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.train.acceptance import Acceptance
+from outrider.train.arithmetic import Mix, use
 from outrider.train.batch import Texts
-from outrider.train.divergence import Divergence, diverge
-from outrider.train.fused import fuse_modules
+from outrider.train.divergence import Target, diverge
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
 from outrider.train.unroll import UnrolledAttention
@@ -41,7 +41,7 @@ class HeadStudent:
         module: HeadModule,
         ids: Tensor,
         teacher: Teacher,
-        divergence: Divergence,
+        divergence: Mix,
         unroll: Unroll,
         max_length: int,
         vocabulary: str | None = None,
@@ -49,7 +49,7 @@ class HeadStudent:
         """ids [draft vocabulary]: the target's tokens it may draft, rising. `vocabulary`: the fingerprint of the
         target's tokenizer, exported with the head."""
         self.module = module.to(teacher.device)
-        fuse_modules(self.module, (Norm, Mlp), teacher.device)
+        use(self.module, teacher.arithmetic)
         self.ids = ids.to(teacher.device)
         self._teacher = teacher
         self._vocabulary = vocabulary
@@ -69,8 +69,9 @@ class HeadStudent:
         weights = [self._unroll.fading**j for j in range(self._unroll.steps)]
         right: list[Tensor] = []
         for j, (loss, chosen, token, counts) in enumerate(self._steps(texts)):
-            total = total + weights[j] * loss / counts.sum().clamp(min=1)
-            right.append(((chosen == token) & counts).sum() / counts.sum().clamp(min=1))
+            seen = counts.sum().clamp(min=1)
+            total = total + weights[j] * loss / seen
+            right.append(((chosen == token) & counts).sum() / seen)
         return total / sum(weights), {f"right{j + 1}": share for j, share in enumerate(right)}
 
     @torch.no_grad()
@@ -109,34 +110,41 @@ class HeadStudent:
     def _steps(self, texts: Texts) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Per step of the unroll, over answer tokens [N] in order: summed loss, chosen columns, the right columns, and
         which tokens count (those that a draft of this depth can reach)."""
-        device = self._teacher.device
+        device, arithmetic = self._teacher.device, self._teacher.arithmetic
         tokens = texts.tokens.to(device, torch.long, non_blocking=True)
         reading = self._teacher.read(tokens, self.module.config.taps)
         embeds = self._teacher.embed(tokens[:, 1:])
         states = self.module.fuse(reading.features[:, :-1])
-        first = max(texts.first_answer - 2, 0)
+        rows = texts.width - 1
+        first = max(min(texts.first_answer - 2, rows - self._unroll.steps), 0)  # every step has a row
         attend = UnrolledAttention(
             len(self.module.layers),
-            (self._rotation[0][: tokens.shape[1] - 1], self._rotation[1][: tokens.shape[1] - 1]),
+            self._unroll.steps,
+            (self._rotation[0][:rows], self._rotation[1][:rows]),
             self.module.config.architecture.attention_scale,
+            arithmetic,
             first,
         )
         # Token x of a text is guessed by head row x - 2, and drawn by the target from its state x - 1.
-        # The state before the first row is never used: no draft can begin before the answer.
         where, depth = (index.to(device, non_blocking=True) for index in texts.answers())
-        text, token = where // texts.width, where % texts.width
-        target = self._teacher.logits(reading.final.flatten(0, 1)[where - 1], self.ids)
+        logits = self._teacher.logits(reading.final.flatten(0, 1)[where - 1], self.ids)
         right = self._columns[tokens.flatten()[where]]
+        target = Target.of(logits, right, arithmetic)
+        text, guess = where // texts.width, where % texts.width - 2
+        guess_all, guess_later = text * rows + guess, text * (rows - first) + guess - first
         for j in range(self._unroll.steps):
             if j == 1:  # from here on without what lies in every prompt
-                states, embeds = states[:, first:], embeds[:, first:]
+                states, embeds = states[:, first:], embeds[:, first:].contiguous()
             if j > 0:
-                states = torch.cat([states[:, :1], states[:, :-1]], dim=1)
+                # The first row gets a state that is not its own, and is never used: no draft begins before the answer.
+                states = states.roll(1, dims=1)
             attend.step = j
             states = self.module(embeds, states, attend)
             counts = depth >= j
-            guessed = self.module.norm(states[text, token - 2 - (first if j else 0)])
-            loss, chosen = diverge(guessed, self.module.lm_head.weight, target, right, counts.float(), self._divergence)
+            guessed = self.module.norm(states.flatten(0, 1), guess_later if j else guess_all)
+            loss, chosen = diverge(
+                guessed, self.module.lm_head.weight, target, counts.float(), self._divergence, arithmetic
+            )
             yield loss, chosen, right, counts
 
 

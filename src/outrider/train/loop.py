@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from outrider.errors import TrainingError
+from outrider.train.ahead import ahead
 from outrider.train.batch import Texts
 from outrider.train.checkpoint import Checkpoints, State
+from outrider.train.descent import Descent
 from outrider.train.report import Watcher
 from outrider.train.student import Evaluation, Student
+from outrider.train.sums import Sums
 
 SAVE_EVERY = 45.0
 """Seconds of training that a kill may lose."""
@@ -30,8 +31,6 @@ _EVALUATIONS = 10
 _BAD_IN_A_ROW = 3
 """Batches with no finite loss that are skipped; one more ends the run."""
 _WARMUP, _LAST = 0.02, 0.1
-_CLIP = 1.0
-_AVERAGE = 0.999
 _CHAIN = 5
 
 
@@ -112,14 +111,8 @@ class Loop:
     ) -> None:
         self._student, self._lessons, self._limits = student, lessons, limits
         self._checkpoints, self._watcher, self._stop = checkpoints, watcher, stop
-        self._device, self._learning_rate = device, learning_rate
-        self._parameters = list(student.parameters())
-        self._weights: list[Tensor] = [p.detach() for p in self._parameters]
-        """The same memory, without gradients."""
-        self._average = [w.clone() for w in self._weights]
-        self._optimiser = torch.optim.AdamW(
-            self._parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True
-        )
+        self._device = device
+        self._descent = Descent(student, learning_rate, device)
         self.step = 0
         """Batches seen, those skipped among them: the position in the corpus too."""
         self.tokens = 0
@@ -127,7 +120,7 @@ class Loop:
         self.evaluations = 0
         self._seconds_before = 0.0
         self._started = monotonic()
-        self._sums = _Sums(device)
+        self._sums = Sums(device)
         self._told = 0, 0.0
         """Tokens and seconds when progress was told last."""
         self.best: Evaluation | None = None
@@ -143,7 +136,7 @@ class Loop:
         if self.step == 0:
             self._evaluate()  # what the target's own layers give, untrained
         read = saved = monotonic()
-        batches = self._lessons.batches(self.step)
+        batches = ahead(self._lessons.batches(self.step), lambda texts: texts.prepare(self._device))
         while (progress := self._limits.progress(self.step, self.seconds)) < 1.0:
             if self._stop.asked:
                 self._read()
@@ -168,24 +161,9 @@ class Loop:
         return self._take_best()
 
     def _take(self, texts: Texts, factor: float) -> None:
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._learning_rate * factor
-        with self._mixed():
-            loss, numbers = self._student.loss(texts)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP)
-        bad = ~(loss.detach().isfinite() & norm.isfinite())
-        # As torch.amp.GradScaler tells a fused optimiser: not 0 makes it leave everything as it is.
-        self._optimiser.found_inf = bad.float()  # type: ignore[attr-defined]
-        self._optimiser.step()
-        self._optimiser.zero_grad(set_to_none=True)
-        keep = min(_AVERAGE, (1 + self.step) / (10 + self.step))  # a short run's average must not start in the past
-        torch._foreach_lerp_(self._average, self._weights, 1 - keep)
-        self._sums.add(bad, {"loss": loss.detach(), **numbers})
-
-    def _mixed(self) -> torch.autocast:
-        """Matrix products in bf16 on a GPU; weights, sums and the optimiser stay fp32."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
+        loss, numbers = self._descent.gradients(texts)
+        bad = self._descent.update(loss, factor, self.step)
+        self._sums.add(bad, {"loss": loss, **numbers})
 
     def _read(self) -> None:
         """Look at what added up on the device, tell it, and stop if nothing can be learned any more."""
@@ -221,8 +199,8 @@ class Loop:
     def _evaluate(self) -> None:
         """By the averaged weights."""
         self.evaluations = int(self._limits.progress(self.step, self.seconds) * _EVALUATIONS + 1e-9)
-        with self._averaged(), torch.no_grad():
-            with self._mixed():
+        with self._descent.averaged(), torch.no_grad():
+            with self._descent.mixed():
                 found = self._student.evaluate(self._lessons.held_out())
             if not math.isfinite(found.loss):
                 raise TrainingError(
@@ -241,15 +219,6 @@ class Loop:
         self._student.load_state_dict(state["student"])
         return Evaluation(**state["evaluation"])
 
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        own = [w.clone() for w in self._weights]
-        torch._foreach_copy_(self._weights, self._average)
-        try:
-            yield
-        finally:
-            torch._foreach_copy_(self._weights, own)
-
     def save(self) -> None:
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         self._checkpoints.save(
@@ -261,8 +230,8 @@ class Loop:
                 "evaluations": self.evaluations,
                 "seconds": self.seconds,
                 "student": dict(self._student.state_dict()),
-                "average": self._average,
-                "optimiser": self._optimiser.state_dict(),
+                "average": self._descent.average,
+                "optimiser": self._descent.optimiser.state_dict(),
                 "random": torch.get_rng_state(),
                 "random_cuda": cuda,
             },
@@ -275,9 +244,9 @@ class Loop:
         self._told = self.tokens, self._seconds_before
         self._student.load_state_dict(state["student"])
         with torch.no_grad():
-            for mine, saved in zip(self._average, state["average"], strict=True):
+            for mine, saved in zip(self._descent.average, state["average"], strict=True):
                 mine.copy_(saved)
-        self._optimiser.load_state_dict(state["optimiser"])
+        self._descent.optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["random"])
         if self._device.type == "cuda" and state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"], self._device)
@@ -287,43 +256,3 @@ class Loop:
     def _tell(self, event: str, values: Mapping[str, Any]) -> None:
         place = {"event": event, "phase": "train", "step": self.step, "seconds": self.seconds}
         self._watcher.tell({**place, **values})
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    means: dict[str, float]
-    bad: int
-    bad_in_a_row: int
-    """The longest row that reached into or lies within what was read."""
-
-
-class _Sums:
-    """Numbers of many steps, added up on the device; those of bad batches are left out."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._row = torch.zeros((), device=device)
-        self._longest = torch.zeros((), device=device)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._totals: dict[str, Tensor] = {}
-        self._count = 0
-        self._bad = torch.zeros((), device=self._device)
-        self._longest = self._row.clone()
-
-    def add(self, bad: Tensor, numbers: Mapping[str, Tensor]) -> None:
-        self._count += 1
-        self._bad += bad
-        self._row = (self._row + 1) * bad
-        self._longest = torch.maximum(self._longest, self._row)
-        for name, value in numbers.items():
-            good = torch.where(bad, 0.0, value.detach().float())
-            self._totals[name] = self._totals[name] + good if name in self._totals else good
-
-    def read(self) -> _Seen:
-        bad, longest = int(self._bad), int(self._longest)
-        good = self._count - bad
-        means = {name: float(total) / good for name, total in self._totals.items()} if good else {}
-        self._clear()
-        return _Seen(means, bad, longest)

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from outrider.models import rotary
 from outrider.models.architecture import Architecture
 from outrider.models.weights import DecoderWeights, LayerWeights
-from outrider.train.fused import fused
-
-rotated = fused(rotary.rotated)
+from outrider.train.arithmetic import Arithmetic, arithmetic_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +28,48 @@ class Reading:
 class Teacher:
     """Texts are padded on the right; attention is causal, so padding changes nothing before it."""
 
-    def __init__(self, architecture: Architecture, weights: DecoderWeights[LayerWeights], max_length: int) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: DecoderWeights[LayerWeights],
+        max_length: int,
+        arithmetic: Arithmetic | None = None,
+    ) -> None:
+        """arithmetic: the best for the device, if not given."""
         self.architecture = architecture
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
+        self.arithmetic = arithmetic or arithmetic_for(self.device)
+        self._add_norm = self.arithmetic.add_norm
         self._rotations = [rotary.rotation_table(rope, max_length, self.device) for rope in architecture.ropes]
 
     @torch.no_grad()
     def read(self, tokens: Tensor, taps: Sequence[int]) -> Reading:
+        # Everything has its precision already: looking for what to cast would take the host longer than launching.
+        with torch.autocast(self.device.type, enabled=False):
+            return self._read(tokens, taps)
+
+    def _read(self, tokens: Tensor, taps: Sequence[int]) -> Reading:
+        eps, hidden = self.architecture.norm_eps, self.architecture.hidden
         x = self.embed(tokens)
-        states = {0: x}
+        features = x.new_empty(*tokens.shape, len(taps) * hidden)
+
+        def keep(layers: int) -> None:
+            for place, tap in enumerate(taps):
+                if tap == layers:
+                    features[..., place * hidden : (place + 1) * hidden] = x
+
+        # What a layer adds to x is added by the norm after it, which has to read x anyway.
+        keep(0)
+        normed = self._norm(x, self.weights.layers[0].attention_norm)
         for i, layer in enumerate(self.weights.layers):
-            x = x + self._attention(i, layer, self._norm(x, layer.attention_norm))
-            x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
-            if i + 1 in taps:
-                states[i + 1] = x
-        features = torch.cat([states[tap] for tap in taps], dim=-1) if taps else x[..., :0]
-        return Reading(features, self._norm(x, self.weights.norm))
+            normed = self._add_norm(x, self._attention(i, layer, normed), layer.mlp_norm, eps)
+            last = i + 1 == len(self.weights.layers)
+            after = self.weights.norm if last else self.weights.layers[i + 1].attention_norm
+            normed = self._add_norm(x, self._mlp(layer, normed), after, eps)
+            keep(i + 1)
+        return Reading(features, normed)
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -62,15 +84,15 @@ class Teacher:
     def _attention(self, index: int, w: LayerWeights, x: Tensor) -> Tensor:
         a = self.architecture
         batch, length, _ = x.shape
-        qkv = linear(x, w.qkv, _typed(w.qkv_bias, x))
-        q, k, v = (
-            part.view(batch, length, -1, a.head_dim)
-            for part in torch.split(qkv, [a.q_width, a.kv_width, a.kv_width], -1)
-        )
+        qkv = linear(x, w.qkv, _typed(w.qkv_bias, x)).view(batch, length, -1, a.head_dim)
+        cos, sin = (table[:length] for table in self._rotations[a.layers[index].rope])
+        turned = qkv[:, :, : a.heads + a.kv_heads]
         if w.q_norm is not None and w.k_norm is not None:
-            q, k = self._norm(q, w.q_norm), self._norm(k, w.k_norm)
-        cos, sin = (table[:length, None] for table in self._rotations[a.layers[index].rope])
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+            q, k = torch.split(turned, [a.heads, a.kv_heads], 2)
+            q.copy_(self._norm(q, w.q_norm))
+            k.copy_(self._norm(k, w.k_norm))
+        self.arithmetic.rotate(turned, cos, sin, turned)
+        q, k, v = torch.split(qkv, [a.heads, a.kv_heads, a.kv_heads], 2)
         window = a.layers[index].window
         mask = _sliding(length, window, x.device) if 0 < window < length else None
         out = scaled_dot_product_attention(
@@ -86,24 +108,13 @@ class Teacher:
         return out if w.attention_out_norm is None else self._norm(out, w.attention_out_norm)
 
     def _mlp(self, w: LayerWeights, x: Tensor) -> Tensor:
-        active = _gated(linear(x, w.gate_up, _typed(w.gate_up_bias, x)), self.architecture.activation == "silu")
+        gate, up = linear(x, w.gate_up, _typed(w.gate_up_bias, x)).chunk(2, dim=-1)
+        active = self.arithmetic.gated(gate, up, gelu=self.architecture.activation != "silu")
         out = linear(active, w.down, _typed(w.down_bias, x))
         return out if w.mlp_out_norm is None else self._norm(out, w.mlp_out_norm)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _rms_norm(x, weight, self.architecture.norm_eps)
-
-
-@fused
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
-
-
-@fused
-def _gated(gate_up: Tensor, by_silu: bool) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return (silu(gate) if by_silu else gelu(gate, approximate="tanh")) * up
+        return self.arithmetic.norm(x, weight, self.architecture.norm_eps)
 
 
 def _typed(bias: Tensor | None, x: Tensor) -> Tensor | None:

@@ -12,7 +12,7 @@ from outrider.models.architecture import Architecture
 from outrider.models.cuda.kernels.rows import rotate_kernel
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import LayerWeights
-from outrider.train.kernels import add_norm_kernel, attend_lanes_kernel, choose_lanes_kernel, gate_kernel
+from outrider.train.kernels.writing import add_norm_kernel, attend_lanes_kernel, choose_lanes_kernel, gate_kernel
 from outrider.train.lanes import Lanes
 
 _TILE = 16

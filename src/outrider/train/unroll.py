@@ -19,120 +19,130 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.models import rotary
-from outrider.train.fused import fused
-
-rotated = fused(rotary.rotated)
+from outrider.train.arithmetic import Arithmetic
 
 
 class UnrolledAttention:
     """The `Attend` of one unroll: call the module once per step with `step` set to 0, 1, 2, …"""
 
-    def __init__(self, layers: int, rotation: tuple[Tensor, Tensor], scale: float, first: int = 0) -> None:
+    def __init__(
+        self,
+        layers: int,
+        steps: int,
+        rotation: tuple[Tensor, Tensor],
+        scale: float,
+        arithmetic: Arithmetic,
+        first: int = 0,
+    ) -> None:
         """rotation: cos and sin [length, dim/2] of the text's positions."""
         self.step = 0
-        self.first = first
-        self._rotation = rotation[0][:, None], rotation[1][:, None]
-        self._scale = scale
-        self._kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(layers)]
+        self._memories = [_Memory(steps, rotation, scale, arithmetic, first) for _ in range(layers)]
+        self._links = [torch.empty(0)] * layers
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, rows, heads, dim], k and v [B, rows, kv_heads, dim] → [B, rows, heads * dim]; in step 0 all rows of the
         texts, later those from `first` on, of which the first `step` give zeros."""
-        j, rows = self.step, q.shape[1]
-        turn = self._rotation if j == 0 else tuple(part[self.first :] for part in self._rotation)
-        q, k = rotated(q, *turn), rotated(k, *turn)
-        kept = self._kept[layer]
-        kept.append((k, v))
-        # Row r of this step beside the rows of the others that it sees.
-        beside = [tuple(x[:, i : rows - j + i] for x in kept[i]) for i in range(1, j + 1)]
-        own_keys = torch.stack([k for k, _ in beside]) if beside else None
-        own_values = torch.stack([v for _, v in beside]) if beside else None
-        keys, values = (x[:, : x.shape[1] - j] for x in kept[0])
-        out: Tensor = _Joined.apply(q[:, j:], keys, values, own_keys, own_values, self._scale)  # type: ignore[no-untyped-call]
-        return pad(out, (0, 0, 0, 0, j, 0)).flatten(2)
+        out: Tensor
+        memory, link = self._memories[layer], self._links[layer]
+        out, self._links[layer] = _Step.apply(q, k, v, link, memory, self.step)  # type: ignore[no-untyped-call]
+        return out.flatten(2)
 
 
-class _Joined(torch.autograd.Function):
-    """Attention of q [B, n, heads, dim] to k, v [B, m, kv, dim], causal and aligned at the end, joined with one more
-    key per step and row, [steps, B, n, kv, dim]."""
+class _Memory:
+    """Keys and values of the steps so far, in one layer, and gradients at them as they come in.
 
+    They are not autograd's: every step uses those of all before it, so it would copy and add up slices of them for most
+    of the time. Instead a step's backward adds to the gradients kept here, and hands on its own, which are complete by
+    then: steps run backwards in reverse order, tied to each other by a link (an empty tensor).
+    """
+
+    def __init__(
+        self, steps: int, rotation: tuple[Tensor, Tensor], scale: float, arithmetic: Arithmetic, first: int
+    ) -> None:
+        self.arithmetic, self.scale = arithmetic, scale
+        self._steps, self._rotation, self._first = steps, rotation, first
+        self.d_true: list[Tensor] = []
+
+    def angles(self, step: int) -> tuple[Tensor, Tensor]:
+        start = self._first if step else 0
+        return self._rotation[0][start:], self._rotation[1][start:]
+
+    def keep(self, step: int, k: Tensor, v: Tensor, heads: int) -> None:
+        """k and v [B, rows, kv, dim], k not yet rotated."""
+        if step == 0:
+            turned = k.new_empty(k.shape)
+            self.arithmetic.rotate(k, *self.angles(0), turned)
+            group = heads // k.shape[2]
+            # As the fused kernel takes them, repeated for every head of their group: [B, T, heads, dim].
+            self.true_keys, self.true_values = (x.repeat_interleave(group, 2) for x in (turned, v))
+            self._true_shape = k.shape
+            return
+        if step == 1:
+            self.keys, self.values = (x.new_empty(self._steps - 1, *x.shape) for x in (k, v))
+        self.arithmetic.rotate(k, *self.angles(step), self.keys[step - 1])
+        self.values[step - 1].copy_(v)
+
+    def true(self, step: int) -> tuple[Tensor, Tensor]:
+        """What the fused kernel looks at in this step: [B, heads, m, dim]."""
+        count = self.true_keys.shape[1] - step
+        keys, values = (x[:, :count].transpose(1, 2) for x in (self.true_keys, self.true_values))
+        return keys, values
+
+    def begin_backward(self, step: int) -> None:
+        """In the last step: room for gradients."""
+        if self.d_true:
+            return
+        self.d_true = [torch.zeros(self._true_shape, device=self.true_keys.device) for _ in range(2)]
+        if step:
+            self.d_keys, self.d_values = (torch.zeros_like(x, dtype=torch.float32) for x in (self.keys, self.values))
+
+    def gradients(self, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """At this step's k (not rotated) and v."""
+        d_keys, d_values = self.d_true if step == 0 else (self.d_keys[step - 1], self.d_values[step - 1])
+        turned = d_keys.new_empty(d_keys.shape, dtype=like.dtype)
+        self.arithmetic.rotate(d_keys, *self.angles(step), turned, back=True)
+        return turned, d_values.to(like.dtype)
+
+
+class _Step(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_keys: Tensor | None, own_values: Tensor | None, scale: float
-    ) -> Tensor:
-        out, normaliser, rest = _fused(*_square(q, k, v), scale=scale)
-        if own_keys is not None and own_values is not None:
-            out, normaliser = _join(q, own_keys, own_values, out, normaliser, scale)
-        ctx.save_for_backward(q, k, v, own_keys, own_values, out, normaliser)
-        ctx.rest, ctx.scale = rest, scale
-        return out.transpose(1, 2)
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, link: Tensor, memory: _Memory, step: int
+    ) -> tuple[Tensor, Tensor]:
+        arithmetic, scale = memory.arithmetic, memory.scale
+        turned = q.new_empty(q.shape)
+        arithmetic.rotate(q, *memory.angles(step), turned)
+        memory.keep(step, k, v, q.shape[2])
+        # [B, heads, rows - step, dim], log-normaliser [B, heads, rows - step]
+        part, joint, ctx.rest = _fused(turned[:, step:].transpose(1, 2), *memory.true(step), scale=scale)
+        if step == 0:
+            out = part.transpose(1, 2)
+        else:
+            out, joint = arithmetic.join(turned, memory.keys, memory.values, part, joint, step, scale)
+        ctx.save_for_backward(turned, out, joint)
+        ctx.memory, ctx.step = memory, step
+        return out, q.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, own_keys, own_values, out, normaliser = ctx.saved_tensors
-        batch, keys, kv, dim = k.shape
-        group = q.shape[2] // kv
-        grad = grads[0].transpose(1, 2)  # [B, heads, n, dim]
-        parts = _fused_backward(grad, *_square(q, k, v), out=out, normaliser=normaliser, rest=ctx.rest, scale=ctx.scale)
-        dq, dk, dv = (x.transpose(1, 2) for x in parts)
-        dk, dv = (x.reshape(batch, keys, kv, group, dim).sum(3) for x in (dk, dv))
-        if own_keys is None:
-            return dq, dk, dv, None, None, None
-        dq, d_keys, d_values = _join_backward(grads[0], q, own_keys, own_values, out, normaliser, dq, ctx.scale)
-        return dq, dk, dv, d_keys, d_values, None
-
-
-@fused
-def _join(
-    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, normaliser: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Add one key per step to an attention's output [B, heads, n, dim] and log-normaliser [B, heads, n].
-
-    q [B, n, heads, dim], keys and values [steps, B, n, kv, dim].
-    """
-    scores = _own_scores(q, keys, scale)  # [steps, B, n, kv, group]
-    steps, batch, length = scores.shape[:3]
-    by_head = scores.reshape(steps, batch, length, -1).permute(0, 1, 3, 2)
-    highest = torch.maximum(normaliser, by_head.amax(0))
-    joint = highest + ((normaliser - highest).exp() + (by_head - highest).exp().sum(0)).log()
-    weights = (scores - joint.transpose(1, 2).reshape(batch, length, *scores.shape[3:])).exp()
-    own = (weights[..., None] * values.float()[:, :, :, :, None]).sum(0)  # [B, n, kv, group, dim]
-    own = own.reshape(q.shape).transpose(1, 2)
-    return (out.float() * (normaliser - joint).exp()[..., None] + own).to(out.dtype), joint
-
-
-@fused
-def _join_backward(
-    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, joint: Tensor, dq: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients at q (those of the other part, `dq`, included), keys and values. grad [B, n, heads, dim]."""
-    _, batch, length, kv, dim = keys.shape
-    grouped = (batch, length, kv, -1, dim)
-    scores = _own_scores(q, keys, scale)
-    weights = (scores - joint.transpose(1, 2).reshape(batch, length, *scores.shape[3:])).exp()
-    wide = grad.float()
-    mean = (wide * out.transpose(1, 2).float()).sum(-1).reshape(batch, length, kv, -1)
-    wide = wide.reshape(grouped)
-    along = (wide * values.float()[:, :, :, :, None]).sum(-1)  # [steps, B, n, kv, group]
-    d_scores = (weights * (along - mean) * scale)[..., None]
-    own_dq = (d_scores * keys.float()[:, :, :, :, None]).sum(0).reshape(q.shape)
-    d_keys = (d_scores * q.float().reshape(grouped)).sum(4)
-    d_values = (weights[..., None] * wide).sum(4)
-    return (dq.float() + own_dq).to(q.dtype), d_keys.to(keys.dtype), d_values.to(values.dtype)
-
-
-def _own_scores(q: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """[steps, B, n, kv, group] fp32: each row with its own key of every step."""
-    batch, length, kv, dim = keys.shape[1:]
-    return (q.float().reshape(batch, length, kv, -1, dim) * keys.float()[:, :, :, :, None]).sum(-1) * scale
-
-
-def _square(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As the kernel takes them: [B, heads, n, dim], keys and values repeated for every head of their group."""
-    group = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
-    return q.transpose(1, 2), k, v
+        q, out, joint = ctx.saved_tensors
+        memory, step, grad = ctx.memory, ctx.step, grads[0]
+        arithmetic, scale = memory.arithmetic, memory.scale
+        memory.begin_backward(step)
+        keys, values = memory.true(step)
+        d_out, drafted, seen = (x[:, step:].transpose(1, 2) for x in (grad, q, out))
+        d_q, d_keys, d_values = _fused_backward(d_out, drafted, keys, values, seen, joint, ctx.rest, scale)
+        arithmetic.fold(d_keys, memory.d_true[0])
+        arithmetic.fold(d_values, memory.d_true[1])
+        if step == 0:
+            d_q = d_q.transpose(1, 2)
+        else:
+            d_q = arithmetic.join_backward(
+                grad, q, out, memory.keys, memory.values, joint, d_q, memory.d_keys, memory.d_values, step, scale
+            )
+        d_x = q.new_empty(q.shape)
+        arithmetic.rotate(d_q, *memory.angles(step), d_x, back=True)
+        return d_x, *memory.gradients(step, q), None, None, None
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn import functional
 
 from outrider.models.architecture import Architecture
 from outrider.models.head.config import HeadConfig
@@ -22,17 +22,40 @@ class Attend(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
+class Elementwise(Protocol):
+    """What lies between the matrix products; training brings faster ones for GPUs."""
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        """RMSNorm of x [..., size], summed in fp32; with `rows`, of those rows of x [any, size] (each at most once)."""
+        ...
+
+    def gated(self, gate: Tensor, up: Tensor, gelu: bool = False) -> Tensor:
+        """silu(gate) * up, or by the tanh form of gelu."""
+        ...
+
+
+class PlainElementwise:
+    def norm(self, x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        x = x if rows is None else x[rows]
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+    def gated(self, gate: Tensor, up: Tensor, gelu: bool = False) -> Tensor:
+        return (functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)) * up
+
+
 class Norm(nn.Module):
-    """RMSNorm, summed in fp32."""
+    """RMSNorm."""
+
+    elementwise: Elementwise = PlainElementwise()
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self._eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps) * self.weight.float()).to(x.dtype)
+    def forward(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        return self.elementwise.norm(x, self.weight, self._eps, rows)
 
 
 class HeadModule(nn.Module):
@@ -103,6 +126,8 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Gated, by silu."""
 
+    elementwise: Elementwise = PlainElementwise()
+
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(a.hidden, a.mlp, bias=False)
@@ -110,5 +135,5 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(a.mlp, a.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(self.elementwise.gated(self.gate_proj(x), self.up_proj(x)))
         return out

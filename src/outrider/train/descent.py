@@ -1,0 +1,63 @@
+"""One step of training: loss, gradients, optimiser, running mean of the weights. The host waits for none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from outrider.train.batch import Texts
+from outrider.train.student import Student
+
+_CLIP = 1.0
+_AVERAGE = 0.999
+
+
+class Descent:
+    def __init__(self, student: Student, learning_rate: float, device: torch.device) -> None:
+        self._student, self._learning_rate, self._device = student, learning_rate, device
+        self._parameters = list(student.parameters())
+        self._weights: list[Tensor] = [p.detach() for p in self._parameters]
+        """The same memory, without gradients."""
+        self.average = [w.clone() for w in self._weights]
+        self.optimiser = torch.optim.AdamW(
+            self._parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True
+        )
+
+    def gradients(self, texts: Texts) -> tuple[Tensor, dict[str, Tensor]]:
+        """Left at the parameters; the loss and the student's statistics."""
+        with self.mixed():
+            loss, numbers = self._student.loss(texts)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), numbers
+
+    def update(self, loss: Tensor, factor: float, step: int) -> Tensor:
+        """Use the gradients, at the learning rate times `factor`. Whether loss or gradients were not finite: then
+        nothing has changed."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self._learning_rate * factor
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP)
+        bad = ~(loss.isfinite() & norm.isfinite())
+        # As torch.amp.GradScaler tells a fused optimiser: not 0 makes it leave everything as it is.
+        self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        keep = min(_AVERAGE, (1 + step) / (10 + step))  # a short run's average must not start in the past
+        torch._foreach_lerp_(self.average, self._weights, 1 - keep)
+        return bad
+
+    def mixed(self) -> torch.autocast:
+        """Matrix products in bf16 on a GPU; weights, sums and the optimiser stay fp32. Weights are cast once within."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """With the running mean as weights."""
+        own = [w.clone() for w in self._weights]
+        torch._foreach_copy_(self._weights, self.average)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self._weights, own)
