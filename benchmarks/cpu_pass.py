@@ -44,8 +44,8 @@ PROMPT = 380
 PARAMETERS = 134_515_008
 
 
-def load(dtype: str) -> NativeDecoder:
-    place = placement(device="cpu", dtype=dtype, bitwise=None, threads=None, max_batch=3, max_context=2304)
+def load(dtype: str, max_batch: int = 3) -> NativeDecoder:
+    place = placement(device="cpu", dtype=dtype, bitwise=None, threads=None, max_batch=max_batch, max_context=2304)
     model = load_model(open_checkpoint(MODEL, SilentProgress()), place)
     assert isinstance(model, NativeDecoder), "the compiled decoder is what this measures; build it first"
     return model
@@ -110,11 +110,15 @@ def start_up(dtype: str) -> float:
 
 
 def provenance() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
+        return done.stdout.strip()
+
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit,
+        "commit": git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no")),
         "cpu": next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor()),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

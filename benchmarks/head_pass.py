@@ -4,10 +4,9 @@
 
 Everything is measured where it is used: a target pass of as many rows as the draft has, then the draft, and again; so
 the target's weights have swept the caches before each draft. The first head pass (which also fuses the target's
-features) and the later ones are told apart. Heads and drafts are measured one after the other, so compare shares of the
-target pass measured beside them, not milliseconds across columns. That target pass has 6 rows. Without `--head`,
-random heads shaped like the target's
-layers; their speed is that of any other. Leave the machine otherwise idle.
+features) and the later ones are told apart, of one row and of as many as a tree's level has. Heads and drafts take turns,
+a round each, so that a machine that slows down does so for all of them. Without `--head`, random heads shaped like the
+target's layers; their speed is that of any other. Leave the machine otherwise idle.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from outrider.types import ROOT, Budget, Commit, Draft, ResolvedParams, Rows
 
 CONTEXT = 300
 PASSES = 5
+LEVEL = 8
 DRAFTS = {"chain of 5": (1, 5, 5), "tree of 16": (4, 16, 5), "tree of 32": (4, 32, 5)}
 """Branching, nodes, depth."""
 
@@ -61,10 +61,11 @@ class Passes:
             head.commit(self.head_slot, range(100))
 
     def measure(self, times: dict[str, list[float]]) -> None:
-        start = perf_counter()
-        self.target.forward([Rows.chain(self.slot, range(500, 501 + PASSES))])
-        times["target pass"].append(perf_counter() - start)
-        self.target.commit(self.slot, [])
+        for name, count in (("target pass, 1 row", 1), ("target pass, 6 rows", 1 + PASSES)):
+            start = perf_counter()
+            self.target.forward([Rows.chain(self.slot, range(500, 500 + count))])
+            times[name].append(perf_counter() - start)
+            self.target.commit(self.slot, [])
         features = self.target.features[:2]
         for i in range(PASSES):
             start = perf_counter()
@@ -76,11 +77,12 @@ class Passes:
                 rows = Rows(self.head_slot, [6 + i], [i])
                 _, states = self.head.rank([rows], [None], 4, states=states)
             times["first head pass" if i == 0 else "later head passes"].append(perf_counter() - start)
+        level = Rows(self.head_slot, range(500, 500 + LEVEL), [0] * LEVEL)
+        states = states.expand(LEVEL, -1).contiguous()
+        start = perf_counter()
+        self.head.rank([level], [None] * LEVEL, 4, states=states)
+        times[f"head pass of {LEVEL} rows"].append(perf_counter() - start)
         self.head.commit(self.head_slot, [])
-
-    def close(self) -> None:
-        self.target.close(self.slot)
-        self.head.close(self.head_slot)
 
 
 class Sequence_:
@@ -131,28 +133,27 @@ class Drafting:
         self.target.forward([rows])
         self.drafter.read([self.sequence], [rows], self.target.features)
 
-    def close(self) -> None:
-        self.drafter.close(self.sequence)
-        self.target.close(self.slot)
 
+class Measured:
+    """All that is measured of one head, and its times."""
 
-def measured(target: NativeDecoder, checkpoint: HeadCheckpoint, rounds: int) -> dict[str, float]:
-    """Medians in seconds."""
-    head = place_head(checkpoint, target)
-    assert isinstance(head, NativeHead)
-    times: dict[str, list[float]] = defaultdict(list)
-    for make in [
-        lambda: Passes(target, head),
-        *(lambda t=t, d=d: Drafting(target, head, t, d) for d in DRAFTS for t in (0.0, 1.0)),
-    ]:
-        arm = make()
-        for _ in range(rounds + 2):
-            arm.measure(times)
-        arm.close()
-    medians = {name: statistics.median(found[2:]) for name, found in times.items()}
-    for name in ("first head pass", "later head passes"):
-        medians[f"{name} / target pass"] = medians[name] / medians["target pass"]
-    return medians
+    def __init__(self, target: NativeDecoder, checkpoint: HeadCheckpoint) -> None:
+        head = place_head(checkpoint, target)
+        assert isinstance(head, NativeHead)
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self.arms: list[Passes | Drafting] = [Passes(target, head)]
+        self.arms += [Drafting(target, head, temperature, draft) for draft in DRAFTS for temperature in (0.0, 1.0)]
+
+    def round(self) -> None:
+        for arm in self.arms:
+            arm.measure(self.times)
+
+    def medians(self) -> dict[str, float]:
+        """In seconds, and shares of a target pass of one row. The first two rounds warm up."""
+        found = {name: statistics.median(times[2:]) for name, times in self.times.items()}
+        for name in [name for name in found if "head pass" in name]:
+            found[f"{name} / target pass, 1 row"] = found[name] / found["target pass, 1 row"]
+        return found
 
 
 def main() -> None:
@@ -165,7 +166,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     origin = provenance()
-    target = load(options.dtype)
+    heads_wanted = 1 if options.head else len(options.vocab) * len(options.layers)
+    target = load(options.dtype, max_batch=heads_wanted * (1 + 2 * len(DRAFTS)))
     origin |= {"kernels": target.kernels, "dtype": options.dtype, "context": CONTEXT}
     if options.head:
         heads = {str(options.head): HeadCheckpoint.read(options.head)}
@@ -175,7 +177,11 @@ def main() -> None:
             for layers in options.layers
             for vocab in options.vocab
         }
-    results = {name: measured(target, head, options.rounds) for name, head in track(heads.items(), "Measuring")}
+    measured = {name: Measured(target, head) for name, head in heads.items()}
+    for _ in track(range(options.rounds + 2), "Measuring"):
+        for head in measured.values():
+            head.round()
+    results = {name: head.medians() for name, head in measured.items()}
     table = Table("ms", *results)
     for key in next(iter(results.values())):
         share = "/" in key

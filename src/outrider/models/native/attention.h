@@ -69,7 +69,8 @@ INLINE void score_blocks(const RowPath *row, const float *q, const void *keys, i
 }
 
 INLINE void attend_group(const RowPath *row, const float *q, const void *keys, const void *values, int dim, int count,
-                         int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at) {
+                         int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at,
+                         int out_bf16) {
     float tile[2 * MAX_HEAD_DIM * LANES] __attribute__((aligned(64)));
     const int oldest = window && row->length > window ? row->length - window : 0;
     const int first = oldest / LANES, last = (row->length - 1) / LANES;
@@ -109,18 +110,18 @@ INLINE void attend_group(const RowPath *row, const float *q, const void *keys, c
         for (int h = 0; h < count; h++) {
             v16 inverse = splat(1.0f / sum(total[h]));
             for (int j = 0; j < vectors; j++)
-                store(out, out_at + h * dim + part + j * LANES, sums[h][j] * inverse, bf16);
+                store(out, out_at + h * dim + part + j * LANES, sums[h][j] * inverse, out_bf16);
         }
     }
 }
 
 /* The group size and precision must be constants in the inner loops to stay in registers. */
 #define CASE(COUNT, BF16)                                                                                          \
-    attend_group(row, q + h * dim, keys, values, dim, COUNT, window, scale, BF16, scores, capacity, out, at)
+    attend_group(row, q + h * dim, keys, values, dim, COUNT, window, scale, BF16, scores, capacity, out, at, out_bf16)
 
 /* `heads` query heads sharing one key head; keys and values of that head and slot; scores: [4, capacity] scratch. */
 static void attend(const RowPath *row, const float *q, const void *keys, const void *values, int heads, int dim,
-                   int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at) {
+                   int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at, int out_bf16) {
     for (int h = 0; h < heads; h += GROUP) {
         const int64_t at = out_at + h * dim;
         const int count = heads - h < GROUP ? heads - h : GROUP;

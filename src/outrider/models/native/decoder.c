@@ -13,10 +13,10 @@
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
 
-/* CPUID.7.0:EDX says the CPU has tiles and bf16 products; the kernel must also let this process use them. */
+/* CPUID.7.0:EDX says the CPU has tiles, bf16 and int8 products; the kernel must also let this process use them. */
 static int have_amx(void) {
     unsigned a, b, c, d = 0;
-    int cpu = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+    int cpu = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);
     return cpu && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 #else
@@ -27,7 +27,10 @@ static int have_amx(void) { return 0; }
 int outrider_kernels(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("x86-64-v4")) return have_amx() ? KERNELS_AMX : KERNELS_AVX512;
+    if (__builtin_cpu_supports("x86-64-v4")) {
+        if (!__builtin_cpu_supports("avx512vnni")) return KERNELS_AVX512;
+        return have_amx() ? KERNELS_AMX : KERNELS_VNNI;
+    }
     if (__builtin_cpu_supports("x86-64-v3")) return KERNELS_AVX2;
 #endif
     return KERNELS_BASE;

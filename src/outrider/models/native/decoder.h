@@ -7,26 +7,30 @@
 #define ROW_TILE 16
 #define PANEL 16       /* output columns stored together */
 #define PANEL_PAIR 32  /* output columns computed together */
+#define ALONE_ROWS 8   /* see pass.h */
 
 typedef struct {
     int32_t layers, hidden, heads, kv_heads, head_dim;
     int32_t capacity;     /* positions per slot, a multiple of 16 */
     int32_t activation;   /* 0 silu, 1 gelu (tanh) */
     int32_t bf16;         /* cache, matrix inputs and weights that are not int8: 1 bf16, 0 fp32 */
+    int32_t integers;     /* matrix inputs are fp32 instead, and multiplied in int8: see gemm_int8.h */
     int32_t threads;
     int32_t kernels;      /* which instructions to use, at most what outrider_kernels() says */
     float norm_eps, attention_scale, embed_scale;
 } Shape;
 
-enum { KERNELS_BASE, KERNELS_AVX2, KERNELS_AVX512, KERNELS_AMX };
+enum { KERNELS_BASE, KERNELS_AVX2, KERNELS_AVX512, KERNELS_VNNI, KERNELS_AMX };
 
-/* A matrix [columns out, depth in], packed: see gemm.h. */
+/* A matrix [columns out, depth in], packed: see gemm.h, or gemm_int8.h where the model multiplies integers. */
 typedef struct {
     const void *data;
     const float *scales;  /* of int8 columns; NULL: stored in the model's precision */
     const float *bias;    /* or NULL */
     int32_t columns;      /* padded to PANEL_PAIR */
-    int32_t depth;        /* padded to 32 */
+    int32_t depth;        /* padded to 32, or 64 to multiply integers */
+    int32_t inputs;       /* depth without the padding */
+    int32_t fine;         /* to multiply integers: inputs have outliers, take them as two int8 numbers each */
 } Matrix;
 
 typedef struct {
@@ -48,7 +52,7 @@ typedef struct {
     Matrix fc;           /* [hidden, features] */
     const float *state_norm;
     void *features;         /* workspace [rows, depth of fc] */
-    int32_t width;          /* of the features, padding not counted: a multiple of 16 */
+    float *embedded;        /* workspace [rows, hidden]: normalised embeddings */
     int32_t normed_residual; /* the stream starts as the normalised state */
 } Fusion;
 
@@ -60,7 +64,7 @@ struct Model {
     const float *embedding_scales; /* [vocab] of an int8 embedding, or NULL */
     const float *norm;
     Matrix head;
-    /* workspace of as many rows as a pass may have, a multiple of 32 */
+    /* workspace of as many rows as a pass may have, a multiple of 32; residual and normed at least ALONE_ROWS a thread */
     float *residual;  /* [rows, hidden] */
     void *normed;     /* [rows, depth of qkv]: input of qkv, gate_up and head */
     float *qkv;       /* [rows, columns of qkv] */
@@ -68,8 +72,8 @@ struct Model {
     float *update;    /* [rows, columns of o] */
     void *gated;      /* [rows, depth of down] */
     float *scores;    /* [threads, heads/kv_heads, capacity] */
-    uint16_t *widened; /* [threads, widened_size]: a pair of panels of int8 weights as bf16 */
-    int64_t widened_size;
+    int8_t *scratch;  /* [threads, scratch_size]: a pair of panels of int8 weights as bf16, or rows of inputs as int8 */
+    int64_t scratch_size;
     const int32_t *taps; /* [tap_count]: tap t keeps the residual stream after taps[t] layers */
     int32_t tap_count;
 };

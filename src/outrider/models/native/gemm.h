@@ -135,7 +135,7 @@ static void gemm(const Model *m, const Matrix *w, const void *x, int rows, Epilo
     const int pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
     const int64_t x_stride = (int64_t)w->depth * (bf16 ? 2 : 4), y_bytes = epilogue == GATED && bf16 ? 2 : 4;
-    uint16_t *widened = m->widened + (int64_t)thread * m->widened_size;
+    uint16_t *widened = (uint16_t *)(m->scratch + thread * m->scratch_size);
     if (amx) amx_configure(rows);
     for (int pair = first; pair < last; pair++)
         for (int r = 0; r < rows; r += STRIP) {

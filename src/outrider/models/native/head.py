@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.library import MOST_RANKED, Fusion, Noise, Partial, Ranking
+from outrider.models.native.library import KERNELS, MOST_RANKED, Fusion, Noise, Partial, Ranking
 from outrider.models.native.packing import Packer
 from outrider.models.native.stack import MAX_ROWS, NativeStack
 from outrider.models.precision import FP32, INT8
@@ -26,18 +26,21 @@ class NativeHead(NativeStack):
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, target: NativeDecoder) -> None:
         """`weights`: in int8, or in fp32, which is for comparison. `target` taps what the config says from now on."""
-        packer = Packer()
-        fc = packer.matrix(weights.fc.values, None, weights.fc.scales)  # in the order a pass reads them
+        int8 = weights.fc.scales is not None
+        integers = int8 and KERNELS.index(target.kernels) >= KERNELS.index("vnni")
+        packer = Packer(integers)
+        fc = packer.matrix(weights.fc.values, None, weights.fc.scales, fine=True)  # in the order a pass reads them
         layers = [packer.layer(layer) for layer in weights.layers]
         shape = target._model.shape
         super().__init__(
             config.architecture,
             layers,
-            FP32 if weights.fc.scales is None else INT8,
+            INT8 if int8 else FP32,
             max_batch=target.max_batch,
             max_context=target.max_context,
             threads=shape.threads,
             kernels=target.kernels,
+            integers=integers,
         )
         self.config = config
         self.taps = config.taps
@@ -51,8 +54,8 @@ class NativeHead(NativeStack):
             target=pointer(target._model),
             fc=self._matrix(fc),
             state_norm=self._keep(weights.hidden_norm),
-            features=self._keep(torch.zeros(MAX_ROWS, fc.depth, dtype=self.dtype)),
-            width=config.feature_width,
+            features=self._keep(torch.zeros(MAX_ROWS, fc.depth, dtype=torch.float32 if integers else self.dtype)),
+            embedded=self._keep(torch.zeros(MAX_ROWS, config.hidden)),
             normed_residual=config.norm_before_residual,
         )
         m.fusion = addressof(self._fusion)

@@ -22,6 +22,7 @@ class Shape(Structure):
                 "capacity",
                 "activation",
                 "bf16",
+                "integers",
                 "threads",
                 "kernels",
             )
@@ -39,6 +40,8 @@ class Matrix(Structure):
         ("bias", c_void_p),
         ("columns", c_int32),
         ("depth", c_int32),
+        ("inputs", c_int32),
+        ("fine", c_int32),
     ]
 
 
@@ -75,9 +78,9 @@ class Model(Structure):
         ("head", Matrix),
         *[
             (name, c_void_p)
-            for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores", "widened")
+            for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores", "scratch")
         ],
-        ("widened_size", c_int64),
+        ("scratch_size", c_int64),
         ("taps", c_void_p),
         ("tap_count", c_int32),
     ]
@@ -89,7 +92,7 @@ class Fusion(Structure):
         ("fc", Matrix),
         ("state_norm", c_void_p),
         ("features", c_void_p),
-        ("width", c_int32),
+        ("embedded", c_void_p),
         ("normed_residual", c_int32),
     ]
 
@@ -131,7 +134,9 @@ class Pass(Structure):
     ]
 
 
-KERNELS = ("base", "avx2", "avx512", "amx")
+ALONE_ROWS = 8
+
+KERNELS = ("base", "avx2", "avx512", "vnni", "amx")
 """Instruction sets a pass is compiled for, each including the ones before; the index is what C calls it."""
 
 

@@ -1,4 +1,4 @@
-"""Weights in the layout the matrix kernel streams: see gemm.h."""
+"""Weights in the layout the matrix kernel streams: see gemm.h and gemm_int8.h."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from outrider.models.weights import LayerWeights
 PANEL = 16
 PAIR = 32
 DEPTH = 32
+INTEGER_DEPTH = 64
 
 
 def packed(weight: Tensor, arena: Arena) -> Tensor:
@@ -33,6 +34,16 @@ def packed(weight: Tensor, arena: Arena) -> Tensor:
     return arena.zeros(tuple(order.shape), order.dtype).copy_(order)
 
 
+def packed_for_integers(weight: Tensor, arena: Arena) -> Tensor:
+    """int8 [columns, depth] as [pair, depth/64, panel, 16, 16, 4]: four neighbouring inputs of a column together, in bytes
+    weight + 128."""
+    weight = pad(weight, (0, -weight.shape[1] % INTEGER_DEPTH, 0, -weight.shape[0] % PAIR))
+    lanes = weight.view(-1, PAIR // PANEL, PANEL, weight.shape[1] // INTEGER_DEPTH, INTEGER_DEPTH // 4, 4)
+    order = lanes.permute(0, 3, 1, 4, 2, 5)
+    data = arena.zeros(tuple(order.shape), torch.uint8)
+    return data.copy_(order.contiguous().view(torch.uint8)).bitwise_xor_(128)
+
+
 def interleaved(gate_up: Tensor) -> Tensor:
     """[gate; up] rows as alternating panels, so that a pair holds 16 gate columns and the matching 16 up columns."""
     halves = [pad(half, (0, 0) * (half.dim() - 1) + (0, -half.shape[0] % PANEL)) for half in gate_up.chunk(2)]
@@ -50,6 +61,9 @@ class PackedMatrix:
     bias: Tensor | None
     columns: int
     depth: int
+    inputs: int
+    """Depth without the padding."""
+    fine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +79,20 @@ class PackedLayer:
 class Packer:
     """Packs matrices one behind the other, in the order a pass will read them."""
 
-    def __init__(self) -> None:
+    def __init__(self, integers: bool = False) -> None:
+        """`integers`: matrices are int8, and so will be what they are multiplied with."""
         self._arena = Arena()
+        self._pack, self._depth = (packed_for_integers, INTEGER_DEPTH) if integers else (packed, DEPTH)
 
-    def matrix(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> PackedMatrix:
+    def matrix(
+        self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, *, fine: bool = False
+    ) -> PackedMatrix:
+        """`fine`: where integers are multiplied, take inputs in int16, as two int8 numbers: they have outliers."""
         columns = -(-weight.shape[0] // PAIR) * PAIR
-        depth = -(-weight.shape[1] // DEPTH) * DEPTH
-        data = packed(weight, self._arena)
-        return PackedMatrix(data, _padded(scales, columns), _padded(bias, columns), columns, depth)
+        depth = -(-weight.shape[1] // self._depth) * self._depth
+        data = self._pack(weight, self._arena)
+        widths = columns, depth, weight.shape[1]
+        return PackedMatrix(data, _padded(scales, columns), _padded(bias, columns), *widths, fine)
 
     def layer(self, w: LayerWeights) -> PackedLayer:
         gate_up = (interleaved(part) if part is not None else None for part in (w.gate_up_bias, w.gate_up_scales))

@@ -8,11 +8,20 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "gemm_int8.h"
 #include "pool.h"
 #include "rank.h"
 #include "vector.h"
 
 #define SHARE(n) for (int i = thread; i < (n); i += threads)
+
+/* How matrix inputs are stored. */
+INLINE int inputs_bf16(const Shape *s) { return s->bf16 && !s->integers; }
+
+static void product(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
+                    int thread, int threads) {
+    (m->shape.integers ? gemm_int8 : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
+}
 
 /* x / rms(x) * weight, fp32 in, `out` in the model's precision. size is a multiple of 16. */
 static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, int bf16) {
@@ -33,14 +42,27 @@ static void add(float *residual, float *update, const float *out_norm, int size,
         *(v16 *)(residual + j) = *(const v16 *)(residual + j) + *(const v16 *)(update + j);
 }
 
-/* One input of the packed head: see gemm.h for the layouts. */
-INLINE float head_element(const Matrix *head, int column, int k, int bf16) {
+/* A row of the packed head, which lies scattered: see gemm.h for the layouts. */
+static void packed_row(const Matrix *head, int column, int bf16, float scale, float *out) {
     const int64_t pair = column / PANEL_PAIR;
-    if (!bf16) return ((const float *)head->data)[(pair * head->depth + k) * PANEL_PAIR + column % PANEL_PAIR];
-    const int panel = column % PANEL_PAIR / PANEL, lane = column % PANEL;
-    const int64_t line = ((pair * (head->depth / 32) + k / 32) * 2 + panel) * 16 + k % 32 / 2;
-    if (head->scales) return ((const int8_t *)head->data)[(line * 2 + k % 2) * 16 + lane] * head->scales[column];
-    return bf16_to_float(((const uint16_t *)head->data)[(line * 16 + lane) * 2 + k % 2]);
+    const int panel = column % PANEL_PAIR / PANEL, lane = column % PANEL, hidden = head->inputs;
+    if (!bf16) {
+        const float *from = (const float *)head->data + pair * head->depth * PANEL_PAIR + column % PANEL_PAIR;
+        for (int k = 0; k < hidden; k++) out[k] = from[(int64_t)k * PANEL_PAIR] * scale;
+        return;
+    }
+    for (int k = 0; k < hidden; k += 2) {
+        const int64_t line = ((pair * (head->depth / 32) + k / 32) * 2 + panel) * 16 + k % 32 / 2;
+        if (head->scales) {
+            const int8_t *two = (const int8_t *)head->data + line * 32 + lane;
+            out[k] = two[0] * head->scales[column] * scale;
+            out[k + 1] = two[16] * head->scales[column] * scale;
+        } else {
+            const uint16_t *two = (const uint16_t *)head->data + (line * 16 + lane) * 2;
+            out[k] = bf16_to_float(two[0]) * scale;
+            out[k + 1] = bf16_to_float(two[1]) * scale;
+        }
+    }
 }
 
 static void embed(const Model *m, int token, float *out) {
@@ -48,7 +70,7 @@ static void embed(const Model *m, int token, float *out) {
     const int64_t at = (int64_t)token * hidden;
     const v16 scale = splat(m->shape.embed_scale);
     if (!m->embedding) {
-        for (int j = 0; j < hidden; j++) out[j] = head_element(&m->head, token, j, m->shape.bf16) * m->shape.embed_scale;
+        packed_row(&m->head, token, m->shape.bf16, m->shape.embed_scale, out);
     } else if (m->embedding_scales) {
         const v16 unit = splat(m->embedding_scales[token]);
         for (int j = 0; j < hidden; j += LANES)
@@ -75,36 +97,35 @@ static void rotate(float *x, const float *cosines, const float *sines, int dim) 
     }
 }
 
-/* Normalise and rotate the row's queries and keys, and write keys and values to the cache. */
-static void prepare_heads(const Model *m, const Layer *layer, const Pass *pass, int row) {
+/* Normalise and rotate one key head of a row and the queries that share it, and write its key and value to the cache. */
+static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, int row, int kv_head) {
     const Shape *s = &m->shape;
-    const int dim = s->head_dim, end = pass->starts[row + 1];
+    const int dim = s->head_dim, group = s->heads / s->kv_heads, end = pass->starts[row + 1];
     const int index = pass->paths[end - 1], slot = pass->slots[row];
     const int position = pass->bases[row] + end - pass->starts[row] - 1;
     const float *cosines = layer->cosines + (int64_t)position * (dim / 2);
     const float *sines = layer->sines + (int64_t)position * (dim / 2);
     float *qkv = m->qkv + (int64_t)row * layer->qkv.columns;
-    for (int h = 0; h < s->heads + s->kv_heads; h++) {
-        float *x = qkv + h * dim;
-        const float *norm = h < s->heads ? layer->q_norm : layer->k_norm;
+    float *key = qkv + (s->heads + kv_head) * dim;
+    const float *value = key + s->kv_heads * dim;
+    for (int i = 0; i <= group; i++) {
+        float *x = i < group ? qkv + (kv_head * group + i) * dim : key;
+        const float *norm = i < group ? layer->q_norm : layer->k_norm;
         if (norm) rms_norm(x, norm, dim, s->norm_eps, x, 0, 0);
         rotate(x, cosines, sines, dim);
     }
-    for (int h = 0; h < s->kv_heads; h++) {
-        const float *key = qkv + (s->heads + h) * dim, *value = key + s->kv_heads * dim;
-        const int64_t head = ((int64_t)slot * s->kv_heads + h) * s->capacity * dim;
-        const int64_t at = head + (int64_t)(index / LANES) * dim * LANES + index % LANES;
-        for (int d = 0; d < dim; d += LANES) {
-            uint16_t narrow_key[LANES];
-            if (s->bf16) *(h16 *)narrow_key = narrow(*(const v16 *)(key + d));
-            for (int j = 0; j < LANES; j++) {
-                if (s->bf16)
-                    ((uint16_t *)layer->keys)[at + (int64_t)(d + j) * LANES] = narrow_key[j];
-                else
-                    ((float *)layer->keys)[at + (int64_t)(d + j) * LANES] = key[d + j];
-            }
-            store(layer->values, head + (int64_t)index * dim + d, *(const v16 *)(value + d), s->bf16);
+    const int64_t head = ((int64_t)slot * s->kv_heads + kv_head) * s->capacity * dim;
+    const int64_t at = head + (int64_t)(index / LANES) * dim * LANES + index % LANES;
+    for (int d = 0; d < dim; d += LANES) {
+        uint16_t narrow_key[LANES];
+        if (s->bf16) *(h16 *)narrow_key = narrow(*(const v16 *)(key + d));
+        for (int j = 0; j < LANES; j++) {
+            if (s->bf16)
+                ((uint16_t *)layer->keys)[at + (int64_t)(d + j) * LANES] = narrow_key[j];
+            else
+                ((float *)layer->keys)[at + (int64_t)(d + j) * LANES] = key[d + j];
         }
+        store(layer->values, head + (int64_t)index * dim + d, *(const v16 *)(value + d), s->bf16);
     }
 }
 
@@ -118,72 +139,90 @@ static void attend_row(const Model *m, const Layer *layer, const Pass *pass, int
     attend(&path, m->qkv + (int64_t)row * layer->qkv.columns + kv_head * group * dim, (const char *)layer->keys + head,
            (const char *)layer->values + head, group, dim, layer->window, s->attention_scale, s->bf16,
            m->scores + (int64_t)thread * 4 * s->capacity, s->capacity, m->attended,
-           (int64_t)row * layer->o.depth + kv_head * group * dim);
+           (int64_t)row * layer->o.depth + kv_head * group * dim, inputs_bf16(s));
 }
 
 /* What goes into a layer's qkv; for the first of a drafting head the token's embedding comes in here. */
-static void attention_input(const Model *m, const Layer *layer, const Pass *pass, int row) {
+static void attention_input(const Model *m, const Layer *layer, int row) {
     const Shape *s = &m->shape;
+    const int bf16 = inputs_bf16(s);
     float *residual = m->residual + (int64_t)row * s->hidden;
     const int64_t at = (int64_t)row * layer->qkv.depth;
     const Fusion *fusion = layer == m->layers ? m->fusion : 0;
     if (!fusion) {
-        rms_norm(residual, layer->attention_norm, s->hidden, s->norm_eps, m->normed, at, s->bf16);
+        rms_norm(residual, layer->attention_norm, s->hidden, s->norm_eps, m->normed, at, bf16);
         return;
     }
-    float *embedding = m->update + (int64_t)row * fusion->fc.columns; /* scratch; the row's fused state is read */
-    embed(fusion->target, pass->tokens[row], embedding);
-    rms_norm(embedding, layer->attention_norm, s->hidden, s->norm_eps, m->normed, at, s->bf16);
-    rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, m->normed, at + s->hidden, s->bf16);
+    const float *embedded = fusion->embedded + (int64_t)row * s->hidden;
+    for (int j = 0; j < s->hidden; j += LANES) store(m->normed, at + j, *(const v16 *)(embedded + j), bf16);
+    rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, m->normed, at + s->hidden, bf16);
     if (fusion->normed_residual)
         rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, residual, 0, 0);
 }
 
+/* Every thread keeps a residual stream of its own of all rows: where rows are few, adding and normalising them again
+ * takes less than waiting for another thread to have done it. */
+INLINE int alone(const Model *m, const Pass *pass) { return m->shape.integers && pass->rows <= ALONE_ROWS; }
+
+/* The rows this thread keeps the residual stream of. */
+#define OWN(n) for (int i = alone(m, pass) ? 0 : thread; i < (n); i += alone(m, pass) ? 1 : threads)
+
+/* Own rows are done, and read next. */
+INLINE void rows_done(const Model *m, const Pass *pass) {
+    if (!alone(m, pass)) pool_barrier();
+}
+
 static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int thread, int threads) {
     const Shape *s = &m->shape;
-    const int rows = pass->rows, hidden = s->hidden, bf16 = s->bf16;
-    SHARE(rows) attention_input(m, layer, pass, i);
+    const int rows = pass->rows, hidden = s->hidden, heads = rows * s->kv_heads;
+    OWN(rows) attention_input(m, layer, i);
+    rows_done(m, pass);
+    product(m, &layer->qkv, m->normed, rows, PLAIN, m->qkv, layer->qkv.columns, thread, threads);
     pool_barrier();
-    gemm(m, &layer->qkv, m->normed, rows, PLAIN, m->qkv, layer->qkv.columns, thread, threads);
+    SHARE(heads) prepare_head(m, layer, pass, i / s->kv_heads, i % s->kv_heads);
+    if (rows > 1) pool_barrier(); /* one row's heads are this thread's own */
+    SHARE(heads) attend_row(m, layer, pass, i / s->kv_heads, i % s->kv_heads, thread);
     pool_barrier();
-    SHARE(rows) prepare_heads(m, layer, pass, i);
+    product(m, &layer->o, m->attended, rows, PLAIN, m->update, layer->o.columns, thread, threads);
     pool_barrier();
-    SHARE(rows * s->kv_heads) attend_row(m, layer, pass, i / s->kv_heads, i % s->kv_heads, thread);
-    pool_barrier();
-    gemm(m, &layer->o, m->attended, rows, PLAIN, m->update, layer->o.columns, thread, threads);
-    pool_barrier();
-    SHARE(rows) {
+    OWN(rows) {
         float *residual = m->residual + (int64_t)i * hidden;
         add(residual, m->update + (int64_t)i * layer->o.columns, layer->attention_out_norm, hidden, s->norm_eps);
-        rms_norm(residual, layer->mlp_norm, hidden, s->norm_eps, m->normed, (int64_t)i * layer->gate_up.depth, bf16);
+        rms_norm(residual, layer->mlp_norm, hidden, s->norm_eps, m->normed, (int64_t)i * layer->gate_up.depth,
+                 inputs_bf16(s));
     }
+    rows_done(m, pass);
+    product(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
     pool_barrier();
-    gemm(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
+    product(m, &layer->down, m->gated, rows, PLAIN, m->update, layer->down.columns, thread, threads);
     pool_barrier();
-    gemm(m, &layer->down, m->gated, rows, PLAIN, m->update, layer->down.columns, thread, threads);
-    pool_barrier();
-    SHARE(rows)
+    OWN(rows)
         add(m->residual + (int64_t)i * hidden, m->update + (int64_t)i * layer->down.columns, layer->mlp_out_norm,
             hidden, s->norm_eps);
 }
 
-/* The residual stream a head starts with. */
+/* The residual stream a head starts with, and its tokens' normalised embeddings. */
 static void begin_fused(const Model *m, const Pass *pass, int thread, int threads) {
     const Shape *s = &m->shape;
-    const Matrix *fc = &m->fusion->fc;
+    const Fusion *fusion = m->fusion;
+    const Matrix *fc = &fusion->fc;
+    SHARE(pass->rows) {
+        float *embedded = fusion->embedded + (int64_t)i * s->hidden;
+        embed(fusion->target, pass->tokens[i], embedded);
+        rms_norm(embedded, m->layers->attention_norm, s->hidden, s->norm_eps, embedded, 0, 0);
+        if (pass->features)
+            for (int j = 0; j < fc->inputs; j += LANES)
+                store(fusion->features, (int64_t)i * fc->depth + j,
+                      *(const v16 *)(pass->features + (int64_t)i * fc->inputs + j), inputs_bf16(s));
+    }
+    pool_barrier();
     if (pass->features) {
-        const int width = m->fusion->width;
-        SHARE(pass->rows)
-            for (int j = 0; j < width; j += LANES)
-                store(m->fusion->features, (int64_t)i * fc->depth + j,
-                      *(const v16 *)(pass->features + (int64_t)i * width + j), s->bf16);
-        pool_barrier();
-        gemm(m, fc, m->fusion->features, pass->rows, PLAIN, m->update, fc->columns, thread, threads);
+        product(m, fc, fusion->features, pass->rows, PLAIN, m->update, fc->columns, thread, threads);
         pool_barrier();
     }
     const float *states = pass->features ? m->update : pass->states;
     const int stride = pass->features ? fc->columns : s->hidden;
-    SHARE(pass->rows)
+    OWN(pass->rows)
         memcpy(m->residual + (int64_t)i * s->hidden, states + (int64_t)i * stride, (size_t)s->hidden * 4);
 }
 
@@ -197,8 +236,14 @@ static void tap(const Model *m, const Pass *pass, int layers, int thread, int th
                        (size_t)hidden * 4);
 }
 
-static void run(const Model *m, const Pass *pass, int thread, int threads) {
+static void run(const Model *shared, const Pass *pass, int thread, int threads) {
+    Model own = *shared;
+    const Model *m = &own;
     const Shape *s = &m->shape;
+    if (alone(shared, pass)) {
+        own.residual += (int64_t)thread * ALONE_ROWS * s->hidden;
+        own.normed = (float *)own.normed + (int64_t)thread * ALONE_ROWS * m->layers->qkv.depth;
+    }
     if (m->fusion)
         begin_fused(m, pass, thread, threads);
     else
@@ -209,12 +254,12 @@ static void run(const Model *m, const Pass *pass, int thread, int threads) {
         tap(m, pass, l + 1, thread, threads);
     }
     if (pass->wanted) {
-        pool_barrier();
-        SHARE(pass->wanted)
+        rows_done(m, pass);
+        OWN(pass->wanted)
             rms_norm(m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, s->hidden, s->norm_eps,
-                     m->normed, (int64_t)i * m->head.depth, s->bf16);
-        pool_barrier();
-        gemm(m, &m->head, m->normed, pass->wanted, PLAIN, pass->logits, m->head.columns, thread, threads);
+                     m->normed, (int64_t)i * m->head.depth, inputs_bf16(s));
+        rows_done(m, pass);
+        product(m, &m->head, m->normed, pass->wanted, PLAIN, pass->logits, m->head.columns, thread, threads);
     }
     if (s->kernels == KERNELS_AMX) amx_release();
     if (pass->ranking) {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.models.architecture import Architecture
 from outrider.models.memory import Recycled, lazy_zeros
-from outrider.models.native.library import KERNELS, Layer, Matrix, Model, Pass, Shape, library
+from outrider.models.native.library import ALONE_ROWS, KERNELS, Layer, Matrix, Model, Pass, Shape, library
 from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix
 from outrider.models.precision import Precision
 from outrider.models.rotary import rotation_table
@@ -61,8 +61,10 @@ class NativeStack(StaticCache):
         max_context: int,
         threads: int,
         kernels: str | None,
+        integers: bool = False,
     ) -> None:
-        """`kernels`: the instruction set to use, one of `KERNELS` this CPU has; None: the best."""
+        """`kernels`: the instruction set to use, one of `KERNELS` this CPU has; None: the best. `integers`: matrices are
+        packed to be multiplied with int8."""
         super().__init__(max_batch, max_context)
         compiled = library()
         assert compiled is not None, "ask obstacle() first"
@@ -88,6 +90,7 @@ class NativeStack(StaticCache):
                 capacity=capacity,
                 activation=0 if a.activation == "silu" else 1,
                 bf16=self.dtype == torch.bfloat16,
+                integers=integers,
                 threads=threads,
                 kernels=best if kernels is None else min(KERNELS.index(kernels), best),
                 norm_eps=a.norm_eps,
@@ -149,14 +152,17 @@ class NativeStack(StaticCache):
         matrices = [*others, *(getattr(layer, name) for layer in self._layers for name in MATRICES)]
         wide = torch.float32
         widest = max(first.o.columns, first.down.columns)
-        m.residual = self._keep(torch.zeros(MAX_ROWS, a.hidden, dtype=wide))
-        m.normed = self._keep(torch.zeros(MAX_ROWS, first.qkv.depth, dtype=self.dtype))
+        narrow = wide if m.shape.integers else self.dtype
+        rows = max(MAX_ROWS, threads * ALONE_ROWS)
+        m.residual = self._keep(torch.zeros(rows, a.hidden, dtype=wide))
+        m.normed = self._keep(torch.zeros(rows, first.qkv.depth, dtype=narrow))
         m.qkv = self._keep(torch.zeros(MAX_ROWS, first.qkv.columns, dtype=wide))
-        m.attended = self._keep(torch.zeros(MAX_ROWS, first.o.depth, dtype=self.dtype))
+        m.attended = self._keep(torch.zeros(MAX_ROWS, first.o.depth, dtype=narrow))
         m.update = self._keep(torch.zeros(MAX_ROWS, widest, dtype=wide))
-        m.gated = self._keep(torch.zeros(MAX_ROWS, first.down.depth, dtype=self.dtype))
-        m.widened_size = max((matrix.depth * PAIR for matrix in matrices if matrix.scales), default=0)
-        m.widened = self._keep(torch.zeros(threads * m.widened_size, dtype=torch.bfloat16))
+        m.gated = self._keep(torch.zeros(MAX_ROWS, first.down.depth, dtype=narrow))
+        deepest = max((matrix.depth for matrix in matrices if matrix.scales), default=0)
+        m.scratch_size = deepest * (MAX_ROWS if m.shape.integers else 2 * PAIR)
+        m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
         m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
 
     def _matrix(self, matrix: PackedMatrix) -> Matrix:
@@ -166,6 +172,8 @@ class NativeStack(StaticCache):
             bias=self._keep(matrix.bias),
             columns=matrix.columns,
             depth=matrix.depth,
+            inputs=matrix.inputs,
+            fine=matrix.fine,
         )
 
     def _keep(self, tensor: Tensor | None) -> int | None:
