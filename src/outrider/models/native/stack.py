@@ -63,8 +63,8 @@ class NativeStack(StaticCache):
         kernels: str | None,
         integers: bool = False,
     ) -> None:
-        """`kernels`: the instruction set to use, one of `KERNELS` this CPU has; None: the best. `integers`: matrices are
-        packed to be multiplied with int8."""
+        """`kernels`: the instruction set to use, one of `KERNELS` this CPU has; None: the best. `integers`: matrices
+        are packed to be multiplied with int8."""
         super().__init__(max_batch, max_context)
         compiled = library()
         assert compiled is not None, "ask obstacle() first"
