@@ -240,7 +240,7 @@ def test_the_host_may_step_in_and_noise_is_renewed(
         monkeypatch.setattr(engine.runahead._stepper, "limit", lambda lanes: 2)
         if not on_device:
             engine.runahead = None
-        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=7 * MORE))
+        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=5, max_tokens=7 * MORE))
         two = sequence(1, [9], SamplingParams(temperature=0, max_tokens=3, logprobs=1))
         engine.add(one)
         engine.step()
