@@ -110,7 +110,7 @@ class PlainArithmetic(PlainElementwise):
         own = ((scores - joint).exp()[..., None] * v).sum(0)
         rest = _grouped(part.transpose(1, 2), keys.shape[3]).float() * (before - joint).exp()[..., None]
         out = (own + rest).flatten(2, 3).to(q.dtype)
-        return pad(out, (0, 0, 0, 0, step, 0)), joint.flatten(2).transpose(1, 2)
+        return pad(out, (0, 0, 0, 0, step, 0)), joint.flatten(2).transpose(1, 2).contiguous()
 
     def join_backward(
         self,
