@@ -4,9 +4,9 @@
 
 Everything is measured where it is used: a target pass of as many rows as the draft has, then the draft, and again; so
 the target's weights have swept the caches before each draft. The first head pass (which also fuses the target's
-features) and the later ones are told apart, of one row and of as many as a tree's level has. Heads and drafts take turns,
-a round each, so that a machine that slows down does so for all of them. Without `--head`, random heads shaped like the
-target's layers; their speed is that of any other. Leave the machine otherwise idle.
+features) and the later ones are told apart, of one row and of as many as a tree's level has. Heads and drafts take
+turns, a round each, so that a machine that slows down does so for all of them. Without `--head`, random heads shaped
+like the target's layers; their speed is that of any other. Leave the machine otherwise idle.
 """
 
 from __future__ import annotations

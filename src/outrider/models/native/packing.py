@@ -35,8 +35,8 @@ def packed(weight: Tensor, arena: Arena) -> Tensor:
 
 
 def packed_for_integers(weight: Tensor, arena: Arena) -> Tensor:
-    """int8 [columns, depth] as [pair, depth/64, panel, 16, 16, 4]: four neighbouring inputs of a column together, in bytes
-    weight + 128."""
+    """int8 [columns, depth] as [pair, depth/64, panel, 16, 16, 4]: four neighbouring inputs of a column together, in
+    bytes weight + 128."""
     weight = pad(weight, (0, -weight.shape[1] % INTEGER_DEPTH, 0, -weight.shape[0] % PAIR))
     lanes = weight.view(-1, PAIR // PANEL, PANEL, weight.shape[1] // INTEGER_DEPTH, INTEGER_DEPTH // 4, 4)
     order = lanes.permute(0, 3, 1, 4, 2, 5)
@@ -84,9 +84,7 @@ class Packer:
         self._arena = Arena()
         self._pack, self._depth = (packed_for_integers, INTEGER_DEPTH) if integers else (packed, DEPTH)
 
-    def matrix(
-        self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, *, fine: bool = False
-    ) -> PackedMatrix:
+    def matrix(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, *, fine: bool = False) -> PackedMatrix:
         """`fine`: where integers are multiplied, take inputs in int16, as two int8 numbers: they have outliers."""
         columns = -(-weight.shape[0] // PAIR) * PAIR
         depth = -(-weight.shape[1] // self._depth) * self._depth
