@@ -31,7 +31,7 @@ class NativeHead(NativeStack):
         int8 = weights.fc.scales is not None
         integers = int8 and KERNELS.index(target.kernels) >= KERNELS.index("vnni")
         packer = Packer(integers)
-        fc = packer.matrix(weights.fc.values, None, weights.fc.scales, fine=True)  # in the order a pass reads them
+        fc = packer.matrix(weights.fc.values, None, weights.fc.scales)  # in the order a pass reads them
         layers = [packer.layer(layer) for layer in weights.layers]
         shape = target._model.shape
         super().__init__(
@@ -51,7 +51,8 @@ class NativeHead(NativeStack):
         target.tap(config.taps)
         m = self._model
         m.norm = self._keep(weights.norm)
-        m.head = self._matrix(packer.matrix(weights.lm_head.values, None, weights.lm_head.scales))
+        # Two thirds of all weights; its inputs are normalised, and coarse ones do.
+        m.head = self._matrix(packer.matrix(weights.lm_head.values, None, weights.lm_head.scales, fine=False))
         self._fusion = Fusion(
             target=pointer(target._model),
             fc=self._matrix(fc),
