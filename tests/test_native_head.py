@@ -172,6 +172,34 @@ def test_rows_do_not_depend_on_company(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+def test_outliers_in_the_features_leave_the_rest_of_them(kernels: str) -> None:
+    """Hidden states have a few dimensions hundreds of times as large as the others: one int8 scale would round the
+    others to nothing. Within 3% of the head in fp32."""
+    target = native_target(kernels=kernels)
+    checkpoint = head_for(target)
+    features = torch.randn(12, 3 * 48, generator=torch.Generator().manual_seed(10))
+    features[:, [7, 60]] *= 300
+    checkpoint.tensors["fc.weight"][:, [7, 60]] = 0  # what matters is in the others
+    near, right = place_head(checkpoint, target), exact(checkpoint, target)
+    a, b = (head.forward([Rows.chain(head.open(), range(12))], features=features) for head in (near, right))
+    for x, y in ((a.logits, b.logits), (a.states, b.states)):
+        assert float((x - y).norm() / y.norm()) < 0.03
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 9, 40])
+def test_integer_kernels_agree_to_the_bit(count: int) -> None:
+    """Few rows and many, vector and tile instructions: integer sums are exact. (One kernel on a CPU without tiles.)"""
+    features = torch.randn(count, 3 * 48, generator=torch.Generator().manual_seed(11))
+    outputs = []
+    for kernels in ("vnni", "amx"):
+        target = native_target(kernels=kernels)
+        head = place_head(head_for(target, 2), target)
+        outputs.append(head.forward([Rows.chain(head.open(), range(count))], features=features))
+    assert torch.equal(outputs[0].logits, outputs[1].logits)
+    assert torch.equal(outputs[0].states, outputs[1].states)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_ranking_is_what_the_logits_say(kernels: str, temperature: float) -> None:
     """The best tokens, their probabilities, and the best under the target's noise; greedy and sampled rows together."""

@@ -87,8 +87,9 @@ class NativeDecoder(NativeStack):
 
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         run = self._run(batch)
-        for _ in run.passes():
+        logits = self._room(run)
+        columns = logits.shape[1]
+        for _ in run.passes(logits.data_ptr(), 4 * columns):
             pass
         self.features = run.tapped
-        columns = run.logits.shape[1]
-        return run.logits if columns == self.vocab_size else run.logits[:, : self.vocab_size]
+        return logits if columns == self.vocab_size else logits[:, : self.vocab_size]

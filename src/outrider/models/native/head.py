@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from ctypes import addressof, pointer, sizeof
+from struct import pack
 
 import torch
 from torch import Tensor
 
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
+from outrider.models.memory import lazy_zeros
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import KERNELS, MOST_RANKED, Fusion, Noise, Partial, Ranking
 from outrider.models.native.packing import Packer
@@ -29,7 +31,7 @@ class NativeHead(NativeStack):
         int8 = weights.fc.scales is not None
         integers = int8 and KERNELS.index(target.kernels) >= KERNELS.index("vnni")
         packer = Packer(integers)
-        fc = packer.matrix(weights.fc.values, None, weights.fc.scales, fine=True)  # in the order a pass reads them
+        fc = packer.matrix(weights.fc.values, None, weights.fc.scales)  # in the order a pass reads them
         layers = [packer.layer(layer) for layer in weights.layers]
         shape = target._model.shape
         super().__init__(
@@ -49,7 +51,8 @@ class NativeHead(NativeStack):
         target.tap(config.taps)
         m = self._model
         m.norm = self._keep(weights.norm)
-        m.head = self._matrix(packer.matrix(weights.lm_head.values, None, weights.lm_head.scales))
+        # Two thirds of all weights; its inputs are normalised, and coarse ones do.
+        m.head = self._matrix(packer.matrix(weights.lm_head.values, None, weights.lm_head.scales, fine=False))
         self._fusion = Fusion(
             target=pointer(target._model),
             fc=self._matrix(fc),
@@ -61,17 +64,21 @@ class NativeHead(NativeStack):
         m.fusion = addressof(self._fusion)
         self._make_workspace([m.head, self._fusion.fc])
         self.tap([len(layers)])  # the states that come out
-        self._columns = self._keep(weights.ids.to(torch.int32))
-        self._partials = self._keep(torch.zeros(shape.threads * MAX_ROWS * sizeof(Partial), dtype=torch.uint8))
+        columns = self._keep(weights.ids.to(torch.int32))
+        partials = self._keep(torch.zeros(shape.threads * MAX_ROWS * sizeof(Partial), dtype=torch.uint8))
+        # What `rank` uses again and again: a pass is short, and making these would be a good part of it.
+        self._ranking = Ranking(columns=config.draft_vocab, ids=columns, partials=partials)
+        self._logits = lazy_zeros((MAX_ROWS, m.head.columns), torch.float32, self.device)
 
     def forward(
         self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
     ) -> HeadOutput:
         run = self._run(batch)
         given = self._given(run.rows, features, states)
-        for start, _, step in run.passes():
+        logits = self._room(run)
+        for start, _, step in run.passes(logits.data_ptr(), 4 * logits.shape[1]):
             step.features, step.states = given.at(start)
-        return HeadOutput(run.logits[:, : self.config.draft_vocab], run.tapped)
+        return HeadOutput(logits[:, : self.config.draft_vocab], run.tapped)
 
     def _given(self, rows: int, features: Tensor | None, states: Tensor | None) -> _Given:
         return _Given(features, states, (rows, self.config.hidden if features is None else self.config.feature_width))
@@ -87,24 +94,20 @@ class NativeHead(NativeStack):
     ) -> tuple[list[Followers], Tensor]:
         run = self._run(batch)
         given = self._given(run.rows, features, states)
-        total = len(run.logits)
+        total = run.wanted
         assert len(keys) == total, "a key for every row wanted"
         assert count <= MOST_RANKED
-        noise = (Noise * total)(*[_noise(key) for key in keys])  # type: ignore[misc]  # tuples will do
-        tokens, shares = array("i", bytes(8 * count * total)), array("f", bytes(8 * count * total))
-        at = addressof(noise), tokens.buffer_info()[0], shares.buffer_info()[0]
-        for start, wanted, step in run.passes():
+        size = 8 * count
+        noise = array("B", b"".join([_noise(key) for key in keys]))
+        tokens, shares = array("i", bytes(size * total)), array("f", bytes(size * total))
+        at = noise.buffer_info()[0], tokens.buffer_info()[0], shares.buffer_info()[0]
+        ranking = self._ranking
+        ranking.count = count
+        for start, wanted, step in run.passes(self._logits.data_ptr(), 0):
             step.features, step.states = given.at(start)
+            ranking.noise = at[0] + sizeof(Noise) * wanted
+            ranking.tokens, ranking.shares = at[1] + size * wanted, at[2] + size * wanted
             if step.wanted:
-                ranking = Ranking(
-                    count,
-                    self.config.draft_vocab,
-                    self._columns,
-                    at[0] + sizeof(Noise) * wanted,
-                    self._partials,
-                    at[1] + 8 * count * wanted,
-                    at[2] + 8 * count * wanted,
-                )
                 step.ranking = addressof(ranking)
         found = list(zip(tokens, shares, strict=True))
         followers = []
@@ -116,9 +119,12 @@ class NativeHead(NativeStack):
         return followers, run.tapped
 
 
-def _noise(key: NoiseKey | None) -> tuple[float, int, int, int]:
-    """The fields of a `Noise`."""
-    return (1.0, 0, 0, 0) if key is None else (1.0 / key.temperature, 1, key.low, key.high)
+_GREEDY = pack("fiII", 1.0, 0, 0, 0)
+
+
+def _noise(key: NoiseKey | None) -> bytes:
+    """A `Noise`."""
+    return _GREEDY if key is None else pack("fiII", 1.0 / key.temperature, 1, key.low, key.high)
 
 
 class _Given:

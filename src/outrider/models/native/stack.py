@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import byref
-from itertools import accumulate, chain, count, repeat
+from itertools import accumulate, count, repeat
 
 import torch
 from torch import Tensor
@@ -121,12 +121,14 @@ class NativeStack(StaticCache):
             span = self._slots.extend(given)
             wanted = repeat(True) if given.logits is None else map(set(given.logits).__contains__, count())
             rows.extend(zip(given.tokens, repeat(span), span.paths, wanted, strict=False))
-        columns = self._model.head.columns
-        total = sum([want for _, _, _, want in rows])
-        logits = self._results.empty(total, columns) if total else torch.empty(0, columns)
         width = len(self._taps) * self.architecture.hidden
         tapped = self._tapped.empty(len(rows), width) if width else torch.empty(0, 0)
-        return _Run(self, rows, logits, tapped)
+        return _Run(self, rows, tapped)
+
+    def _room(self, run: _Run) -> Tensor:
+        """For the logits of the rows wanted."""
+        columns = self._model.head.columns
+        return self._results.empty(run.wanted, columns) if run.wanted else torch.empty(0, columns)
 
     def _fill_layers(self, packed: list[PackedLayer], capacity: int) -> None:
         a = self.architecture
@@ -190,42 +192,45 @@ _Row = tuple[int, Span, list[int], bool]
 class _Run:
     """The rows of one `forward`, and where their results go."""
 
-    def __init__(self, stack: NativeStack, rows: list[_Row], logits: Tensor, tapped: Tensor) -> None:
+    def __init__(self, stack: NativeStack, rows: list[_Row], tapped: Tensor) -> None:
         self.rows = len(rows)
-        self.logits = logits
-        """[rows wanted, columns]"""
+        self.wanted = sum([want for _, _, _, want in rows])
         self.tapped = tapped
         """[rows, taps * hidden]"""
         self._stack = stack
         self._rows = rows
 
-    def passes(self) -> Iterator[tuple[int, int, Pass]]:
+    def passes(self, logits: int, pitch: int) -> Iterator[tuple[int, int, Pass]]:
         """One compiled pass after the other: (rows before it, wanted rows before it, its description). Each is run when
-        the next is asked for, so that more can be added to the description."""
-        logits, tapped = self.logits.data_ptr(), self.tapped.data_ptr()
-        pitch, width = 4 * self.logits.shape[1], 4 * self.tapped.shape[-1]
+        the next is asked for, so that more can be added to the description. `logits`: the address of those of the first
+        row wanted, `pitch` bytes before those of the next; 0: every pass may overwrite the one before's."""
+        tapped, width = self.tapped.data_ptr(), 4 * self.tapped.shape[-1]
+        model, forward = byref(self._stack._model), self._stack._kernels.outrider_forward
         wanted = 0
         for start in range(0, self.rows, MAX_ROWS):
-            arrays = _arrays(self._rows[start : start + MAX_ROWS])
-            addresses = [values.buffer_info()[0] for values in arrays]
-            results = logits + pitch * wanted, tapped + width * start
-            step = Pass(len(arrays[0]), len(arrays[-1]), *addresses, *results)
+            numbers, step = _described(self._rows[start : start + MAX_ROWS])
+            step.logits, step.tapped = logits + pitch * wanted, tapped + width * start
             yield start, wanted, step
-            self._stack._kernels.outrider_forward(byref(self._stack._model), byref(step))
-            wanted += len(arrays[-1])
+            forward(model, byref(step))
+            wanted += step.wanted
+            del numbers  # the step points into them
 
 
-def _arrays(rows: list[_Row]) -> list[array[int]]:
-    """Tokens, slots, bases, starts, paths and wanted rows, as in `Pass`.
+def _described(rows: list[_Row]) -> tuple[array[int], Pass]:
+    """A `Pass` without its results, and what it points into.
 
-    Plain arrays, no NumPy or PyTorch: the weights have swept every cache, and what is not touched costs nothing.
+    One plain array, no NumPy or PyTorch: the weights have swept every cache, and what is not touched costs nothing.
     """
-    lists = (
-        [token for token, _, _, _ in rows],
-        [span.slot for _, span, _, _ in rows],
-        [span.base for _, span, _, _ in rows],
-        list(accumulate([len(path) for _, _, path, _ in rows], initial=0)),
-        list(chain.from_iterable([path for _, _, path, _ in rows])),
-        [i for i, (_, _, _, want) in enumerate(rows) if want],
-    )
-    return [array("i", values) for values in lists]
+    numbers = [token for token, _, _, _ in rows]
+    numbers += [span.slot for _, span, _, _ in rows]
+    numbers += [span.base for _, span, _, _ in rows]
+    numbers += accumulate([len(path) for _, _, path, _ in rows], initial=0)
+    wanted = len(numbers)
+    numbers += [i for i, (_, _, _, want) in enumerate(rows) if want]
+    paths = len(numbers)
+    for _, _, path, _ in rows:
+        numbers += path
+    held = array("i", numbers)
+    at, count = held.buffer_info()[0], 4 * len(rows)
+    starts = at + count, at + 2 * count, at + 3 * count, at + 4 * paths, at + 4 * wanted
+    return held, Pass(len(rows), paths - wanted, at, *starts)
