@@ -85,8 +85,8 @@ class Packer:
         self._pack, self._depth = (packed_for_integers, INTEGER_DEPTH) if integers else (packed, DEPTH)
 
     def matrix(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, *, fine: bool = True) -> PackedMatrix:
-        """`fine`: where integers are multiplied, take inputs as two int8 numbers each, about as good as int16: most have
-        outliers. Costs nothing for up to four rows."""
+        """`fine`: where integers are multiplied, take inputs as two int8 numbers each, about as good as int16: most
+        have outliers. Costs next to nothing for up to four rows."""
         columns = -(-weight.shape[0] // PAIR) * PAIR
         depth = -(-weight.shape[1] // self._depth) * self._depth
         data = self._pack(weight, self._arena)
