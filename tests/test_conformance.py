@@ -42,7 +42,7 @@ from outrider.types import (
 )
 
 VOCAB = 97
-PATHS = {"model": "model:tiny", "head": "head:tiny"}
+PATHS = {"model": "model:tiny", "head": "head:tiny", "head+suffix": "head+suffix:tiny"}
 """What to write after the name for drafters that need it."""
 CACHES = ["native", "torch", "torch-bitwise", "hf"]
 
@@ -76,7 +76,7 @@ class TinyParts:
 
 @pytest.fixture(params=list(DRAFTERS))
 def drafter(request: pytest.FixtureRequest, target: tuple[Any, LanguageModel]) -> Checked:
-    if request.param == "head" and not can_read(target[1]):
+    if request.param.startswith("head") and not can_read(target[1]):
         pytest.skip("this target's states cannot be read")
     drafter = build(PATHS.get(request.param, request.param), TinyParts(*target))
     return CheckedReader(drafter) if isinstance(drafter, ReadsFeatures) else Checked(drafter)
