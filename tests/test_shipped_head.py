@@ -9,7 +9,7 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.control.controller import FixedLength
-from outrider.drafters.head import HeadDrafter
+from outrider.drafters.mix import MixDrafter
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.shipped import shipped_head
 
@@ -50,7 +50,7 @@ def test_the_wheel_takes_it_along(folder: Path) -> None:
 
 
 def test_it_is_used_by_default(llm: LLM) -> None:
-    assert isinstance(llm.drafter, HeadDrafter)
+    assert isinstance(llm.drafter, MixDrafter)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
