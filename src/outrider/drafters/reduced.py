@@ -17,8 +17,9 @@ from outrider.types import ResolvedParams
 
 
 def plainly_ranked(params: ResolvedParams) -> bool:
-    """Whether nothing but temperature shapes the distribution that children are ranked by."""
-    return params.is_bare and (params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p))
+    """Whether temperature alone decides which followers are proposed. What top-k, top-p and min-p take away is seldom
+    proposed anyway, and a proposal need not be exact; penalties and biases change the order itself."""
+    return params.is_bare
 
 
 class ReducedVocabulary:
