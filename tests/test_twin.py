@@ -248,7 +248,7 @@ def texts(llm: LLM, engine: Engine, temperature: float) -> tuple[list[list[int]]
     """Token ids of some prompts decoded by `engine`, and how many of them were drafted."""
     prompts = [PROMPTS[i] for i in (0, 3, 10, 17)]
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
-    sequences = [llm._sequence(prompt, params, trace=False) for prompt in prompts]
+    sequences = [llm.sequence(prompt, params) for prompt in prompts]
     for _ in llm._run(engine, sequences):
         pass
     return [s.completion().token_ids for s in sequences], sum(s.accepted for s in sequences)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,7 @@ from outrider.models.head.shipped import shipped_head
 from outrider.models.load import Placement, load_model, placement
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel
+from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel, Speculation
 
 Prompt = str | Sequence[int]
 Message = dict[str, str]
@@ -129,7 +129,7 @@ class LLM:
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
         if len(each) != len(batch):
             raise InvalidRequest(f"params: {len(batch)} prompts need as many SamplingParams, got {len(each)}")
-        sequences = [self._sequence(prompt, p, trace) for prompt, p in zip(batch, each, strict=True)]
+        sequences = [self.sequence(prompt, p, trace=trace) for prompt, p in zip(batch, each, strict=True)]
         return self._run(self._engine if speculate else self._plain, sequences)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
@@ -139,6 +139,11 @@ class LLM:
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The conversation as the token ids the model is asked to continue."""
         return self.tokenizer.apply_chat_template(list(messages))
+
+    @property
+    def engine(self) -> Engine:
+        """What runs sequences; for those who step it themselves, such as the server."""
+        return self._engine
 
     def _run(self, engine: Engine, sequences: list[Running]) -> Iterator[Chunk]:
         index = {sequence.id: i for i, sequence in enumerate(sequences)}
@@ -150,12 +155,21 @@ class LLM:
                 for chunk in engine.step():
                     sequence = by_id[chunk.index]
                     done = sequence.completion() if sequence.finish_reason is not None else None
-                    yield Chunk(index[sequence.id], chunk.text, chunk.token_ids, chunk.origins, chunk.step, done)
+                    yield replace(chunk, index=index[sequence.id], completion=done)
         finally:
             for sequence in sequences:
                 engine.remove(sequence)
 
-    def _sequence(self, prompt: Prompt, params: SamplingParams, trace: bool) -> Running:
+    def sequence(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        choice: int = 0,
+        speculation: Speculation | None = None,
+        trace: bool = False,
+    ) -> Running:
+        """A sequence for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise InvalidRequest("prompt: it is empty; give at least one token of text")
@@ -165,7 +179,7 @@ class LLM:
             raise InvalidRequest(
                 f"prompt: {len(tokens)} tokens leave no room in a context of {self.model.max_context}; shorten it"
             )
-        resolved = params.resolve(self.generation_config, self.tokenizer.eos_token_ids, self.model.vocab_size)
+        resolved = params.resolve(self.generation_config, self.tokenizer.eos_token_ids, self.model.vocab_size, choice)
         return Running(
             id=next(self._ids),
             tokens=tokens,
@@ -175,6 +189,7 @@ class LLM:
             stream=TextStream(self.tokenizer.token_bytes, resolved.stop, self.tokenizer.strips_leading_space),
             history=History(tokens),
             keep_trace=trace,
+            speculation=speculation or Speculation(),
         )
 
 

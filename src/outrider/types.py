@@ -77,6 +77,19 @@ class Budget:
     tree: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How one request may be drafted for; it can change the speed, never the text.
+
+    At most `max_nodes` nodes a step (None: as many as the controller likes; 0: none, plain decoding), by the drafter
+    named (None: the engine's own). `prediction`: what the caller expects the answer to be, as tokens to draft from.
+    """
+
+    max_nodes: int | None = None
+    drafter: str | None = None
+    prediction: tuple[int, ...] = ()
+
+
 class Verdict(NamedTuple):
     """What an acceptance rule decided: the accepted nodes in path order, and the token the target adds."""
 
@@ -420,6 +433,8 @@ class Chunk:
     step: StepTrace
     completion: Completion | None = None
     """The whole result, on the last chunk of a sequence."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Per token, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

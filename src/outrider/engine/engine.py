@@ -162,7 +162,8 @@ class Engine:
         step = _trace(draft, verdict, kept)
         if sequence.keep_trace:
             sequence.trace.append(step)
-        return Chunk(sequence.id, text, tokens, tuple(sequence.origins[-kept:]), step)
+        logprobs = tuple(sequence.logprobs[-kept:]) if sequence.logprobs else ()
+        return Chunk(sequence.id, text, tokens, tuple(sequence.origins[-kept:]), step, logprobs=logprobs)
 
     def _keep(self, judged: Judged, kept: int) -> None:
         """The cache ends up holding all tokens but the last: it has no row yet, or (cut inside the path) needs none."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from outrider.engine.text import TextStream
 from outrider.sampling.history import History
-from outrider.types import Completion, FinishReason, ResolvedParams, StepTrace, TokenLogprob
+from outrider.types import Completion, FinishReason, ResolvedParams, Speculation, StepTrace, TokenLogprob
 
 NO_SLOT = -1
 
@@ -24,6 +24,7 @@ class Sequence:
     stream: TextStream
     history: History
     keep_trace: bool = False
+    speculation: Speculation = field(default_factory=Speculation)
     slot: int = NO_SLOT
     finish_reason: FinishReason | None = None
     origins: list[str] = field(default_factory=list)
@@ -42,7 +43,8 @@ class Sequence:
     @property
     def room(self) -> int:
         """Nodes worth drafting: the target adds one token by itself, so the last one never needs a draft."""
-        return self.limit - self.generated - 1
+        left, most = self.limit - self.generated - 1, self.speculation.max_nodes
+        return left if most is None else min(left, most)
 
     def push(self, token: int) -> str:
         """Add one token and decide whether the sequence ends with it; returns the text that may be shown."""
