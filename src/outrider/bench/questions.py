@@ -81,7 +81,7 @@ def interleaved(questions: Sequence[Question]) -> list[Question]:
 
 
 def _parse(text: str, source: str) -> Iterator[Question]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: U+2028 may stand in a string
         if line.strip():
             yield _question(line, f"questions: line {number} of {source}")
 
