@@ -23,6 +23,7 @@ from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import Placement, load_model, placement
+from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel, Speculation
@@ -76,6 +77,7 @@ class LLM:
         self._engine = Engine(self.model, self.drafter, controller)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
         self._ids = count()
+        self._grammars = Grammars(self.tokenizer, self.model.vocab_size)
 
     def with_model(self, model: LanguageModel) -> LLM:
         """The same tokenizer and defaults over another model of the same vocabulary, decoding plainly."""
@@ -179,8 +181,10 @@ class LLM:
             raise InvalidRequest(
                 f"prompt: {len(tokens)} tokens leave no room in a context of {self.model.max_context}; shorten it"
             )
-        resolved = params.resolve(self.generation_config, self.tokenizer.eos_token_ids, self.model.vocab_size, choice)
-        return Running(
+        resolved = params.resolve(
+            self.generation_config, self.tokenizer.eos_token_ids, self.model.vocab_size, choice, self._grammars
+        )
+        sequence = Running(
             id=next(self._ids),
             tokens=tokens,
             prompt_length=len(tokens),
@@ -191,6 +195,9 @@ class LLM:
             keep_trace=trace,
             speculation=speculation or Speculation(),
         )
+        if sequence.stuck:
+            raise InvalidRequest("grammar: nothing can be written under it with these stop tokens and min_tokens")
+        return sequence
 
 
 @dataclass(frozen=True, slots=True)
