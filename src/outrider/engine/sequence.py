@@ -68,8 +68,10 @@ class Sequence:
     @property
     def stuck(self) -> bool:
         """Whether a grammar lets nothing follow, not even an end."""
+        if self.params.grammar is None:
+            return False
         path = self.tokens[self.prompt_length + self.history.generated :]
-        return self.params.grammar is not None and allowed(self.params, self.history, path) is None
+        return allowed(self.params, self.history, path) is None
 
     def count(self, draft: Draft, accepted: int) -> None:
         """Note a step that took `accepted` tokens of `draft`."""
@@ -86,9 +88,7 @@ class Sequence:
         generated = self.generated
         may_stop = generated >= self.params.min_tokens
         text = self.stream.push(token, may_stop)
-        if self.stream.stopped or (may_stop and token in self.params.stop_token_ids):
-            self.finish_reason = "stop"
-        elif self.params.grammar is not None and self.stuck:
+        if self.stream.stopped or (may_stop and token in self.params.stop_token_ids) or self.stuck:
             self.finish_reason = "stop"
         elif generated >= self.limit:
             self.finish_reason = "length"

@@ -204,7 +204,7 @@ class Walk:
             self._matcher.rollback(len(self._at) - common)
         rest = list(path[common:])
         text = next((i for i, token in enumerate(rest) if token in self._grammar.ends), len(rest))
-        taken = self._matcher.try_consume_tokens(rest[:text])
+        taken: int = self._matcher.try_consume_tokens(rest[:text])
         self._at = path[: common + taken]
         return taken == len(rest)
 
