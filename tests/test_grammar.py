@@ -260,7 +260,7 @@ def test_no_dead_ends(llm: LLM) -> None:
     ],
 )
 def test_what_cannot_be_kept_is_refused_when_asked(llm: LLM, grammar: Grammar) -> None:
-    with pytest.raises(InvalidRequest, match="grammar: .*compiled or satisfied"):
+    with pytest.raises(InvalidRequest, match=r"grammar: .*compiled or satisfied"):
         llm.sequence("Hello", SamplingParams(grammar=grammar))
 
 

@@ -11,7 +11,7 @@ from toy import Sequence_, resolved, sequence
 
 from outrider import LLM, InvalidRequest, SamplingParams
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.types import Budget, Completion, Speculation
+from outrider.types import Budget, Commit, Completion, Draft, Speculation
 
 TEXT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]
 
@@ -24,16 +24,12 @@ def predicted(*tokens: int) -> tuple[PredictionDrafter, Sequence_]:
     return drafter, seq
 
 
-def next_draft(
-    drafter: PredictionDrafter, seq: Sequence_, *tokens: int, nodes: int = 4, floor: float = 0.0
-) -> list[int]:
+def next_draft(drafter: PredictionDrafter, seq: Sequence_, *tokens: int) -> list[int]:
     """What is drafted once the output has grown by `tokens`, one step each."""
-    from outrider.types import Commit, Draft
-
     for token in tokens:
         seq.push([token])
         drafter.observe([Commit(seq, Draft(), (), (token,))])
-    return list(drafter.propose([seq], [Budget(nodes, nodes, floor)])[0].tokens)
+    return list(drafter.propose([seq], [Budget(4, 4)])[0].tokens)
 
 
 def test_follows_and_ends() -> None:
@@ -147,7 +143,7 @@ def test_any_prediction_leaves_the_text_alone(llm: LLM) -> None:
 
 def test_what_is_asked_for_is_checked(llm: LLM) -> None:
     for bad in (Speculation(prediction=(10**6,)), Speculation(prediction=(-1,)), Speculation(max_nodes=-1)):
-        with pytest.raises(InvalidRequest, match="prediction|max_nodes"):
+        with pytest.raises(InvalidRequest, match=r"prediction|max_nodes"):
             llm.sequence("Hi", SamplingParams(), speculation=bad)
     alone = llm.with_drafter("suffix", llm.engine.controller)
     with pytest.raises(InvalidRequest, match="prediction: this LLM takes none"):

@@ -10,6 +10,7 @@ from prompts import PROMPTS
 from outrider import LLM, DrafterError, InvalidRequest, SamplingParams
 from outrider.control.auto import AutoLength
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.registry import build_router
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.types import Speculation
@@ -100,8 +101,6 @@ def test_unknown_drafters_are_refused_when_asked(llm: LLM) -> None:
 
 
 def test_heads_are_shared(llm: LLM) -> None:
-    from outrider.drafters.registry import build_router
-
     router = llm.drafter
     assert router.default.head.head is router._named["head"].head  # type: ignore[attr-defined]
     with pytest.raises(DrafterError, match="only one head"):
