@@ -46,7 +46,7 @@ class RouterDrafter:
 
     def is_default(self, sequence: SequenceView) -> bool:
         """Whether the default drafter alone drafts for it."""
-        return self._route[sequence.id] is self._default and not sequence.speculation.prediction
+        return self._route.get(sequence.id) is self._default and not sequence.speculation.prediction
 
     def open(self, sequence: SequenceView) -> None:
         name = sequence.speculation.drafter
