@@ -19,7 +19,9 @@ from tiny_head import sensible_head
 from outrider import SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import DRAFTERS, build
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.registry import DRAFTERS, build, build_router
+from outrider.drafters.router import RouterDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
@@ -39,6 +41,7 @@ from outrider.types import (
     ReadsFeatures,
     Rows,
     SequenceView,
+    Speculation,
 )
 
 VOCAB = 97
@@ -74,11 +77,18 @@ class TinyParts:
         return place_head(sensible_head(self._reference.state_dict(), self._target.architecture, ids), self._target)
 
 
-@pytest.fixture(params=list(DRAFTERS))
+@pytest.fixture(params=[*DRAFTERS, "prediction", "router", "router-of-heads"])
 def drafter(request: pytest.FixtureRequest, target: tuple[Any, LanguageModel]) -> Checked:
-    if request.param.startswith("head") and not can_read(target[1]):
+    if "head" in request.param and not can_read(target[1]):
         pytest.skip("this target's states cannot be read")
-    drafter = build(PATHS.get(request.param, request.param), TinyParts(*target))
+    drafter: Drafter
+    if request.param == "prediction":
+        drafter = PredictionDrafter()
+    elif request.param.startswith("router"):
+        others = ["head:tiny"] if "head" in request.param else ["ngram", "model:tiny"]
+        drafter = build_router("head+suffix:tiny" if "head" in request.param else "suffix", others, TinyParts(*target))
+    else:
+        drafter = build(PATHS.get(request.param, request.param), TinyParts(*target))
     return CheckedReader(drafter) if isinstance(drafter, ReadsFeatures) else Checked(drafter)
 
 
@@ -139,9 +149,12 @@ class CheckedReader(Checked):
 
 
 def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: int) -> list[list[int]]:
-    """Five ragged prompts through three slots; returns what was generated."""
+    """Five ragged prompts through three slots; returns what was generated. Two have predictions, right for a few tokens
+    at best, and where there are several drafters each has its turn."""
     engine = Engine(model, drafter, FixedLength(nodes))
     rng = random.Random(3)
+    inner = drafter.inner if isinstance(drafter, Checked) else drafter
+    routes = [None, *inner.names] if isinstance(inner, RouterDrafter) else [None]
     sequences = []
     for number in range(5):
         prompt = rng.choices(range(12), k=rng.randint(1, 40))
@@ -153,6 +166,10 @@ def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: i
             limit=14,
             stream=TextStream(lambda token: b"", (), False),
             history=History(prompt),
+            speculation=Speculation(
+                drafter=routes[number % len(routes)],
+                prediction=tuple(rng.choices(range(12), k=20)) if number % 2 else (),
+            ),
         )
         sequences.append(sequence)
         engine.add(sequence)

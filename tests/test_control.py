@@ -20,7 +20,7 @@ from outrider.control.isotonic import isotonic
 from outrider.control.plan import share_rows, worthwhile_depth
 from outrider.control.profile import Profile
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft
+from outrider.types import Budget, Commit, Draft, Speculation
 
 NO_DRAFTS = FixedLength(0)
 
@@ -32,6 +32,7 @@ class Running:
     id: int
     tokens: list[int] = field(default_factory=list)
     prompt_length: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 @dataclass

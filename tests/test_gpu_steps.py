@@ -6,6 +6,7 @@ Run by Triton's interpreter where there is no GPU, so with a tiny model; tests/t
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from itertools import count
@@ -21,6 +22,7 @@ from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.router import router
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.text import TextStream
@@ -29,7 +31,7 @@ from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import ROOT, Drafter, Rows
+from outrider.types import ROOT, Drafter, Rows, Speculation
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
@@ -212,6 +214,44 @@ def test_noise_is_renewed_and_the_host_may_step_in(
         assert len(two.logprobs) == 2
         found.append((one.tokens, two.tokens))
     assert found[0] == found[1]
+
+
+def test_a_router_steps_on_the_device_while_all_go_to_its_default(
+    target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another drafter's sequence, one with a prediction and one that drafts less join and leave: the same tokens."""
+    found, launched = [], []
+    for on_device in (True, False):
+        engine = Engine(target, router(ModelDrafter(draft), {"ngram": NgramDrafter()}), FixedLength(2))
+        assert engine.runahead is not None
+        launch = engine.runahead._stepper.launch
+
+        def counted(length: int, launch: Callable[[int], None] = launch, engine: Engine = engine) -> None:
+            launched.append([s.id for s in engine.scheduler.running])
+            launch(length)
+
+        monkeypatch.setattr(engine.runahead._stepper, "launch", counted)
+        if not on_device:
+            engine.runahead = None
+        main = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=10))
+        engine.add(main)
+        others = []
+        for i, speculation in enumerate(
+            [Speculation(drafter="ngram"), Speculation(prediction=(1, 2, 3)), Speculation(max_nodes=0)], start=1
+        ):
+            engine.step()
+            other = sequence(i, [9, 9], SamplingParams(temperature=0, max_tokens=2))
+            other.speculation = speculation
+            others.append(other)
+            engine.add(other)
+            while not other.finish_reason:
+                engine.step()
+        while not main.finish_reason:
+            engine.step()
+        found.append([s.tokens for s in (main, *others)])
+    assert found[0] == found[1]
+    assert [0] in launched
+    assert all(len(ids) == 1 for ids in launched), "only the default's own sequence is drafted for on the device"
 
 
 @pytest.mark.parametrize("controller", [FixedLength(3), AutoLength(nodes=4)], ids=["fixed", "auto"])

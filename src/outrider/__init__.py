@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outrider.errors import DrafterError, InvalidRequest, ModelError, OutriderError
     from outrider.llm import LLM
+    from outrider.sampling.grammar import Grammar
     from outrider.sampling.params import SamplingParams
     from outrider.types import Chunk, Completion
 
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "outrider.llm",
+    "Grammar": "outrider.sampling.grammar",
     "SamplingParams": "outrider.sampling.params",
     "Chunk": "outrider.types",
     "Completion": "outrider.types",
@@ -29,6 +31,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "DrafterError",
+    "Grammar",
     "InvalidRequest",
     "ModelError",
     "OutriderError",

@@ -13,7 +13,8 @@ from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.model import check_vocabularies
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import build
+from outrider.drafters.registry import build, build_router
+from outrider.drafters.router import RouterDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
@@ -23,6 +24,7 @@ from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import Placement, load_model, placement
+from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel, Speculation
@@ -39,7 +41,8 @@ class LLM:
 
     `drafter`: none, ngram, suffix, model:PATH, head[:PATH], auto, or a `Drafter` of your own. `draft_length`: nodes per
     draft, or "auto" to stop when it does not pay. Neither changes the text. `bitwise` None means: on wherever it is
-    nearly free.
+    nearly free. `also`: further drafters that a request may name (`Speculation.drafter`); given at all, even empty,
+    requests may also bring a prediction.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class LLM:
         model: str = "smollm2-135m",
         *,
         drafter: str | Drafter = "auto",
+        also: Sequence[str] | None = None,
         draft_length: int | Literal["auto"] = "auto",
         dtype: str = "auto",
         device: str = "auto",
@@ -72,10 +76,14 @@ class LLM:
 
         self.model = load_model(checkpoint, place)
         self._parts = _Parts(checkpoint, place, self.model)
-        self.drafter = build(drafter, self._parts) if isinstance(drafter, str) else drafter
+        if also is not None:
+            self.drafter: Drafter = build_router(drafter, also, self._parts)
+        else:
+            self.drafter = build(drafter, self._parts) if isinstance(drafter, str) else drafter
         self._engine = Engine(self.model, self.drafter, controller)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
         self._ids = count()
+        self._grammars = Grammars(self.tokenizer, self.model.vocab_size)
 
     def with_model(self, model: LanguageModel) -> LLM:
         """The same tokenizer and defaults over another model of the same vocabulary, decoding plainly."""
@@ -145,6 +153,12 @@ class LLM:
         """What runs sequences; for those who step it themselves, such as the server."""
         return self._engine
 
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names a request may give as `Speculation.drafter`."""
+        names = self.drafter.names if isinstance(self.drafter, RouterDrafter) else (self.drafter.name,)
+        return names if "none" in names else (*names, "none")
+
     def _run(self, engine: Engine, sequences: list[Running]) -> Iterator[Chunk]:
         index = {sequence.id: i for i, sequence in enumerate(sequences)}
         by_id = {sequence.id: sequence for sequence in sequences}
@@ -179,8 +193,10 @@ class LLM:
             raise InvalidRequest(
                 f"prompt: {len(tokens)} tokens leave no room in a context of {self.model.max_context}; shorten it"
             )
-        resolved = params.resolve(self.generation_config, self.tokenizer.eos_token_ids, self.model.vocab_size, choice)
-        return Running(
+        resolved = params.resolve(
+            self.generation_config, self.tokenizer.eos_token_ids, self.model.vocab_size, choice, self._grammars
+        )
+        sequence = Running(
             id=next(self._ids),
             tokens=tokens,
             prompt_length=len(tokens),
@@ -189,8 +205,27 @@ class LLM:
             stream=TextStream(self.tokenizer.token_bytes, resolved.stop, self.tokenizer.strips_leading_space),
             history=History(tokens),
             keep_trace=trace,
-            speculation=speculation or Speculation(),
+            speculation=self._checked(speculation or Speculation()),
         )
+        if sequence.stuck:
+            raise InvalidRequest("grammar: nothing can be written under it with these stop tokens and min_tokens")
+        return sequence
+
+    def _checked(self, speculation: Speculation) -> Speculation:
+        """What was asked for, in terms of the drafters there are; "none" is a budget of no nodes."""
+        name, most = speculation.drafter, speculation.max_nodes
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+            raise InvalidRequest(f"max_nodes must be a whole number from 0 on, not {most!r}")
+        if name is not None and name not in self.drafters:
+            raise InvalidRequest(f"drafter: there is no {name!r} here; choose {', '.join(self.drafters)}")
+        if bad := [t for t in speculation.prediction if not 0 <= t < self.model.vocab_size]:
+            raise InvalidRequest(f"prediction: token id {bad[0]} is outside the vocabulary of {self.model.vocab_size}")
+        routed = isinstance(self.drafter, RouterDrafter)
+        if speculation.prediction and not routed:
+            raise InvalidRequest("prediction: this LLM takes none; make it with also=() or more drafters")
+        if name == "none":
+            return replace(speculation, drafter=None, prediction=(), max_nodes=0)
+        return speculation if routed else replace(speculation, drafter=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 ROOT = -1
@@ -111,6 +113,8 @@ class SequenceView(Protocol):
     def prompt_length(self) -> int: ...
     @property
     def params(self) -> ResolvedParams: ...
+    @property
+    def speculation(self) -> Speculation: ...
 
 
 class Commit(NamedTuple):
@@ -364,6 +368,26 @@ class SteppingModel(Protocol):
         ...
 
 
+class GrammarWalk(Protocol):
+    """Where one output stands in a grammar; a function of its tokens alone."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """The output has grown by `tokens`."""
+        ...
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Which tokens [V] may follow the output and then `path`; None where none may, or `path` itself may not."""
+        ...
+
+
+class TokenGrammar(Protocol):
+    """What outputs may look like, token by token."""
+
+    def start(self) -> GrammarWalk:
+        """For an output that is still empty."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedParams:
     """`SamplingParams` with every default filled in: what one sequence is decoded with."""
@@ -388,6 +412,8 @@ class ResolvedParams:
     logprobs: int | None
     processed_logprobs: bool
     verify: VerifyRule
+    grammar: TokenGrammar | None = None
+    """What the output must look like."""
 
     @property
     def is_bare(self) -> bool:
@@ -398,6 +424,7 @@ class ResolvedParams:
             and not self.presence_penalty
             and not self.logit_bias
             and not self.min_tokens
+            and self.grammar is None
         )
 
 
@@ -437,6 +464,13 @@ class Chunk:
     """Per token, where they were asked for."""
 
 
+class Tally(NamedTuple):
+    """Tokens drafted, and how many of them were accepted."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A finished generation."""
@@ -456,6 +490,10 @@ class Completion:
     prefill_seconds: float
     logprobs: list[TokenLogprob] | None = None
     trace: list[StepTrace] = field(default_factory=list)
+    sources: Mapping[str, Tally] = field(default_factory=dict)
+    """By who drafted."""
+    acceptance: list[int] = field(default_factory=list)
+    """Entry n: steps in which n drafted tokens were accepted."""
 
     @property
     def mean_acceptance_length(self) -> float:

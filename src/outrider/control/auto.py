@@ -73,6 +73,14 @@ class _State:
     issued: Budget = field(default_factory=lambda: Budget(0, 0))
 
 
+_Route = tuple[str | None, bool]
+
+
+def _route(sequence: SequenceView) -> _Route:
+    """What tells beforehand who drafts for a sequence."""
+    return sequence.speculation.drafter, bool(sequence.speculation.prediction)
+
+
 class AutoLength:
     """Budgets of at most `nodes` nodes per sequence and `rows` verified rows per step (one per sequence
     included)."""
@@ -88,6 +96,8 @@ class AutoLength:
         self._sources: dict[str, _Source] = {}
         self._last = ""
         """Source of the last draft of any sequence."""
+        self._lately: dict[_Route, str] = {}
+        """The same among sequences that are drafted for alike."""
         self._states: dict[int, _State] = {}
         self._steps = 0
         self._cost_per_step = 1.0
@@ -187,7 +197,7 @@ class AutoLength:
     def _learn(self, state: _State, commit: Commit, depth: int, shared: bool) -> None:
         draft, issued = commit.draft, state.issued
         if draft.tokens:
-            state.source = self._last = draft.source
+            state.source = self._last = self._lately[_route(commit.sequence)] = draft.source
             self._known(draft.source).calibration.observe(draft, commit.path)
         chances = self._chances(state)
         order = sorted(range(len(draft)), key=draft.confidence.__getitem__, reverse=True)
@@ -232,7 +242,7 @@ class AutoLength:
     def _state(self, sequence: SequenceView) -> _State:
         state = self._states.get(sequence.id)
         if state is None:
-            state = self._states[sequence.id] = _State(self._last)
+            state = self._states[sequence.id] = _State(self._lately.get(_route(sequence), ""))
         return state
 
     def _known(self, name: str) -> _Source:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from outrider.drafters.head import HeadDrafter
@@ -10,6 +10,7 @@ from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.router import RouterDrafter, router
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import DrafterError
 from outrider.types import Drafter, DraftHead, LanguageModel
@@ -60,6 +61,51 @@ def build(spec: str, parts: Parts) -> Drafter:
     if path and name not in MAY_HAVE_PATH:
         raise DrafterError(f"drafter {spec!r} is not complete: {name} takes no path")
     return DRAFTERS[name](path, parts)
+
+
+def build_router(default: str | Drafter, also: Sequence[str], parts: Parts) -> RouterDrafter:
+    """Drafters that requests choose among by name (that of a spec without its path), and a default. Those that need a
+    head or a draft model share it, so there can be one of each."""
+    shared = _SharedParts(parts)
+    first = build(default, shared) if isinstance(default, str) else default
+    named = {default.partition(":")[0]: first} if isinstance(default, str) else {}
+    named.setdefault(first.name, first)
+    for spec in also:
+        name = spec.partition(":")[0]
+        if name in named and spec != default:
+            raise DrafterError(f"drafter {spec!r}: requests could not tell it from the other {name!r}; leave one out")
+        if name not in named:
+            named[name] = build(spec, shared)
+    return router(first, named)
+
+
+class _SharedParts:
+    """Gives every drafter the same head and the same draft model: the target is read by one head only."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._heads: dict[str, DraftHead] = {}
+        self._models: dict[str, LanguageModel] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._parts.vocab_size
+
+    @property
+    def has_head(self) -> bool:
+        return self._parts.has_head
+
+    def draft_model(self, path: str) -> LanguageModel:
+        if path not in self._models:
+            self._models[path] = self._parts.draft_model(path)
+        return self._models[path]
+
+    def head(self, path: str) -> DraftHead:
+        if self._heads and path not in self._heads:
+            raise DrafterError(f"head:{path}: only one head can read the target at a time; give all drafters the same")
+        if path not in self._heads:
+            self._heads[path] = self._parts.head(path)
+        return self._heads[path]
 
 
 def _best(parts: Parts) -> Drafter:

@@ -156,9 +156,7 @@ class Engine:
         tokens = tuple(sequence.tokens[-kept:])
         sequence.history.append(tokens)
         self._keep(judged, kept)
-        sequence.steps += 1
-        sequence.drafted += len(draft)
-        sequence.accepted += min(kept, len(verdict.path))
+        sequence.count(draft, min(kept, len(verdict.path)))
         step = _trace(draft, verdict, kept)
         if sequence.keep_trace:
             sequence.trace.append(step)

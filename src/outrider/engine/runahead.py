@@ -9,6 +9,7 @@ tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,7 @@ from outrider.control.controller import Controller
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.router import RouterDrafter
 from outrider.engine.round import Judged, Round
 from outrider.engine.sequence import Sequence
 from outrider.sampling.noise import Key, words
@@ -55,9 +57,15 @@ class DeviceDrafter(Protocol):
 
 
 def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> Runahead | None:
-    """Where target and drafter can step on one device."""
+    """Where target and drafter can step on one device. A router's default drafter is asked, for those steps in which
+    it drafts for all sequences."""
     if not isinstance(model, SteppingModel):
         return None
+    if isinstance(drafter, RouterDrafter):
+        ahead = runahead(model, drafter.default, controller)
+        if ahead is not None:
+            ahead.takes = drafter.is_default
+        return ahead
     if isinstance(drafter, HeadDrafter) and drafter.chains and (stepper := model.stepper(drafter.head)):
         return Runahead(stepper, drafter, controller)
     if isinstance(drafter, ReadsFeatures):
@@ -96,6 +104,8 @@ class Runahead:
         """Draft lengths of the steps launched and not yet collected."""
         self._reached = 0
         """Most tokens a lane may have gained since `begin`, those under way included."""
+        self.takes: Callable[[SequenceView], bool] = lambda sequence: True
+        """Whether a sequence's drafts are made here at all."""
 
     def step(self, running: list[Sequence]) -> Round | None:
         """The next step, or None: then nothing is under way and the host must take it."""
@@ -113,7 +123,7 @@ class Runahead:
     def _step(self, running: list[Sequence]) -> Round | None:
         started = perf_counter()
         if not self._under_way:
-            if self._stepper.limit(len(running)) < 0 or not all(steppable(s.params) for s in running):
+            if self._stepper.limit(len(running)) < 0 or not self._can_take(running):
                 self._leave(running)
                 return None
             if self._lanes != running or not self._in_reach(running):
@@ -128,6 +138,11 @@ class Runahead:
         # What the host drafts is weighed against these steps: both must be timed alike.
         target_seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
         return Round(judged, rows, outcome.draft_seconds, target_seconds)
+
+    def _can_take(self, running: list[Sequence]) -> bool:
+        # All lanes draft equally much, so they must be allowed to.
+        alike = self._drafter is None or len({s.speculation.max_nodes for s in running}) <= 1
+        return alike and all(steppable(s.params) and self.takes(s) for s in running)
 
     def _begin(self, running: list[Sequence]) -> None:
         self._leave(running)

@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.engine.text import TextStream
+from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
-from outrider.types import Completion, FinishReason, ResolvedParams, Speculation, StepTrace, TokenLogprob
+from outrider.types import (
+    Completion,
+    Draft,
+    FinishReason,
+    ResolvedParams,
+    Speculation,
+    StepTrace,
+    Tally,
+    TokenLogprob,
+)
 
 NO_SLOT = -1
 
@@ -31,8 +41,9 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     trace: list[StepTrace] = field(default_factory=list)
     steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    sources: dict[str, Tally] = field(default_factory=dict)
+    acceptance: list[int] = field(default_factory=list)
+    """Entry n: steps in which n drafted tokens were accepted."""
     seconds: float = 0.0
     prefill_seconds: float = 0.0
 
@@ -41,10 +52,35 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def drafted(self) -> int:
+        return sum(tally.drafted for tally in self.sources.values())
+
+    @property
+    def accepted(self) -> int:
+        return sum(tally.accepted for tally in self.sources.values())
+
+    @property
     def room(self) -> int:
         """Nodes worth drafting: the target adds one token by itself, so the last one never needs a draft."""
         left, most = self.limit - self.generated - 1, self.speculation.max_nodes
         return left if most is None else min(left, most)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a grammar lets nothing follow, not even an end."""
+        if self.params.grammar is None:
+            return False
+        path = self.tokens[self.prompt_length + self.history.generated :]
+        return allowed(self.params, self.history, path) is None
+
+    def count(self, draft: Draft, accepted: int) -> None:
+        """Note a step that took `accepted` tokens of `draft`."""
+        self.steps += 1
+        if draft:
+            before = self.sources.get(draft.source, Tally())
+            self.sources[draft.source] = Tally(before.drafted + len(draft), before.accepted + accepted)
+        self.acceptance += [0] * (accepted + 1 - len(self.acceptance))
+        self.acceptance[accepted] += 1
 
     def push(self, token: int) -> str:
         """Add one token and decide whether the sequence ends with it; returns the text that may be shown."""
@@ -52,7 +88,7 @@ class Sequence:
         generated = self.generated
         may_stop = generated >= self.params.min_tokens
         text = self.stream.push(token, may_stop)
-        if self.stream.stopped or (may_stop and token in self.params.stop_token_ids):
+        if self.stream.stopped or (may_stop and token in self.params.stop_token_ids) or self.stuck:
             self.finish_reason = "stop"
         elif generated >= self.limit:
             self.finish_reason = "length"
@@ -74,4 +110,6 @@ class Sequence:
             prefill_seconds=self.prefill_seconds,
             logprobs=self.logprobs if self.params.logprobs is not None else None,
             trace=self.trace,
+            sources=self.sources,
+            acceptance=self.acceptance,
         )

@@ -1,4 +1,4 @@
-"""The tokens that penalties look at, counted as they come."""
+"""The tokens that penalties and grammars look at, taken in as they come."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+
+from outrider.types import GrammarWalk, TokenGrammar
 
 
 class History:
@@ -21,6 +23,9 @@ class History:
         """Output tokens so far: the generated position of the next one."""
         self._new: list[int] = []
         """Output tokens not counted yet: most sequences have no penalty, so nobody ever asks."""
+        self._output: list[int] = []
+        """The same for the grammar, likewise."""
+        self._walk: GrammarWalk | None = None
         self._column: dict[int, int] = {}
         self._ids = np.empty(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.float64)
@@ -30,7 +35,17 @@ class History:
     def append(self, tokens: Sequence[int]) -> None:
         """Add output tokens."""
         self._new += tokens
+        self._output += tokens
         self.generated += len(tokens)
+
+    def walk(self, grammar: TokenGrammar) -> GrammarWalk:
+        """Where the output stands in its grammar, always the same one."""
+        if self._walk is None:
+            self._walk = grammar.start()
+        if self._output:
+            self._walk.advance(self._output)
+            self._output = []
+        return self._walk
 
     def along(self, paths: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The history as seen at the end of each path, a row per path of tokens that follow the output.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from outrider.errors import InvalidRequest
+from outrider.sampling.grammar import Grammar, Grammars
 from outrider.types import ResolvedParams, VerifyRule
 
 _MAX_LOGPROBS = 20
@@ -19,7 +20,7 @@ _MAX_LOGPROBS = 20
 class SamplingParams:
     """How to sample. `None` leaves a choice to the model's generation_config.
 
-    Processors apply in this order: penalties, logit_bias, temperature, top_k, top_p, min_p. Every field is
+    Processors apply in this order: penalties, logit_bias, grammar, temperature, top_k, top_p, min_p. Every field is
     checked on construction and `InvalidRequest` names the offending one.
     """
 
@@ -51,6 +52,9 @@ class SamplingParams:
     processed_logprobs: bool = False
     """Report those of the distribution sampled from, instead of the model's raw one."""
     verify: VerifyRule = "coupled"
+    grammar: Grammar | None = None
+    """What the output must look like. A stop token is then generated exactly where the grammar lets it end; where
+    nothing may follow (all is written, and `min_tokens` or `ignore_eos` forbids to end), the sequence ends."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -74,6 +78,8 @@ class SamplingParams:
         if self.verify not in get_args(VerifyRule):
             names = " or ".join(map(repr, get_args(VerifyRule)))
             raise InvalidRequest(f"verify must be {names}, not {self.verify!r}")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidRequest(f"grammar must be a Grammar, such as Grammar.json_object(), not {self.grammar!r}")
         # The containers are copied, so that later changes to the caller's own cannot reach a running request.
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         object.__setattr__(self, "stop", _stops(self.stop))
@@ -85,8 +91,10 @@ class SamplingParams:
         eos_token_ids: Collection[int],
         vocab_size: int,
         choice: int = 0,
+        grammars: Grammars | None = None,
     ) -> ResolvedParams:
-        """Fill in the model's defaults and a seed, and check token ids against the vocabulary."""
+        """Fill in the model's defaults and a seed, and check token ids against the vocabulary. `grammars`: of the
+        target's tokens, to compile a grammar with."""
         stop_ids = frozenset(self.stop_token_ids)
         for name, ids in (("stop_token_ids", stop_ids), ("logit_bias", self.logit_bias)):
             outside = [token for token in ids if token >= vocab_size]
@@ -98,6 +106,9 @@ class SamplingParams:
             stop_ids |= {token for token in eos_token_ids if token < vocab_size}
         if self.min_tokens and len(stop_ids) >= vocab_size:
             raise InvalidRequest("min_tokens cannot be kept when stop_token_ids name every token")
+        if self.grammar is not None and grammars is None:
+            raise InvalidRequest("grammar: it cannot be kept without the target's tokenizer")
+        compiled = grammars.compile(self.grammar, stop_ids) if self.grammar is not None and grammars else None
         asked = {name: self._or_default(name, generation_config) for name in _MODEL_DEFAULTS}
         return ResolvedParams(
             max_tokens=sys.maxsize if self.max_tokens is None else self.max_tokens,
@@ -118,6 +129,7 @@ class SamplingParams:
             logprobs=self.logprobs,
             processed_logprobs=self.processed_logprobs,
             verify=self.verify,
+            grammar=compiled,
         )
 
     def _or_default(self, name: str, generation_config: Mapping[str, Any]) -> float:

@@ -159,8 +159,8 @@ def target_rows(
 
 
 def _settle(rows: Sequence[TargetRows], logits: Tensor) -> None:
-    """Make the choices of all nodes that the coupled rule may ask for."""
-    ahead = [row for row in rows if row.params.verify == "coupled"]
+    """Make the choices of all nodes that the coupled rule may ask for; masks are made only where it does."""
+    ahead = [row for row in rows if row.params.verify == "coupled" and row.params.grammar is None]
     batches = list(_batches(ahead, logits.shape[-1]))
     if len(ahead) == len(rows) and all(_plain(row.params) for row in rows):
         chosen = [argmax(logits)]

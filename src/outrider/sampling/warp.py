@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.sampling.draw import argmax
+from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
 from outrider.types import ResolvedParams
 
@@ -82,11 +83,30 @@ def _penalise(z: Tensor, params: ResolvedParams, history: History, paths: Sequen
 
 
 def _mask(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> None:
-    """Forbid tokens row by row; the place for whatever rules a token out before anything is sampled."""
+    """Forbid tokens row by row: what ends too early, and what the grammar does not allow after the row's path."""
     early = [r for r, path in enumerate(paths) if history.generated + len(path) < params.min_tokens]
     if early and params.stop_token_ids:
         rows = torch.tensor(early, device=z.device).unsqueeze(1)
         z[rows, torch.tensor(sorted(params.stop_token_ids), device=z.device)] = -math.inf
+    if params.grammar is not None:
+        for row, path in zip(z, paths, strict=True):
+            _keep_allowed(row, allowed(params, history, path))
+
+
+def _keep_allowed(row: Tensor, mask: NDArray[np.bool_] | None) -> None:
+    """Leave of `row` [V] what `mask` allows. A row of which nothing would be left stays as it is: the target's then
+    stands where its sequence has ended, so that nothing is taken from it, and a draft from there is refused."""
+    if mask is None:
+        return
+    if row.device.type == "cpu":
+        values = row.numpy()
+        if values[mask].max(initial=-math.inf) > -math.inf:
+            np.copyto(values, -math.inf, where=~mask)
+        return
+    refused = torch.from_numpy(~mask).to(row.device)
+    left = row.masked_fill(refused, -math.inf)
+    if bool(left.isfinite().any()):
+        row.copy_(left)
 
 
 def _nucleus(z: Tensor, top_p: float) -> Tensor:

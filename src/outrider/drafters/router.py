@@ -1,0 +1,102 @@
+"""Several drafters in one engine: every request is drafted for by the one it names, and by its prediction first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from torch import Tensor
+
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.quiet import joined
+from outrider.errors import DrafterError
+from outrider.types import Budget, Commit, Draft, Drafter, ReadsFeatures, Rows, SequenceView
+
+_WORTH = 1.0
+"""Tokens that a prediction must promise to be asked before the drafter."""
+
+
+def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
+    """The right kind for these drafters. `others` by the names requests use; the same one may have several."""
+    readers = any(isinstance(drafter, ReadsFeatures) for drafter in (default, *others.values()))
+    return ReadingRouter(default, others) if readers else RouterDrafter(default, others)
+
+
+class RouterDrafter:
+    """Each sequence belongs to the drafter its `speculation` names (None: the default) for all its life. All sequences
+    of a step that share a drafter are proposed for in one call. Where a sequence has a prediction that knows how to go
+    on, that is drafted instead; drafts say by their source whose they are."""
+
+    name = "router"
+
+    def __init__(self, default: Drafter, others: Mapping[str, Drafter]) -> None:
+        self._default = default
+        self._named = dict(others)
+        self._prediction = PredictionDrafter()
+        self._route: dict[int, Drafter] = {}
+        """The drafter of every open sequence."""
+
+    @property
+    def default(self) -> Drafter:
+        return self._default
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._named)
+
+    def is_default(self, sequence: SequenceView) -> bool:
+        """Whether the default drafter alone drafts for it."""
+        return self._route.get(sequence.id) is self._default and not sequence.speculation.prediction
+
+    def open(self, sequence: SequenceView) -> None:
+        name = sequence.speculation.drafter
+        if name is not None and name not in self._named:
+            raise DrafterError(f"no drafter is called {name!r} here; choose {', '.join(self._named)}")
+        drafter = self._default if name is None else self._named[name]
+        drafter.open(sequence)
+        self._route[sequence.id] = drafter
+        self._prediction.open(sequence)
+
+    def close(self, sequence: SequenceView) -> None:
+        self._route.pop(sequence.id).close(sequence)
+        self._prediction.close(sequence)
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        predicted = self._prediction.propose(sequences, budgets)
+        left = [
+            Budget(0, 0, budget.floor, budget.tree) if sum(draft.confidence) >= _WORTH else budget
+            for draft, budget in zip(predicted, budgets, strict=True)
+        ]
+        drafts = list(predicted)
+        for drafter, members in self._groups(sequences):
+            proposed = drafter.propose([sequences[i] for i in members], [left[i] for i in members])
+            for i, draft in zip(members, proposed, strict=True):
+                if draft.tokens or not drafts[i].tokens:
+                    drafts[i] = draft
+        return drafts
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        self._prediction.observe(commits)
+        for drafter, members in self._groups([commit.sequence for commit in commits]):
+            drafter.observe([commits[i] for i in members])
+
+    def _groups(self, sequences: Sequence[SequenceView]) -> Iterator[tuple[Drafter, list[int]]]:
+        """Each drafter concerned with the places of its sequences."""
+        groups: dict[int, list[int]] = {}
+        for i, sequence in enumerate(sequences):
+            groups.setdefault(id(self._route[sequence.id]), []).append(i)
+        for members in groups.values():
+            yield self._route[sequences[members[0]].id], members
+
+
+class ReadingRouter(RouterDrafter):
+    """With drafters among them that read what the target computes."""
+
+    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
+        """Every drafter that reads features is given those of its own sequences."""
+        ends = list(accumulate(len(rows.tokens) for rows in batch))
+        pieces = [features[end - len(rows.tokens) : end] for end, rows in zip(ends, batch, strict=True)]
+        for drafter, members in self._groups(sequences):
+            if isinstance(drafter, ReadsFeatures):
+                own = features if len(members) == len(batch) else joined([pieces[i] for i in members])
+                drafter.read([sequences[i] for i in members], [batch[i] for i in members], own)

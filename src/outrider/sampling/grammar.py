@@ -1,0 +1,220 @@
+"""Structured output: what a grammar allows to follow, as part of the target's distribution.
+
+A `Grammar` says what the output must look like. llguidance compiles it against the target's tokenizer; from then on
+what may follow an output is a function of that output's tokens alone, so plain decoding, every node of a draft and
+every drafter see the same mask, and both acceptance rules stay exact.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from outrider.sampling.history import History
+    from outrider.types import ResolvedParams
+
+_WHITESPACE = r"( |\n[ \t]{0,40})?"
+"""Between the parts of JSON: enough for every common style, and no endless runs of blanks."""
+_KEPT = 64
+"""Compiled grammars kept: clients send the same few schemas again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must look like; `json_object`, `json_schema` and `regex` make one."""
+
+    kind: Literal["json", "regex"]
+    source: str
+    """A JSON schema, or a regular expression that the whole output matches."""
+
+    @staticmethod
+    def json_object() -> Grammar:
+        """Any JSON object."""
+        return Grammar.json_schema({"type": "object"})
+
+    @staticmethod
+    def json_schema(schema: Mapping[str, Any]) -> Grammar:
+        """JSON that a schema describes; parts of JSON Schema that llguidance does not know are refused."""
+        if not isinstance(schema, Mapping):
+            raise InvalidRequest(f"grammar: a JSON schema is an object, not {type(schema).__name__}")
+        try:
+            return Grammar("json", json.dumps(schema, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"grammar: the schema is not JSON: {error}") from error
+
+    @staticmethod
+    def regex(pattern: str) -> Grammar:
+        """Text that matches `pattern` from its beginning to its end."""
+        if not isinstance(pattern, str):
+            raise InvalidRequest(f"grammar: a regular expression is a string, not {type(pattern).__name__}")
+        return Grammar("regex", pattern)
+
+
+class Vocabulary(Protocol):
+    """A tokenizer, as far as grammars are concerned."""
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class Grammars:
+    """Compiles grammars for one target, of `vocab_size` logits. Any thread may ask."""
+
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int) -> None:
+        self._vocabulary, self._size = vocabulary, vocab_size
+        self._eos = [token for token in vocabulary.eos_token_ids if token < vocab_size]
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: Grammar, stop_token_ids: Collection[int]) -> CompiledGrammar:
+        """`stop_token_ids` end a sequence; those without text are allowed exactly where the grammar may end."""
+        ends = sorted(token for token in stop_token_ids if not self._vocabulary.token_bytes(token))
+        with self._lock:
+            return CompiledGrammar(self._matcher(grammar), ends, self._eos, self._size)
+
+    def _matcher(self, grammar: Grammar) -> LLMatcher:
+        matcher = self._compiled.pop(grammar, None)
+        if matcher is None:
+            matcher = self._new_matcher(grammar)
+        self._compiled[grammar] = matcher
+        if len(self._compiled) > _KEPT:
+            self._compiled.popitem(last=False)
+        return matcher
+
+    def _new_matcher(self, grammar: Grammar) -> LLMatcher:
+        try:
+            from llguidance import LLMatcher, LLTokenizer
+        except ImportError as error:
+            raise InvalidRequest(
+                "grammar: structured output needs llguidance, which is not installed: pip install 'outrider[grammar]'"
+            ) from error
+        if self._tokenizer is None:
+            wrapper = _Wrapper(self._vocabulary, self._size, self._eos)
+            self._tokenizer = LLTokenizer(wrapper, eos_token=self._eos or None)
+        if grammar.kind == "regex":
+            source = LLMatcher.grammar_from_regex(grammar.source)
+        else:
+            source = LLMatcher.grammar_from_json_schema(grammar.source, {"whitespace_pattern": _WHITESPACE})
+        matcher = LLMatcher(self._tokenizer, source, log_level=0)
+        if matcher.is_error():
+            reason = " ".join(matcher.get_error().split())
+            raise InvalidRequest(f"grammar: it cannot be compiled or satisfied: {reason[:300]}")
+        return matcher
+
+
+class _Wrapper:
+    """A vocabulary as llguidance reads it. Tokens without text begin with 0xFF, which no grammar allows."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, size: int, eos: Sequence[int]) -> None:
+        self.eos_token_id = eos[0] if eos else 0
+        self.tokens = [vocabulary.token_bytes(token) or b"\xff<%d>" % token for token in range(size)]
+        self.special_token_ids = [token for token, text in enumerate(self.tokens) if text.startswith(b"\xff<")]
+        self._vocabulary = vocabulary
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text.decode() if isinstance(text, bytes) else text
+        return self._vocabulary.encode(text, add_special_tokens=False)
+
+
+class CompiledGrammar:
+    """A grammar over the target's tokens; shared by all who walk it.
+
+    `ends` are the tokens that end an output. `eos` are those that llguidance would have end it.
+    """
+
+    def __init__(self, matcher: LLMatcher, ends: Sequence[int], eos: Sequence[int], size: int) -> None:
+        self.matcher, self.ends, self.eos, self.size = matcher, list(ends), list(eos), size
+
+    def start(self) -> Walk:
+        return Walk(self)
+
+
+class Walk:
+    """Where one output stands in its grammar, and what may follow it along paths of further tokens.
+
+    The matcher stands at the end of `_at`, the path asked for last: a rule goes from node to child, so that the next
+    path mostly begins with it. Masks are kept until the output grows, since several parts ask for the same ones.
+    """
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher.deep_copy()
+        self._output: list[int] = []
+        self._over = False
+        """The output has ended."""
+        self._at: tuple[int, ...] = ()
+        self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """The output has grown by `tokens`."""
+        grown = tuple(tokens)
+        self._over = not self._move(grown)
+        self._output += grown
+        self._masks = {(): self._masks[grown]} if grown in self._masks else {}
+        self._at = ()
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Which tokens [V] may follow the output and `path`; None where none may, or `path` itself may not be written.
+        The mask is not the caller's to change."""
+        key = tuple(path)
+        if key not in self._masks:
+            self._masks[key] = self._mask() if self._move(key) else None
+        return self._masks[key]
+
+    def _mask(self) -> NDArray[np.bool_] | None:
+        """What may follow where the matcher stands."""
+        may_end = self._matcher.is_accepting()
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            # One of llguidance's limits: nothing follows here. A matcher does not recover, a new one may be elsewhere.
+            self._matcher, self._at = self._grammar.matcher.deep_copy(), ()
+            self._matcher.try_consume_tokens(self._output)
+            return None
+        mask = np.unpackbits(bits, bitorder="little", count=self._grammar.size).astype(np.bool_)
+        mask[self._grammar.eos] = False
+        mask[self._grammar.ends] = may_end
+        return mask if mask.any() else None
+
+    def _move(self, path: tuple[int, ...]) -> bool:
+        """Bring the matcher to the end of `path`, as far as that may be written; whether all of it may."""
+        if self._over:
+            return False
+        common = 0
+        while common < min(len(self._at), len(path)) and self._at[common] == path[common]:
+            common += 1
+        if common < len(self._at):
+            self._matcher.rollback(len(self._at) - common)
+        rest = list(path[common:])
+        text = next((i for i, token in enumerate(rest) if token in self._grammar.ends), len(rest))
+        taken: int = self._matcher.try_consume_tokens(rest[:text])
+        self._at = path[: common + taken]
+        return taken == len(rest)
+
+
+def allowed(params: ResolvedParams, history: History, path: Sequence[int]) -> NDArray[np.bool_] | None:
+    """Which tokens [V] the grammar and `min_tokens` let follow the history and `path`; None where none may."""
+    assert params.grammar is not None, "there is no grammar to ask"
+    mask = history.walk(params.grammar).allowed(path)
+    if mask is None or history.generated + len(path) >= params.min_tokens or not params.stop_token_ids:
+        return mask
+    mask = mask.copy()
+    mask[list(params.stop_token_ids)] = False
+    return mask if mask.any() else None
