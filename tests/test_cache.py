@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.errors import InvalidRequest
 from outrider.models.hf import HFModel
 from outrider.models.slots import Slots
-from outrider.types import ROOT, LanguageModel, Rows
+from outrider.types import ROOT, KeepsPrefixes, LanguageModel, Rows
 
 
 def gpt2() -> Any:
@@ -76,6 +76,88 @@ def test_a_reused_slot_starts_empty(pair: tuple[Any, LanguageModel]) -> None:
     logits = cache.forward([Rows.chain(slot, [9, 8])])
     torch.testing.assert_close(logits, logits_of(model, [9, 8]), atol=1e-4, rtol=0)
     cache.close(slot)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slots_hold_what_was_left_until_they_are_needed(pair: tuple[Any, LanguageModel], seed: int) -> None:
+    """Slots are closed, opened with what they held, copied while open or closed, and run on; each goes its own way."""
+    model, cache = pair
+    if not isinstance(cache, KeepsPrefixes):
+        assert isinstance(cache, HFModel)
+        return
+    rng = random.Random(seed)
+    texts: dict[int, list[int]] = {}
+    left: dict[int, tuple[list[int], int]] = {}  # with the epoch
+
+    def run(slot: int, count: int) -> None:
+        tokens = rng.choices(range(97), k=count)
+        cache.forward([Rows.chain(slot, tokens, logits=[])])
+        cache.commit(slot, range(count - 1))  # one is refused
+        texts[slot] += tokens[:-1]
+
+    def choose(group: Any) -> int:
+        return rng.choice(sorted(group))
+
+    for _ in range(40):
+        there = {slot for slot, (_, epoch) in left.items() if cache.epoch(slot) == epoch}
+        deed = rng.randrange(5)
+        if deed == 0 and len(texts) < 3:
+            slot = cache.open()
+            texts[slot] = []
+        elif deed == 1 and there:
+            slot = choose(there)
+            held = left[slot][0]
+            keep = rng.randint(0, len(held))
+            cache.reopen(slot, keep)
+            texts[slot] = held[:keep]
+        elif deed == 2 and len(texts) < 3 and (texts or there):
+            source = choose(texts.keys() | there)
+            held = texts[source] if source in texts else left[source][0]
+            keep = rng.randint(0, len(held))
+            slot = cache.fork(source, keep)
+            assert slot != source or len(texts) == 2
+            texts[slot] = held[:keep]
+        elif texts:
+            slot = choose(texts)
+            if deed == 3:
+                cache.close(slot)
+                left[slot] = (texts.pop(slot), cache.epoch(slot))
+                continue
+        else:
+            continue
+        assert cache.length(slot) == len(texts[slot])
+        if len(texts[slot]) < 90:
+            run(slot, rng.randint(1, 25))
+    for slot, text in texts.items():
+        logits = cache.forward([Rows(slot, [5], [ROOT])])[0]
+        torch.testing.assert_close(logits, logits_of(model, [*text, 5])[-1], atol=1e-4, rtol=0)
+        cache.close(slot)
+    for slot, (text, epoch) in left.items():
+        if cache.epoch(slot) == epoch:
+            cache.reopen(slot, len(text))
+            logits = cache.forward([Rows(slot, [5], [ROOT])])[0]
+            torch.testing.assert_close(logits, logits_of(model, [*text, 5])[-1], atol=1e-4, rtol=0)
+            cache.close(slot)
+    assert cache.held == 0
+
+
+def test_the_slot_unused_for_longest_is_taken_first() -> None:
+    slots = Slots(3, 8)
+    for slot in (slots.open(), slots.open(), slots.open()):
+        slots.extend(Rows.chain(slot, [1, 2]))
+        slots.commit(slot, [0, 1])
+    for slot in (1, 0, 2):
+        slots.close(slot)
+    assert slots.fork(1, 2) == 0, "copied from: 1 was of use"
+    assert slots.open() == 2
+    assert slots.fork(1, 1) == 1, "none other is left"
+    with pytest.raises(ValueError, match="cannot be opened again"):
+        slots.reopen(1, 0)
+    slots.close(1)
+    with pytest.raises(ValueError, match="cannot be opened again"):
+        slots.reopen(1, 2)
+    with pytest.raises(ValueError, match="does not hold"):
+        slots.fork(0, 3)
 
 
 def test_overrun_is_refused() -> None:

@@ -141,6 +141,22 @@ class Drafter(Protocol):
     def close(self, sequence: SequenceView) -> None: ...
 
 
+@runtime_checkable
+class FollowsPrefixes(Protocol):
+    """A drafter with a cache of its own that can open a sequence where another one stands, or stood when it was closed,
+    as the target does (`KeepsPrefixes`). One that `ReadsFeatures` and cannot needs every prompt run from its start."""
+
+    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
+        """How many of the target's cached tokens may be taken over, so that it runs the sequence from there on only,
+        where it and the sequence of id `source` begin with the same `common` tokens."""
+        ...
+
+    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
+        """`open`, after `length` (at most `reach`) tokens of `source` were taken over. `keep`: what is known of those
+        must stay with the source too."""
+        ...
+
+
 class Rows(NamedTuple):
     """Tokens to run for one cache slot: each follows row `parents[i]` of the slot's pending rows (ROOT: the committed
     prefix). Pending rows are numbered from the last commit on, earlier forwards included, so a tree can be grown level
@@ -187,6 +203,36 @@ class LanguageModel(Protocol):
 
     def commit(self, slot: int, path: Sequence[int]) -> None: ...
     def rollback(self, slot: int, length: int) -> None: ...
+
+
+@runtime_checkable
+class KeepsPrefixes(Protocol):
+    """A cache of slots (a `LanguageModel` or `DraftHead`) whose closed slots still hold their tokens until they are
+    opened again: by `open`, which takes the one unused for longest, or with what they hold."""
+
+    def length(self, slot: int) -> int: ...
+    def open(self) -> int: ...
+    def close(self, slot: int) -> None: ...
+    def epoch(self, slot: int) -> int:
+        """How often the slot was opened: while this stays, a closed slot holds what it held when it was closed."""
+        ...
+
+    def reopen(self, slot: int, length: int) -> None:
+        """Open this closed slot with the first `length` tokens it still holds."""
+        ...
+
+    def fork(self, source: int, length: int) -> int:
+        """Open a slot with a copy of the first `length` committed tokens of `source`. That one stays as it is, open or
+        closed, unless it is closed and no other is left: then it is opened itself."""
+        ...
+
+
+@runtime_checkable
+class Accountable(Protocol):
+    """A model or drafter that says how much is open in it: when nothing runs, nothing may be."""
+
+    @property
+    def held(self) -> int: ...
 
 
 @runtime_checkable

@@ -105,6 +105,11 @@ class AutoLength:
         self._since_plain = 0
         self._gap = 8
 
+    @property
+    def held(self) -> int:
+        """Sequences known."""
+        return len(self._states)
+
     # -- deciding
 
     def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:

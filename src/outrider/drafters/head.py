@@ -14,6 +14,7 @@ from outrider.drafters.children import in_turn, sampled_offers, samples
 from outrider.drafters.growth import Growth, Offer
 from outrider.drafters.quiet import chosen, copied, joined
 from outrider.drafters.reduced import ReducedVocabulary, plainly_ranked
+from outrider.drafters.remains import Remains
 from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
@@ -97,6 +98,11 @@ class HeadDrafter:
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
         self._chance = chance
         self._held: dict[int, _Held] = {}
+        self._remains = Remains(head)
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
 
     @property
     def head(self) -> DraftHead:
@@ -108,11 +114,28 @@ class HeadDrafter:
         return self._branching == 1
 
     def open(self, sequence: SequenceView) -> None:
-        prompt = sequence.tokens[: sequence.prompt_length]
-        self._held[sequence.id] = _Held(self._head.open(), len(prompt), History(prompt))
+        self._hold(sequence, self._head.open())
+
+    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
+        """Row i holds token i + 1, so the last common token has no row of use; and the target must run at least one
+        more before the last, for the features the first draft begins with."""
+        return max(0, min(self._remains.length(source, self._slot(source)), common - 1, len(sequence.tokens) - 2))
+
+    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
+        self._hold(sequence, self._remains.open(source, self._slot(source), length, keep))
 
     def close(self, sequence: SequenceView) -> None:
-        self._head.close(self._held.pop(sequence.id).slot)
+        self._remains.close(sequence.id, self._held.pop(sequence.id).slot)
+
+    def _slot(self, sequence: int) -> int | None:
+        held = self._held.get(sequence)
+        return None if held is None else held.slot
+
+    def _hold(self, sequence: SequenceView, slot: int) -> None:
+        prompt = sequence.tokens[: sequence.prompt_length]
+        history = History(prompt)
+        history.append(sequence.tokens[len(prompt) :])  # of a sequence that was interrupted
+        self._held[sequence.id] = _Held(slot, len(prompt), history)
 
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft

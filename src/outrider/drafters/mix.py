@@ -46,6 +46,18 @@ class MixDrafter:
         self._head.open(sequence)
         self._suffix.open(sequence)
 
+    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
+        return self._head.reach(sequence, source, common)
+
+    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
+        self._known[sequence.id] = _Known()
+        self._head.open_from(sequence, source, length, keep)
+        self._suffix.open(sequence)
+
+    @property
+    def held(self) -> int:
+        return len(self._known)
+
     def close(self, sequence: SequenceView) -> None:
         self._head.close(sequence)
         self._suffix.close(sequence)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.drafters.children import ranked_offers, sampled_offers, samples
 from outrider.drafters.growth import Growth
+from outrider.drafters.remains import Remains
 from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
@@ -66,10 +67,27 @@ class ModelDrafter:
         self._vocab = vocab_size or model.vocab_size
         self._chance = chance
         self._held: dict[int, _Held] = {}
+        self._remains = Remains(model)
 
     def open(self, sequence: SequenceView) -> None:
+        self._hold(sequence, self._model.open())
+
+    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
+        """All of it: what its cache lacks, the draft model runs by itself."""
+        return common
+
+    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
+        slot = self._slot(source)
+        known = min(length, self._remains.length(source, slot))
+        self._hold(sequence, self._remains.open(source, slot, known, keep))
+
+    def _slot(self, sequence: int) -> int | None:
+        held = self._held.get(sequence)
+        return None if held is None else held.slot
+
+    def _hold(self, sequence: SequenceView, slot: int) -> None:
         prompt = sequence.tokens[: sequence.prompt_length]
-        self._held[sequence.id] = _Held(self._model.open(), len(prompt), History(prompt))
+        self._held[sequence.id] = _Held(slot, len(prompt), History(prompt), self._model.length(slot))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         plans = [self._plan(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -85,6 +103,10 @@ class ModelDrafter:
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Nothing to learn: the next `propose` sees from the tokens which rows were accepted."""
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
 
     @property
     def model(self) -> LanguageModel:
@@ -111,7 +133,7 @@ class ModelDrafter:
         """Nothing to take: the tokens tell what the steps have added."""
 
     def close(self, sequence: SequenceView) -> None:
-        self._model.close(self._held.pop(sequence.id).slot)
+        self._remains.close(sequence.id, self._held.pop(sequence.id).slot)
 
     def _plan(self, sequence: SequenceView, budget: Budget) -> _Plan:
         """An empty draft, its budget cut to what the draft model can take."""

@@ -78,6 +78,10 @@ class NgramDrafter:
         self.config = config or NgramConfig()
         self._indexes: dict[int, _Index] = {}
 
+    @property
+    def held(self) -> int:
+        return len(self._indexes)
+
     def open(self, sequence: SequenceView) -> None:
         index = self._indexes[sequence.id] = _Index()
         index.update(sequence.tokens, self.config)

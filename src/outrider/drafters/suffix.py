@@ -115,6 +115,10 @@ class SuffixDrafter:
         self._texts: dict[int, _Text] = {}
         self._history = RollingAutomaton(self.config.shared_tokens)  # stays empty if not shared
 
+    @property
+    def held(self) -> int:
+        return len(self._texts)
+
     def open(self, sequence: SequenceView) -> None:
         text = self._texts[sequence.id] = _Text(self.config.request_tokens)
         text.update(sequence.tokens, self._history)

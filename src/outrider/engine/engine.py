@@ -10,15 +10,19 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from outrider.control.controller import Controller
+from outrider.engine.places import Places
 from outrider.engine.round import Judged, Round
 from outrider.engine.runahead import runahead
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.sequence import NO_SLOT, Sequence
+from outrider.engine.stats import Stats
+from outrider.errors import InvalidRequest
 from outrider.sampling.chance import KeyedChance
 from outrider.sampling.native.sampler import LendsThreads
 from outrider.sampling.target import target_rows
 from outrider.types import (
     ROOT,
+    Accountable,
     Chunk,
     Commit,
     Draft,
@@ -41,23 +45,45 @@ if TYPE_CHECKING:
 class Engine:
     """Runs sequences over one target model. One thread owns it; nothing here knows about text beyond stop strings."""
 
-    def __init__(self, model: LanguageModel, drafter: Drafter, controller: Controller, *, rules: Rules = RULES) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        drafter: Drafter,
+        controller: Controller,
+        *,
+        rules: Rules = RULES,
+        kv_tokens: int | None = None,
+    ) -> None:
         """`rules`: what the names in sampling parameters stand for. Only benchmarks give others than the exact ones
-        (`bench/synthetic.py`), and no text made with those is ever shown as the model's."""
+        (`bench/synthetic.py`), and no text made with those is ever shown as the model's. `kv_tokens`: the most tokens
+        that running sequences may have together (None: as many as the cache has room for)."""
+        if kv_tokens is not None and kv_tokens < model.max_context:
+            raise InvalidRequest(
+                f"kv_tokens: {kv_tokens} tokens cannot hold one sequence of max_context {model.max_context}; "
+                "raise the first or lower the second"
+            )
         self.model = model
         self.drafter = drafter
         self.controller = controller
         self.rules = rules
-        self.scheduler = Scheduler(model.max_batch)
+        self.scheduler: Scheduler[Sequence] = Scheduler(
+            model.max_batch, kv_tokens or model.max_batch * model.max_context, model.chunk
+        )
+        self._places = Places(model, drafter)
+        self._preemptions = 0
         self.runahead = runahead(model, drafter, controller) if rules is RULES else None
         self._tapped = model if isinstance(model, TappedModel) else None
         self._reader = drafter if isinstance(drafter, ReadsFeatures) else None
         self._runner = model.runner if isinstance(model, LendsThreads) else None
 
     def step(self) -> list[Chunk]:
-        """Advance every running sequence by one target pass; returns what each of them gained."""
-        self._prefill(self.scheduler.admit())
-        running = list(self.scheduler.running)
+        """Run a piece of the prompts that are not complete, then advance every other running sequence by one target
+        pass; returns what each of those gained."""
+        self._seat()
+        prompts, running = self.scheduler.plan()
+        self._prefill(prompts)
+        if not running:
+            return []
         started = perf_counter()
         step = (self.runahead and self.runahead.step(running)) or self._judge(running)
         chunks = [self._commit(judged) for judged in step.judged]
@@ -104,40 +130,76 @@ class Engine:
         self.scheduler.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Let go of a sequence, finished or aborted, and of everything held for it; safe to repeat."""
+        """Let go of a sequence, finished or aborted, and of everything held for it; safe at any time and to repeat."""
         self.scheduler.remove(sequence)
+        self._unseat(sequence)
+        self.controller.forget(sequence)
+
+    def recover(self) -> None:
+        """After a step that failed: whatever runs begins again from its tokens, as if it had been preempted."""
+        for sequence in self.scheduler.send_back():
+            self._unseat(sequence)
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle
+
+    @property
+    def stats(self) -> Stats:
+        running, places = self.scheduler, self._places
+        return Stats(
+            len(running.running),
+            running.waiting,
+            running.kv_used,
+            running.kv_tokens,
+            places.kept,
+            places.hits,
+            places.reused,
+            self._preemptions,
+        )
+
+    def leaks(self) -> list[str]:
+        """What is still held although this engine is idle, in words; nothing, unless there is a mistake somewhere (or
+        another engine is running over the same model)."""
+        parts = {"cache slots": self.model, "drafter": self.drafter, "controller": self.controller}
+        held = {name: part.held for name, part in parts.items() if isinstance(part, Accountable)}
+        return [f"{name}: {count} still held" for name, count in held.items() if count and self.idle]
+
+    def _seat(self) -> None:
+        """Who comes and goes before a step."""
+        for sequence in self.scheduler.preempt():
+            self._unseat(sequence)
+            self._preemptions += 1
+        self.scheduler.admit()
+        for sequence in self.scheduler.running:
+            if sequence.slot == NO_SLOT:
+                self._places.take(sequence, self.scheduler.running)
+        self._places.trim(self.scheduler.kv_tokens - self.scheduler.kv_used)
+
+    def _unseat(self, sequence: Sequence) -> None:
+        sequence.leader = None
         if sequence.slot != NO_SLOT:
-            self.drafter.close(sequence)
-            self.controller.forget(sequence)
-            self.model.close(sequence.slot)
-            sequence.slot = NO_SLOT
+            if self.runahead is not None:
+                self.runahead.drop(sequence)
+            self._places.leave(sequence)
 
-    def _prefill(self, joined: list[Sequence]) -> None:
-        """Fill the cache with every prompt token but the last, which the first step runs like any other.
-
-        Prompts share passes: each pass takes up to `model.chunk` rows, the rest of one prompt and the next ones.
-        """
+    def _prefill(self, prompts: list[tuple[Sequence, int]]) -> None:
+        """Run the next rows of these sequences, in one pass. Every token but the last goes into the cache so; that one
+        is run by the first step, like any other."""
         started = perf_counter()
-        for sequence in joined:
-            self.drafter.open(sequence)
-            sequence.slot = self.model.open()
-        waiting = [(s, s.tokens[:-1]) for s in joined if s.prompt_length > 1]
-        while waiting:
-            sequences: list[Sequence] = []
-            batch: list[Rows] = []
-            room = self.model.chunk
-            while waiting and room:
-                sequence, tokens = waiting.pop(0)
-                sequences.append(sequence)
-                batch.append(Rows.chain(sequence.slot, tokens[:room], logits=()))
-                if tokens[room:]:
-                    waiting.insert(0, (sequence, tokens[room:]))
-                room -= len(batch[-1].tokens)
-            self._forward(sequences, batch)
-            for rows in batch:
-                self.model.commit(rows.slot, range(len(rows.tokens)))
-        for sequence in joined:
-            sequence.prefill_seconds = perf_counter() - started
+        joining = [sequence for sequence in self.scheduler.running if sequence.missing]
+        batch = []
+        for sequence, count in prompts:
+            start = len(sequence.tokens) - 1 - sequence.missing
+            batch.append(Rows.chain(sequence.slot, sequence.tokens[start : start + count], logits=()))
+        if batch:
+            self._forward([sequence for sequence, _ in prompts], batch)
+        for sequence, count in prompts:
+            self.model.commit(sequence.slot, range(count))
+            sequence.missing -= count
+        seconds = perf_counter() - started
+        for sequence in joining:
+            sequence.prefill_seconds += seconds
 
     def _commit(self, judged: Judged) -> Chunk:
         """Take the verdict's tokens up to the first that ends the sequence; keep just those in the cache."""

@@ -99,7 +99,8 @@ class Runahead:
         self._drafts_on_host = drafts_on_host
         self._burst = 0
         """Plain steps that may still be launched ahead."""
-        self._lanes: list[Sequence] = []
+        self._lanes: list[Sequence | None] = []
+        """None: one that has left; its part of the step under way is dropped."""
         self._under_way: list[int] = []
         """Draft lengths of the steps launched and not yet collected."""
         self._reached = 0
@@ -120,6 +121,10 @@ class Runahead:
         self._burst = BURST if paused else 0
         return self._step(running)
 
+    def drop(self, sequence: Sequence) -> None:
+        """It has lost its slot. Should it come back, it is a newcomer."""
+        self._lanes = [None if lane is sequence else lane for lane in self._lanes]
+
     def _step(self, running: list[Sequence]) -> Round | None:
         started = perf_counter()
         if not self._under_way:
@@ -134,7 +139,8 @@ class Runahead:
         rows = len(self._lanes) * (self._under_way.pop(0) + 1)
         outcome = self._stepper.collect()
         source = self._drafter.name if self._drafter else "none"
-        judged = [_judged(s, lane, source) for s, lane in zip(self._lanes, outcome.lanes, strict=True) if s in running]
+        lanes = zip(self._lanes, outcome.lanes, strict=True)
+        judged = [_judged(s, lane, source) for s, lane in lanes if s is not None and s in running]
         # What the host drafts is weighed against these steps: both must be timed alike.
         target_seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
         return Round(judged, rows, outcome.draft_seconds, target_seconds)
@@ -154,7 +160,7 @@ class Runahead:
     def _leave(self, running: list[Sequence]) -> None:
         """Nothing is under way: give the drafter back what of the lanes still runs."""
         for i, sequence in enumerate(self._lanes):
-            if self._drafter is not None and sequence in running:
+            if self._drafter is not None and sequence is not None and sequence in running:
                 self._drafter.take_back(sequence, self._stepper.left(i))
         self._lanes = []
 

@@ -23,7 +23,7 @@ NO_SLOT = -1
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Invariant between steps, while running: the target's cache holds every token but the last."""
+    """Invariant between steps, while running: the target's cache holds every token before the last but `missing`."""
 
     id: int
     tokens: list[int]
@@ -36,6 +36,10 @@ class Sequence:
     keep_trace: bool = False
     speculation: Speculation = field(default_factory=Speculation)
     slot: int = NO_SLOT
+    missing: int = 0
+    """Tokens before the last that the target's cache does not hold yet; 0 once it decodes."""
+    leader: Sequence | None = None
+    """A running sequence whose prompt begins alike and is being worked on: waited for, then copied from."""
     finish_reason: FinishReason | None = None
     origins: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -60,9 +64,14 @@ class Sequence:
         return sum(tally.accepted for tally in self.sources.values())
 
     @property
+    def remaining(self) -> int:
+        """Tokens it may still generate."""
+        return self.limit - self.generated
+
+    @property
     def room(self) -> int:
         """Nodes worth drafting: the target adds one token by itself, so the last one never needs a draft."""
-        left, most = self.limit - self.generated - 1, self.speculation.max_nodes
+        left, most = self.remaining - 1, self.speculation.max_nodes
         return left if most is None else min(left, most)
 
     @property

@@ -61,6 +61,10 @@ class HFModel:
         self._slots.close(slot)
         del self._caches[slot]
 
+    @property
+    def held(self) -> int:
+        return self._slots.held
+
     def length(self, slot: int) -> int:
         return self._slots.length(slot)
 

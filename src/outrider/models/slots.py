@@ -8,6 +8,7 @@ Rollback is an integer; commit moves the accepted path's rows together, which co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -40,23 +41,63 @@ class Span(NamedTuple):
 
 
 class Slots:
-    """Free list, committed lengths and pending trees of `count` slots of `capacity` tokens each."""
+    """Free list, committed lengths and pending trees of `count` slots of `capacity` tokens each.
+
+    A closed slot still holds its committed tokens until it is opened again, and the one unused for longest is opened
+    first; so what was computed lately can be had again (`reopen`, `fork`).
+    """
 
     def __init__(self, count: int, capacity: int) -> None:
         self.capacity = capacity
         self._slots: dict[int, _Slot] = {}
-        self._free = list(range(count))[::-1]
+        self._free = deque(range(count))
+        """Closed slots, the one unused for longest first."""
+        self._left = [0] * count
+        """Tokens a closed slot still holds."""
+        self._epochs = [0] * count
+
+    @property
+    def held(self) -> int:
+        """Slots in use."""
+        return len(self._slots)
 
     def open(self) -> int:
         if not self._free:
             raise InvalidRequest("every cache slot is in use; raise max_batch or finish a sequence first")
-        slot = self._free.pop()
-        self._slots[slot] = _Slot()
-        return slot
+        return self._take(self._free[0], 0)
 
     def close(self, slot: int) -> None:
-        del self._slots[slot]
+        self._left[slot] = self._slots.pop(slot).length
         self._free.append(slot)
+
+    def epoch(self, slot: int) -> int:
+        """How often the slot was opened: while this stays, a closed slot holds what it held when it was closed."""
+        return self._epochs[slot]
+
+    def reopen(self, slot: int, length: int) -> None:
+        """Open this closed slot with the first `length` tokens it still holds."""
+        if slot in self._slots or not 0 <= length <= self._left[slot]:
+            raise ValueError(f"slot {slot} cannot be opened again with {length} tokens")
+        self._take(slot, length)
+
+    def fork(self, source: int, length: int) -> int:
+        """Open a slot that is to begin with the first `length` tokens of `source`. That one stays as it is, open or
+        closed, unless it is closed and no other is left: then it is opened itself."""
+        running = self._slots.get(source)
+        if not 0 <= length <= (self._left[source] if running is None else running.length):
+            raise ValueError(f"slot {source} does not hold {length} tokens")
+        if running is None:
+            self._free.remove(source)  # it was of use: to the end of the queue
+            self._free.append(source)
+        slot = self.open()
+        self._slots[slot].length = length
+        return slot
+
+    def _take(self, slot: int, length: int) -> int:
+        self._free.remove(slot)
+        self._epochs[slot] += 1
+        self._slots[slot] = _Slot(length)
+        return slot
 
     def length(self, slot: int) -> int:
         return self._slots[slot].length
@@ -126,8 +167,24 @@ class StaticCache(ABC):
     def close(self, slot: int) -> None:
         self._slots.close(slot)
 
+    @property
+    def held(self) -> int:
+        return self._slots.held
+
     def length(self, slot: int) -> int:
         return self._slots.length(slot)
+
+    def epoch(self, slot: int) -> int:
+        return self._slots.epoch(slot)
+
+    def reopen(self, slot: int, length: int) -> None:
+        self._slots.reopen(slot, length)
+
+    def fork(self, source: int, length: int) -> int:
+        slot = self._slots.fork(source, length)
+        if slot != source:
+            self._copy(source, slot, length)
+        return slot
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         if moves := self._slots.commit(slot, path):
@@ -140,6 +197,10 @@ class StaticCache(ABC):
     @abstractmethod
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the cache rows at `sources` to `targets`, in order."""
+
+    @abstractmethod
+    def _copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` cache rows of one slot to another."""
 
 
 def wanted_rows(batch: Sequence[Rows]) -> list[int]:

@@ -73,6 +73,10 @@ class TorchDecoder(StaticCache):
         for cache in (self._keys, self._values):
             cache[:, slot].index_copy_(2, target, cache[:, slot].index_select(2, source))
 
+    def _copy(self, source: int, target: int, length: int) -> None:
+        for cache in (self._keys, self._values):
+            cache[:, target, :, :length] = cache[:, source, :, :length]
+
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         spans = [self._slots.extend(rows) for rows in batch]

@@ -102,6 +102,10 @@ class Passes(StaticCache, Generic[N]):
         cache = self.network.cache[:, :, slot]
         cache.index_copy_(3, target, cache.index_select(3, source))
 
+    def _copy(self, source: int, target: int, length: int) -> None:
+        cache = self.network.cache  # [2, layers, slots, kv_heads, capacity, head_dim]
+        cache[:, :, target, :, :length] = cache[:, :, source, :, :length]
+
 
 def _in_order(span: Span, i: int) -> int:
     """How many of the row's pending ancestors (itself included) lie at the index of their own position."""

@@ -62,6 +62,10 @@ class TorchHead(StaticCache):
         for cache in (self._keys, self._values):
             cache[:, slot].index_copy_(2, target, cache[:, slot].index_select(2, source))
 
+    def _copy(self, source: int, target: int, length: int) -> None:
+        for cache in (self._keys, self._values):
+            cache[:, target, :, :length] = cache[:, source, :, :length]
+
 
 class _Cached:
     """Attention of one pass over the head's cache."""

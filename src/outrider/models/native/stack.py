@@ -114,6 +114,11 @@ class NativeStack(StaticCache):
         addresses = source.buffer_info()[0], target.buffer_info()[0]
         self._kernels.outrider_move(byref(self._model), slot, len(source), *addresses)
 
+    def _copy(self, source: int, target: int, length: int) -> None:
+        # Keys lie in panels of LANES positions; of values, as many positions take as many elements.
+        elements = -(-length // LANES) * LANES * self.architecture.head_dim
+        self._cache[:, :, target, :, :elements] = self._cache[:, :, source, :, :elements]
+
     def _run(self, batch: Sequence[Rows]) -> _Run:
         """Enter the batch's rows into the cache and prepare the passes through them."""
         rows: list[_Row] = []
@@ -133,10 +138,9 @@ class NativeStack(StaticCache):
     def _fill_layers(self, packed: list[PackedLayer], capacity: int) -> None:
         a = self.architecture
         tables = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
-        cache = (len(packed), 2, self.max_batch * a.kv_heads * capacity * a.head_dim)
-        for i, (layer, weights, room) in enumerate(
-            zip(self._layers, packed, lazy_zeros(cache, self.dtype, self.device), strict=True)
-        ):
+        shape = (len(packed), 2, self.max_batch, a.kv_heads, capacity * a.head_dim)
+        self._cache = lazy_zeros(shape, self.dtype, self.device)
+        for i, (layer, weights, room) in enumerate(zip(self._layers, packed, self._cache, strict=True)):
             for name in MATRICES:
                 setattr(layer, name, self._matrix(getattr(weights, name)))
             for name, norm in weights.norms.items():

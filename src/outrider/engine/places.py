@@ -1,0 +1,113 @@
+"""A sequence's place in the caches of target and drafter: found, with what is already there of its tokens, and left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import NamedTuple
+
+from outrider.engine.prefixes import LEAST, Holder, Prefixes, common_prefix, matches, worth_keeping
+from outrider.engine.sequence import NO_SLOT, Sequence
+from outrider.types import Drafter, FollowsPrefixes, KeepsPrefixes, LanguageModel, ReadsFeatures
+
+
+class _Found(NamedTuple):
+    holder: Holder
+    length: int
+
+
+class Places:
+    """Slots of one target and one drafter. Whatever is reused, the next logits are those of a fresh prefill: only what
+    both sequences begin with is taken over, and no more than the drafter can follow."""
+
+    def __init__(self, model: LanguageModel, drafter: Drafter) -> None:
+        self._model = model
+        self._drafter = drafter
+        self._follows = drafter if isinstance(drafter, FollowsPrefixes) else None
+        blind = isinstance(drafter, ReadsFeatures) and self._follows is None  # it must see every prompt whole
+        self._keeps = model if isinstance(model, KeepsPrefixes) and not blind else None
+        self._prefixes = Prefixes()
+        self.hits = 0
+        """Sequences that began with tokens of another."""
+        self.reused = 0
+        """Tokens they did not have to run."""
+
+    @property
+    def kept(self) -> int:
+        """Tokens that finished sequences have left and that may be reused."""
+        return sum(holder.cached for holder in self._left())
+
+    def take(self, sequence: Sequence, running: Several[Sequence]) -> None:
+        """Give the sequence a slot, with as many of its tokens as some slot holds; `missing` says how many it lacks.
+
+        If another of those running is about to run what this one needs, it gets none yet: that one becomes its
+        `leader`, and it is to ask again in the next step.
+        """
+        sequence.missing = len(sequence.tokens) - 1
+        found = self._find(sequence, running)
+        sequence.leader = self._leader(sequence, running, found.length if found else 0)
+        if sequence.leader is not None:
+            return
+        if found is None or self._keeps is None:
+            sequence.slot = self._model.open()
+            self._drafter.open(sequence)
+            return
+        holder, length = found
+        running_there = holder.epoch is None
+        keep = running_there or worth_keeping(length, holder.cached)
+        if keep:
+            sequence.slot = self._keeps.fork(holder.slot, length)
+            self._prefixes.touch(holder.slot)
+        else:
+            self._keeps.reopen(holder.slot, length)
+            sequence.slot = holder.slot
+        if self._follows is not None:
+            self._follows.open_from(sequence, holder.sequence, length, keep)
+        else:
+            self._drafter.open(sequence)
+        sequence.missing -= length
+        self.hits += 1
+        self.reused += length
+
+    def leave(self, sequence: Sequence) -> None:
+        """Let go of everything held for the sequence; what its slot holds may be reused until the slot is."""
+        slot, sequence.slot = sequence.slot, NO_SLOT
+        length = self._model.length(slot)
+        self._model.close(slot)
+        if self._keeps is not None and length >= LEAST:
+            self._prefixes.leave(Holder(slot, sequence.tokens, length, sequence.id, self._keeps.epoch(slot)))
+        self._drafter.close(sequence)
+
+    def trim(self, most: int) -> None:
+        """Forget what was left beyond so many tokens."""
+        self._prefixes.trim(most)
+
+    def _left(self) -> list[Holder]:
+        """What is left and still there: another engine over the same model may have used the slot."""
+        for holder in self._prefixes.left:
+            if self._keeps is None or self._keeps.epoch(holder.slot) != holder.epoch:
+                self._prefixes.forget(holder.slot)
+        return self._prefixes.left
+
+    def _find(self, sequence: Sequence, running: Several[Sequence]) -> _Found | None:
+        """The slot with most of the sequence's tokens; one that nobody uses where there is a choice."""
+        if self._keeps is None:
+            return None
+        held = (Holder(s.slot, s.tokens, self._model.length(s.slot), s.id, None) for s in running if s.slot != NO_SLOT)
+        best: _Found | None = None
+        for holder, common in matches(sequence.tokens, [*self._left(), *held]):
+            reach = common if self._follows is None else self._follows.reach(sequence, holder.sequence, common)
+            length = min(reach, common, holder.cached, len(sequence.tokens) - 1)
+            if length >= LEAST and (best is None or length > best.length):
+                best = _Found(holder, length)
+        return best
+
+    def _leader(self, sequence: Sequence, running: Several[Sequence], length: int) -> Sequence | None:
+        """One that will soon hold clearly more of the tokens than the `length` to be had now."""
+        if self._keeps is None:
+            return None
+        for other in running:
+            if other.slot != NO_SLOT and other.missing:
+                shared = min(common_prefix(sequence.tokens, other.tokens), len(sequence.tokens) - 1)
+                if shared - max(length, self._model.length(other.slot)) >= LEAST:
+                    return other
+        return None

@@ -1,0 +1,22 @@
+"""What an engine is doing, for those who watch it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Stats(NamedTuple):
+    running: int
+    """Sequences that hold a place, prompts being run included."""
+    waiting: int
+    kv_used: int
+    """Tokens of the running sequences."""
+    kv_total: int
+    """Tokens that running sequences may have together."""
+    kv_kept: int
+    """Tokens that finished sequences have left in slots nobody has needed since."""
+    prefix_hits: int
+    """Sequences that began with tokens some slot held already."""
+    prefix_tokens: int
+    """How many tokens that saved."""
+    preemptions: int

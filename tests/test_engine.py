@@ -1,0 +1,298 @@
+"""The engine under way: sequences join, leave, are sent back and reuse each other's beginnings, and every one of them
+says what it says alone, decoded plainly. Rows are exact to the bit here, so equality is the test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_cache import gpt2
+from test_conformance import TinyParts
+from test_decoder import decoder_of, reference
+
+from outrider import SamplingParams
+from outrider.control.auto import AutoLength
+from outrider.control.controller import Controller, FixedLength
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.registry import build
+from outrider.engine import scheduler
+from outrider.engine.engine import Engine
+from outrider.engine.prefixes import LEAST
+from outrider.engine.sequence import NO_SLOT
+from outrider.engine.sequence import Sequence as Running
+from outrider.engine.text import TextStream
+from outrider.errors import InvalidRequest
+from outrider.models.architecture import Architecture
+from outrider.models.hf import HFModel
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.precision import FP32
+from outrider.sampling.history import History
+from outrider.types import Drafter, LanguageModel, Rows
+
+VOCAB = 97
+
+
+@pytest.fixture(scope="module")
+def source() -> Any:
+    return reference("llama")
+
+
+@pytest.fixture
+def model(source: Any) -> NativeDecoder:
+    architecture = Architecture.from_config(source.config.to_dict())
+    made = NativeDecoder.load(architecture, source.state_dict().items(), FP32, max_batch=4, max_context=160, threads=2)
+    made.chunk = 24  # prompts take several steps
+    return made
+
+
+def drafter_for(name: str, source: Any, target: LanguageModel) -> Drafter:
+    class Parts(TinyParts):
+        def draft_model(self, path: str) -> LanguageModel:
+            other = reference("qwen3")
+            architecture = Architecture.from_config(other.config.to_dict())
+            tensors = other.state_dict().items()
+            return NativeDecoder.load(architecture, tensors, FP32, max_batch=4, max_context=160, threads=2)
+
+    paths = {"model": "model:tiny", "head": "head:tiny", "head+suffix": "head+suffix:tiny"}
+    return build(paths.get(name, name), Parts(source, target))
+
+
+def sequence(number: int, prompt: Sequence[int], temperature: float = 0.0, limit: int = 20) -> Running:
+    params = SamplingParams(temperature=temperature, seed=100 + number).resolve({}, (), VOCAB)
+    stream = TextStream(lambda token: b"x", (), False)
+    return Running(number, list(prompt), len(prompt), params, limit, stream, History(prompt), keep_trace=True)
+
+
+def text(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(12), k=length)
+
+
+def finish(engine: Engine, *sequences: Running) -> list[list[int]]:
+    for each in sequences:
+        engine.add(each)
+    while not engine.idle:
+        engine.step()
+    assert engine.leaks() == []
+    return [each.tokens[each.prompt_length :] for each in sequences]
+
+
+def alone(model: LanguageModel, one: Running) -> list[int]:
+    """What a sequence says by itself, plainly decoded by an engine that has seen nothing else."""
+    prompt = one.tokens[: one.prompt_length]
+    copy = Running(one.id, prompt, len(prompt), one.params, one.limit, one.stream, History(prompt))
+    return finish(Engine(model, NoDrafter(), FixedLength(0)), copy)[0]
+
+
+def counted(model: LanguageModel) -> list[list[Rows]]:
+    """Every batch run from now on."""
+    batches: list[list[Rows]] = []
+    forward: Callable[[Sequence[Rows]], torch.Tensor] = model.forward
+
+    def counting(batch: Sequence[Rows]) -> torch.Tensor:
+        batches.append(list(batch))
+        return forward(batch)
+
+    model.forward = counting  # type: ignore[method-assign]
+    return batches
+
+
+def prompt_rows(batches: list[list[Rows]]) -> int:
+    return sum(len(rows.tokens) for batch in batches for rows in batch if rows.logits is not None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["none", "suffix", "head", "model", "head+suffix"])
+def test_traffic(
+    source: Any, model: NativeDecoder, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences come at any time, some are aborted wherever they are, too little room for all: prompts begin with one
+    of two instructions, or are what another said before."""
+    monkeypatch.setattr(scheduler, "LOOKAHEAD", 6)  # admit with little room, to have to send back
+    engine = Engine(model, drafter_for(name, source, model), FixedLength(5), kv_tokens=190)
+    rng = random.Random(11)
+    instructions = [text(20, 1), text(25, 2)]
+    sequences: list[Running] = []
+    aborted: set[int] = set()
+    for step in range(10_000):
+        if len(sequences) < 24 and rng.random() < 0.7:
+            begin = rng.choice([*instructions, [], *(s.tokens for s in sequences if s.finish_reason)])
+            prompt = [*begin[:30], *text(rng.randint(1, 15), 50 + step)]
+            sequences.append(sequence(len(sequences), prompt, temperature, rng.choice([1, 20, 80, 80])))
+            engine.add(sequences[-1])
+        engine.step()
+        if rng.random() < 0.02 and (open_ones := [s for s in sequences if not s.finish_reason]):
+            aborted.add((gone := rng.choice(open_ones)).id)
+            engine.remove(gone)
+            assert gone.slot == NO_SLOT
+        if len(sequences) == 24 and engine.idle:
+            break
+    stats = engine.stats
+    assert stats.prefix_hits > 2, "too little was reused for the comparison to mean anything"
+    assert stats.preemptions > 0
+    assert aborted
+    assert (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0)
+    assert engine.leaks() == []
+    if name != "none":
+        assert sum(s.accepted for s in sequences) > 2
+    for one in sequences:
+        said = one.tokens[one.prompt_length :]
+        assert one.id in aborted or one.finish_reason == "length"
+        assert said == alone(model, one)[: len(said)], f"sequence {one.id}"
+
+
+@pytest.mark.parametrize("kind", ["torch", "torch-bitwise", "hf"])
+def test_other_caches(source: Any, kind: str) -> None:
+    """The same over the other decoders; transformers' own keeps nothing, and nothing is then reused."""
+    model = HFModel(gpt2(), max_batch=3, max_context=128) if kind == "hf" else decoder_of(source, kind)
+    model.chunk = 24  # type: ignore[misc]
+    engine = Engine(model, drafter_for("suffix", source, model), FixedLength(5) if kind == "hf" else AutoLength())
+    begin = text(40, 3)
+    sequences = [sequence(i, [*begin, *text(1 + 7 * i, i)], float(i % 2)) for i in range(6)]
+    said = finish(engine, *sequences)
+    assert said == [alone(model, one) for one in sequences]
+    assert (engine.stats.prefix_hits > 0) == (kind != "hf")
+
+
+@pytest.mark.parametrize("name", ["head", "model", "head+suffix"])
+@pytest.mark.parametrize("how", ["taken over", "copied", "copied while running", "sent back"])
+def test_drafts_after_reuse_are_those_of_a_fresh_start(source: Any, model: NativeDecoder, name: str, how: str) -> None:
+    """A drafter whose cache did not follow would still leave the text right; so its drafts are compared."""
+    conversation = text(60, 4)
+
+    def question() -> Running:
+        return sequence(1, [*conversation[:50], *text(9, 5)], 1.0, 25)
+
+    fresh = question()
+    finish(Engine(model, drafter_for(name, source, model), FixedLength(4)), fresh)
+    engine = Engine(model, drafter_for(name, source, model), FixedLength(4))
+    asked = question()
+    if how == "copied while running":
+        engine.add(sequence(0, conversation, 1.0, 60))
+        while not engine.step():
+            pass
+    elif how == "copied":
+        finish(engine, sequence(0, conversation, 1.0, 60))
+    elif how == "taken over":
+        finish(engine, sequence(0, conversation[:55], 1.0, 3))
+    engine.add(asked)
+    while not asked.finish_reason:
+        engine.step()
+        if how == "sent back" and asked.generated >= 8 and not engine.stats.prefix_hits:
+            engine.recover()
+    assert engine.stats.prefix_hits == 1
+    assert asked.tokens == fresh.tokens
+    if how != "sent back":
+        assert [step.draft.tokens for step in asked.trace] == [step.draft.tokens for step in fresh.trace]
+    assert abs(asked.accepted - fresh.accepted) <= 3
+    assert fresh.accepted > 3
+
+
+def test_a_conversation_runs_only_what_is_new(model: NativeDecoder) -> None:
+    engine = Engine(model, NoDrafter(), FixedLength(0))
+    first = sequence(0, text(40, 6))
+    finish(engine, first)
+    batches = counted(model)
+    second = sequence(1, [*first.tokens, *text(10, 7)])
+    finish(engine, second)
+    assert prompt_rows(batches) == 10  # the last token of the answer, and all new ones but the last
+    assert engine.stats.prefix_tokens == 59
+
+
+def test_choices_of_one_prompt_run_it_once(model: NativeDecoder) -> None:
+    """They come together: the first runs the prompt, the others wait for it and copy."""
+    engine = Engine(model, NoDrafter(), FixedLength(0))
+    batches = counted(model)
+    sequences = [sequence(i, text(100, 8), 1.0) for i in range(4)]
+    said = finish(engine, *sequences)
+    assert 99 <= prompt_rows(batches) < 99 + 3 * LEAST
+    assert engine.stats.prefix_hits == 3
+    assert said == [alone(model, one) for one in sequences]
+
+
+class Blind:
+    """A head's drafter that cannot follow."""
+
+    name = "head"
+
+    def __init__(self, inner: Any) -> None:
+        self.open, self.close, self.read = inner.open, inner.close, inner.read
+        self.propose, self.observe = inner.propose, inner.observe
+
+
+def test_a_head_that_cannot_follow_sees_every_prompt_whole(source: Any, model: NativeDecoder) -> None:
+    engine = Engine(model, Blind(drafter_for("head", source, model)), FixedLength(4))
+    batches = counted(model)
+    finish(engine, *(sequence(i, text(50, 9)) for i in range(3)))
+    assert prompt_rows(batches) == 3 * 49
+    assert engine.stats.prefix_hits == 0
+
+
+def test_two_engines_over_one_model(model: NativeDecoder) -> None:
+    """What one has left in a slot is gone once the other has used it, and neither takes it for its own."""
+    one, two = (Engine(model, NoDrafter(), FixedLength(0)) for _ in range(2))
+    prompt = text(30, 10)
+    expected = alone(model, sequence(0, prompt))
+    finish(one, sequence(0, prompt))
+    assert one.stats.kv_kept == 49
+    finish(two, *(sequence(i, text(60, 20 + i)) for i in range(5)))
+    assert one.stats.kv_kept == 0
+    assert finish(one, sequence(1, prompt)) == [expected]
+    assert one.stats.prefix_hits == 0
+
+
+@pytest.mark.parametrize("name", ["none", "suffix", "head", "model", "head+suffix"])
+def test_removal_frees_everything_at_once(source: Any, model: NativeDecoder, name: str) -> None:
+    """Waiting, its prompt half run, decoding, finished, twice; and when all is over nothing is left."""
+    controller: Controller = AutoLength()
+    engine = Engine(model, drafter_for(name, source, model), controller)
+    sequences = [sequence(i, text(20 + 20 * i, 30 + i), limit=30) for i in range(6)]
+    for each in sequences:
+        engine.add(each)
+    engine.step()
+    engine.step()
+    assert any(each.missing for each in sequences), "a prompt is half run"
+    for each in sequences[::-1]:
+        assert engine.leaks() == [], "while something runs nothing is lost"
+        engine.remove(each)
+        engine.remove(each)
+        assert each.slot == NO_SLOT
+    assert engine.idle
+    assert engine.leaks() == []
+    assert model.held == 0
+    one = sequence(9, text(30, 40))
+    assert finish(engine, one) == [alone(model, one)]
+
+
+def test_a_leak_is_told(model: NativeDecoder) -> None:
+    engine = Engine(model, NoDrafter(), FixedLength(0))
+    model.open()
+    assert engine.leaks() == ["cache slots: 1 still held"]
+
+
+def test_after_a_failed_step_everything_goes_on(source: Any, model: NativeDecoder) -> None:
+    engine = Engine(model, drafter_for("head+suffix", source, model), FixedLength(4))
+    sequences = [sequence(i, text(30, 60 + i), float(i % 2)) for i in range(3)]
+    for each in sequences:
+        engine.add(each)
+    rule = engine.rules["coupled"]
+
+    def failing(*arguments: Any) -> Any:
+        raise RuntimeError("planted")
+
+    for step in range(12):
+        engine.rules = {**engine.rules, "coupled": failing if step % 4 == 3 else rule}
+        try:
+            engine.step()
+        except RuntimeError:
+            engine.recover()
+    engine.rules = {**engine.rules, "coupled": rule}
+    assert finish(engine) == []
+    assert [s.tokens[s.prompt_length :] for s in sequences] == [alone(model, s) for s in sequences]
+
+
+def test_a_budget_below_one_context_is_refused(model: NativeDecoder) -> None:
+    with pytest.raises(InvalidRequest, match="kv_tokens: 100 tokens cannot hold"):
+        Engine(model, NoDrafter(), FixedLength(0), kv_tokens=100)
