@@ -126,6 +126,7 @@ class TargetWorkshop:
             "samples": len(corpus),
             "tokens": corpus.tokens,
             "answer tokens": corpus.answer_tokens,
+            "answers cut where they loop": corpus.loops,
             "held-out samples": held_out,
             "samples by kind": corpus.tags(),
             "recipe": corpus.about.get("recipe", {}),
