@@ -73,7 +73,8 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
         "On held-out answers that the target wrote greedily, never trained on: "
         f"{held_out['acceptance_length']:.2f} tokens per target pass (a chain of {len(held_out['per_position'])} "
         f"drafted tokens, the target's own token included), loss {held_out['loss']:.4f}. The weights are those of the "
-        "best of the evaluations below.",
+        "best of the evaluations below."
+        + (" What training started from may have seen some of these answers." if "started_from" in facts else ""),
         _table(
             ("Drafted position", "Accepted, all before it being so"),
             [(str(i), f"{share:.1%}") for i, share in enumerate(held_out["per_position"], 1)],

@@ -8,5 +8,6 @@ _FOLDER = Path(__file__).parent / "data"
 
 
 def shipped_head(model: str) -> Path | None:
-    folder = _FOLDER / model  # a path of its own where `model` is one: not ours then
-    return folder if folder.parent == _FOLDER and (folder / "config.json").is_file() else None
+    folder = _FOLDER / model
+    # A model named by its path is none of the catalogue, and joining would give that path.
+    return folder if folder.name == model and (folder / "config.json").is_file() else None
