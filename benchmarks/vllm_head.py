@@ -7,8 +7,9 @@
 
 Prompts travel as token ids, so tokenizers play no part. Acceptance length = 1 + accepted / drafts, where a draft is a
 target pass that verified at least one token; vLLM counts what it accepts beyond the end of an answer, we do not, so
-`tokens_per_pass` (tokens kept, less the one vLLM's prefill gives, per pass) is reported beside it. `table` exits with
-status 1 where the two acceptance lengths differ by more than `--within`.
+`tokens_per_pass` (tokens kept, less the one vLLM's prefill gives, per pass) is reported beside it. A step of ours on a
+GPU has a fixed number of rows, so large batches shorten drafts: `ours` ends with an error where that happens. `table`
+exits with status 1 where the two acceptance lengths differ by more than `--within`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.types import StepTrace
 
 CHAT = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 """Spec-Bench's names for the kinds of MT-Bench; five questions each are too few to tell apart."""
@@ -44,12 +48,14 @@ class Tally:
     per_position: list[int] = field(default_factory=list)
     free_tokens: int = 0
     """Tokens that took no counted pass: those of vLLM's prefills, and of passes that verified nothing."""
+    short: int = 0
+    """Drafts shorter than asked for although the answer had room: a batch too large for the device's steps."""
 
     def add(self, other: Tally) -> None:
         size = max(len(self.per_position), len(other.per_position))
         padded = [tally.per_position + [0] * (size - len(tally.per_position)) for tally in (self, other)]
         self.per_position = [a + b for a, b in zip(*padded, strict=True)]
-        for name in ("requests", "tokens", "drafts", "accepted", "free_tokens"):
+        for name in ("requests", "tokens", "drafts", "accepted", "free_tokens", "short"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
@@ -118,7 +124,7 @@ def run_vllm(options: argparse.Namespace) -> None:
             "model": str(options.head.resolve()),
             "num_speculative_tokens": options.draft_length,
         },
-        **({"gpu_memory_utilization": 0.3} if torch.cuda.is_available() else {}),
+        **({"gpu_memory_utilization": options.memory_share} if torch.cuda.is_available() else {}),
     )
     params = vllm.SamplingParams(
         temperature=0.0,
@@ -198,11 +204,21 @@ def run_ours(options: argparse.Namespace) -> None:
                     accepted=sum(paths),
                     per_position=[sum(path > i for path in paths) for i in range(options.draft_length)],
                     free_tokens=len(completion.trace) - len(steps),
+                    short=cut_drafts(completion.trace, options.draft_length, options.tokens),
                 )
             )
         return [list(completion.token_ids) for completion in completions], tally
 
     _measure(run, prompts, options, {"engine": "outrider", "version": outrider.__version__}, start)
+
+
+def cut_drafts(trace: Sequence[StepTrace], draft_length: int, max_tokens: int) -> int:
+    """Chains shorter than `draft_length` that the answer still had room for, steps that drafted nothing aside."""
+    written = short = 0
+    for step in trace:
+        short += 0 < len(step.draft) < min(draft_length, max_tokens - written - 1)
+        written += len(step.path) + (step.token is not None)
+    return short
 
 
 def _measure(run: Run, prompts: list[Prompt], options: argparse.Namespace, about: dict[str, Any], start: float) -> None:
@@ -217,6 +233,11 @@ def _measure(run: Run, prompts: list[Prompt], options: argparse.Namespace, about
         tally = categories.setdefault(category, Tally())
         for first in range(0, len(chosen), options.batch):
             ids, part = run(chosen[first : first + options.batch])
+            if part.short > 0.01 * part.drafts:
+                sys.exit(
+                    f"{part.short} of {part.drafts} drafts were shorter than {options.draft_length} tokens: a step of "
+                    f"this device has no room for as many in a batch of {options.batch}; lower --batch"
+                )
             tally.add(part)
             outputs += [{"category": category, "ids": answer} for answer in ids]
         total.add(tally)
@@ -298,13 +319,14 @@ def _arguments() -> argparse.Namespace:
     table.add_argument("--within", type=float, default=0.05)
     runs = [commands.add_parser("vllm"), commands.add_parser("ours")]
     runs[0].add_argument("--compiled", action="store_true", help="torch.compile and CUDA graphs: starts later")
+    runs[0].add_argument("--memory-share", type=float, default=0.3, help="of the GPU's memory, for vLLM")
     runs[1].add_argument("--device", default="auto")
-    for run in runs:
+    for run, batch in zip(runs, (64, 8), strict=True):  # a step of ours on a GPU has few rows for drafts
         run.add_argument("--head", type=Path, required=True)
         run.add_argument("--prompts", type=Path, required=True)
         run.add_argument("--tokens", type=int, default=128)
         run.add_argument("--draft-length", type=int, default=5)
-        run.add_argument("--batch", type=int, default=64)
+        run.add_argument("--batch", type=int, default=batch)
     for command in (prompts, *runs):
         command.add_argument("--target", default="smollm2-135m", help="catalogue name or Hugging Face folder")
         command.add_argument("--out", type=Path, required=True)

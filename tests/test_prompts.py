@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from outrider.errors import TrainingError
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.checkpoints.tokenizer import Tokenizer
-from outrider.train.jobs import Job, Sample, Written
+from outrider.train.jobs import Job, Sample, Tokens, Written
+from outrider.train.loops import cut_at
 from outrider.train.plan import Plan
 from outrider.train.prompts import Frame, read_prompts
 from outrider.train.recipe import Recipe
@@ -108,7 +110,8 @@ def says(job: Job, prompt: str) -> str:
         return f"Where is it {job.number}?"
     if job.tag == "user":
         return f"please tell me about number {job.number}"
-    return f"This is sentence one about {job.number}. " + "Here is another sentence, and a longer one. " * 6
+    more = " ".join(f"Here is number {i}, now {i}." for i in range(2, 14))  # no eight tokens twice
+    return f"This is sentence one about {job.number}. {more} "
 
 
 def run(plan: Plan, target: Target, count: int, behind: int = 0) -> list[Sample]:
@@ -156,11 +159,11 @@ def test_a_second_turn_of_the_file_is_asked(tokenizer: Tokenizer, frame: Frame) 
 
 def test_a_passage_that_was_cut_short_ends_with_a_sentence(tokenizer: Tokenizer, frame: Frame) -> None:
     target = Target(tokenizer, says)
-    run(Plan(Recipe(mix={"passage": 1.0}, max_passage=90, follow_up=0.0), frame), target, 60)
+    run(Plan(Recipe(mix={"passage": 1.0}, max_passage=120, follow_up=0.0), frame), target, 60)
     asked = [tokenizer.decode(job.prompt) for job in target.jobs if job.tag == "continuation"]
     assert asked
-    assert all("a longer one." in text for text in asked)
-    assert all(text.count("Here is") == text.count("longer one.") for text in asked)
+    assert all("now 3." in text for text in asked)
+    assert all(text.count("Here is") == len(re.findall(r"now \d+\.", text)) for text in asked)
 
 
 def test_a_prompt_is_answered_greedily_once(tokenizer: Tokenizer, frame: Frame) -> None:
@@ -238,9 +241,64 @@ def test_prompts_that_do_not_fit_are_said(tokenizer: Tokenizer, frame: Frame) ->
         Plan(Recipe(mix={"file": 1.0}), frame)
 
 
-def test_recipes_in_json() -> None:
+def test_recipes() -> None:
     recipe = Recipe(seed=5, mix={"maths": 1.0}, temperatures=((0.0, 1.0), (0.5, 2.0)))
-    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
-    for bad in ({"mix": {"poems": 1}}, {"mix": {"file": 0}}, {"temperatures": [[-1, 1]]}, {"depth": 3}):
+    assert recipe.to_json()["temperatures"] == [[0.0, 1.0], [0.5, 2.0]]
+    assert recipe.to_json()["loop"] == 8
+    bad: list[dict[str, Any]] = [
+        {"mix": {"poems": 1}},
+        {"mix": {"file": 0}},
+        {"temperatures": ((-1, 1),)},
+        {"loop": -1},
+    ]
+    for each in bad:
         with pytest.raises(TrainingError, match="recipe"):
-            Recipe.from_json(bad)
+            Recipe(**each)
+
+
+def thrice(tokens: list[int], gram: int) -> int:
+    """The same by the letter: the first start of a run that begins at two earlier places too."""
+    for at in range(len(tokens) - gram + 1):
+        if sum(tokens[i : i + gram] == tokens[at : at + gram] for i in range(at)) == 2:
+            return at
+    return len(tokens)
+
+
+@pytest.mark.parametrize("gram", [1, 2, 8])
+def test_a_text_is_cut_where_it_says_something_for_the_third_time(gram: int) -> None:
+    rng = np.random.default_rng(gram)
+    cut = 0
+    for length in (0, 1, gram + 1, gram + 2, 40, 200) * 5:
+        once = rng.integers(0, 3 * gram, length)
+        for tokens in (once, np.concatenate([once, np.tile(once[:11], 4)]), np.full(length, 7)):
+            at = cut_at(tokens, gram)
+            assert at == thrice(tokens.tolist(), gram)
+            assert cut_at(tokens[:at], gram) == at
+            cut += at < len(tokens)
+    assert cut > 20
+    assert cut_at(np.arange(10**5), gram) == 10**5
+
+
+def test_texts_that_loop_are_cut_and_end_their_conversation(tokenizer: Tokenizer, frame: Frame) -> None:
+    """Whoever speaks: an answer that loops is kept up to there, a question that loops is not asked."""
+    loop = "One two three four five six seven eight nine ten. "
+
+    def rounds(tokens: Tokens) -> int:
+        return tokenizer.decode(tokens.tolist()).count("One two three")
+
+    def looping(job: Job, prompt: str) -> str:
+        return says(job, prompt) + (loop * 9 if job.number % 2 else "")
+
+    prompts = [("First?", "Second?")] * 40
+    target = Target(tokenizer, looping)
+    samples = run(Plan(Recipe(mix={"file": 0.5, "invented": 0.5}), frame, prompts), target, 300)
+    assert 20 < sum(sample.looped for sample in samples) < len(samples) - 20
+    for sample in samples:
+        *before, (start, stop) = sample.spans
+        assert rounds(sample.tokens[:start]) == 0
+        assert rounds(sample.tokens[start:stop]) == (2 if sample.looped else 0)
+        assert stop == len(sample.tokens)
+        assert len(before) == 0 or sample.tokens[before[-1][1] - 1] == tokenizer.eos_token_ids[0]
+    whole = run(Plan(Recipe(mix={"file": 1.0}, loop=0), frame, prompts), Target(tokenizer, looping), 60)
+    assert not any(sample.looped for sample in whole)
+    assert max(rounds(sample.tokens) for sample in whole) >= 9

@@ -40,6 +40,7 @@ def test_it_is_whole_and_small(folder: Path) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 16 << 20
     assert shipped_head("no-such-model") is None
     assert shipped_head("") is None
+    assert shipped_head(str(folder)) is None, "a model's own folder is no head for it"
 
 
 def test_the_wheel_takes_it_along(folder: Path) -> None:

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from outrider.bench.shapes import STD, Axis, normal, sizes
+from outrider.bench.shapes import LAYER, STD, Axis, normal, sizes
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
 
 HeadAxis = Axis | Literal["pair", "features"]
 """Beside a decoder's: the embedding next to the state, and the target's states one after the other."""
 
-_LAYER: Mapping[str, tuple[HeadAxis, ...]] = {
-    "input_layernorm": ("hidden",),
-    "self_attn.q_proj": ("query", "hidden"),
-    "self_attn.k_proj": ("key_value", "hidden"),
-    "self_attn.v_proj": ("key_value", "hidden"),
-    "self_attn.o_proj": ("hidden", "query"),
-    "post_attention_layernorm": ("hidden",),
-    "mlp.gate_proj": ("mlp", "hidden"),
-    "mlp.up_proj": ("mlp", "hidden"),
-    "mlp.down_proj": ("hidden", "mlp"),
-}
-
 
 def head_axes(config: HeadConfig) -> dict[str, tuple[HeadAxis, ...]]:
     """Axes of every tensor of a head's checkpoint but `d2t`; vectors are the norms."""
     axes: dict[str, tuple[HeadAxis, ...]] = {"fc.weight": ("hidden", "features")}
     for i in range(len(config.architecture.layers)):
-        for part, given in _LAYER.items():
+        for part, given in LAYER.items():
             wide = i == 0 and part.endswith(("q_proj", "k_proj", "v_proj"))
             axes[f"layers.{i}.{part}.weight"] = (given[0], "pair") if wide else given
     return axes | {

@@ -20,7 +20,7 @@ Axis = Literal["vocab", "hidden", "query", "key_value", "mlp"]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-_LAYER: Mapping[str, tuple[Axis, ...]] = {
+LAYER: Mapping[str, tuple[Axis, ...]] = {
     "input_layernorm": ("hidden",),
     "self_attn.q_proj": ("query", "hidden"),
     "self_attn.k_proj": ("key_value", "hidden"),
@@ -31,6 +31,7 @@ _LAYER: Mapping[str, tuple[Axis, ...]] = {
     "mlp.up_proj": ("mlp", "hidden"),
     "mlp.down_proj": ("hidden", "mlp"),
 }
+"""Axes of the tensors of a layer."""
 
 STD = 0.02
 """Standard deviation of random weights: a row of any usual width then keeps the size of what it reads, so nothing
@@ -101,7 +102,7 @@ def tensor_axes(a: Architecture) -> Iterator[tuple[str, tuple[Axis, ...]]]:
     check_llama_like(a)
     yield EMBEDDING, ("vocab", "hidden")
     for i in range(len(a.layers)):
-        for part, axes in _LAYER.items():
+        for part, axes in LAYER.items():
             yield f"model.layers.{i}.{part}.weight", axes
     yield "model.norm.weight", ("hidden",)
     if not a.tied:

@@ -50,6 +50,15 @@ def train(
         int | None,
         _what("--draft-vocab", min=2, metavar="N", help="Tokens a head can draft: the N the target writes most."),
     ] = None,
+    start_from: Annotated[
+        str | None,
+        _what(
+            "--start-from",
+            metavar="DIR",
+            help="Train the head (or draft model) in DIR further, or with `shipped` the head that comes with the"
+            " package; begins with the target's own layers if not given.",
+        ),
+    ] = None,
     loss: Annotated[
         str | None, _what("--loss", metavar="NAME", help="What is minimised: ce, kl, tv, kl+ce or kl+tv.")
     ] = None,
@@ -99,6 +108,7 @@ def train(
     asked = Asked(
         model=model,
         draft_model=draft_model or None,
+        start_from=start_from,
         prompts=None if prompts is None else str(prompts),
         data=None if data is None else str(data),
         tokens=tokens,

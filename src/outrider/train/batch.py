@@ -8,12 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+NARROWEST = 16
+"""Columns of a batch at the least: every step of an unroll needs a row of its own, however short the texts are."""
+
 
 @dataclass(slots=True)
 class Texts:
-    """`tokens` [B, T], padded on the right. Text b is a prompt of `prompts[b]` tokens and its answer, up to
-    `lengths[b]`; `greedy[b]`: the answer was chosen, not sampled. `earlier[b]`: [start, stop) of answers inside the
-    prompt, which are learned from too."""
+    """`tokens` [B, T], padded on the right, T at least `NARROWEST`. Text b is a prompt of `prompts[b]` tokens and its
+    answer, up to `lengths[b]`; `greedy[b]`: the answer was chosen, not sampled. `earlier[b]`: [start, stop) of answers
+    inside the prompt, which are learned from too."""
 
     tokens: Tensor
     lengths: list[int]

@@ -16,17 +16,25 @@ from outrider.train.settings import Settings, option
 from outrider.train.student import Evaluation
 
 FILE = "README.md"
+UNKNOWN = "unknown"
+"""In the place of a corpus's prompts, where it does not say."""
 _CURVE = 12
 """Lines of the loss curve in the card; the log has all."""
 
 
 def about(
-    settings: Settings, kind: str, data: Mapping[str, Any], trained: Mapping[str, Any], held_out: Evaluation
+    settings: Settings,
+    kind: str,
+    start: Mapping[str, Any] | None,
+    data: Mapping[str, Any],
+    trained: Mapping[str, Any],
+    held_out: Evaluation,
 ) -> dict[str, Any]:
     """What goes into the config of what is exported: no paths of the machine it was made on."""
     return {
         "target": short_name(settings.model),
         "kind": kind,
+        **({} if start is None else {"started_from": dict(start)}),
         "data": dict(data),
         "trained": dict(trained),
         "held_out": asdict(held_out),
@@ -65,15 +73,20 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
         "On held-out answers that the target wrote greedily, never trained on: "
         f"{held_out['acceptance_length']:.2f} tokens per target pass (a chain of {len(held_out['per_position'])} "
         f"drafted tokens, the target's own token included), loss {held_out['loss']:.4f}. The weights are those of the "
-        "best of the evaluations below.",
+        "best of the evaluations below."
+        + (" What training started from may have seen some of these answers." if "started_from" in facts else ""),
         _table(
             ("Drafted position", "Accepted, all before it being so"),
             [(str(i), f"{share:.1%}") for i, share in enumerate(held_out["per_position"], 1)],
         ),
         "## Data",
-        "Written by the target itself. The prompts are " + _prompts(settings) + ".",
-        _table(("What", "How much"), [(name, _shown(value)) for name, value in facts["data"].items()]),
+        _written(facts, earlier=settings.data is not None),
+        _table(
+            ("What", "How much"),
+            [(name, _shown(value)) for name, value in facts["data"].items() if name not in _SAID],
+        ),
         "## Training",
+        _begun(facts.get("started_from")),
         "```\n" + settings.command + "\n```",
         _table(("Setting", "Value"), chosen),
         _table(("Came to", ""), [(name, _shown(value)) for name, value in facts["trained"].items()]),
@@ -99,12 +112,31 @@ def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _prompts(settings: Settings) -> str:
-    if settings.data is not None:
-        return "those of an earlier run's corpus"
-    if settings.prompts is None:
-        return "invented by the target from its chat template"
-    return f"those of `{Path(settings.prompts).name}` (SHA-256 `{settings.prompts_sha256}`)"
+_SAID = ("target", "prompts")
+"""Of the data, in words instead of in the table."""
+
+
+def _written(facts: Mapping[str, Any], earlier: bool) -> str:
+    """By whom and from which prompts the data was made, as the corpus itself has it."""
+    data = facts["data"]
+    author = "the target itself" if data["target"] in (None, facts["target"]) else f"`{data['target']}`"
+    match data["prompts"]:
+        case None:
+            prompts = "invented by the target from its chat template"
+        case {"file": name, "sha256": digest}:
+            prompts = f"those of `{name}` (SHA-256 `{digest}`), beside what the target invented"
+        case str(other) if other != UNKNOWN:
+            prompts = f"those of a file with SHA-256 `{other}`, beside what the target invented"
+        case _:
+            prompts = "those of an earlier run's corpus, which does not say where they are from"
+    return f"Written by {author}{' in an earlier run' if earlier else ''}. The prompts are {prompts}."
+
+
+def _begun(start: Mapping[str, Any] | None) -> str:
+    if start is None:
+        return ""
+    before = f", which came of\n\n```\n{start['command']}\n```" if "command" in start else "."
+    return f"Training went on from `{start['name']}` (weights SHA-256 `{start['sha256']}`){before}"
 
 
 def _thinned(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

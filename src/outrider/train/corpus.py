@@ -50,6 +50,7 @@ class Corpus:
         self._numbers: list[int] = []
         self._temperatures: list[float] = []
         self._families: list[int] = []
+        self._looped: list[bool] = []
         self._aside: tuple[int, set[int]] = -1, set()
         """The number of samples, and the families held out of so many."""
         self._saved = self._shards = 0
@@ -77,6 +78,7 @@ class Corpus:
             self._numbers[index],
             self._temperatures[index],
             self._families[index],
+            self._looped[index],
         )
 
     @property
@@ -91,12 +93,15 @@ class Corpus:
         """Where each sample's first answer begins."""
         return np.array([spans[0][0] if spans else 0 for spans in self._spans], np.int64)
 
-    def held_out(self, index: int, samples: int | None = None) -> bool:
-        """`samples`: judged as when the corpus held only so many."""
-        samples = len(self) if samples is None else samples
-        if self._aside[0] != samples:
-            self._aside = samples, _held_out(self._families[:samples], self._temperatures[:samples])
+    def held_out(self, index: int) -> bool:
+        if self._aside[0] != len(self):
+            self._aside = len(self), _held_out(self._families, self._temperatures)
         return self._families[index] in self._aside[1]
+
+    @property
+    def loops(self) -> int:
+        """How many answers were cut where they loop."""
+        return sum(self._looped)
 
     def tags(self) -> dict[str, int]:
         """How many samples of each."""
@@ -122,6 +127,7 @@ class Corpus:
         self._numbers.append(sample.number)
         self._temperatures.append(sample.temperature)
         self._families.append(sample.family)
+        self._looped.append(sample.looped)
         self.tokens += len(sample.tokens)
         self.unsaved_tokens += len(sample.tokens)
         self.answer_tokens += sum(stop - start for start, stop in sample.spans)
@@ -141,6 +147,7 @@ class Corpus:
             "numbers": np.array(self._numbers[new], np.int64),
             "temperatures": np.array(self._temperatures[new], np.float32),
             "families": np.array(self._families[new], np.int64),
+            "looped": np.array(self._looped[new], np.bool_),
             "tags": np.array([names.index(tag) for tag in self._tags[new]], np.int32),
             "tag_names": np.frombuffer(json.dumps(names).encode(), np.uint8),
         }
@@ -166,6 +173,8 @@ class Corpus:
             self._numbers += arrays["numbers"].tolist()
             self._temperatures += arrays["temperatures"].tolist()
             self._families += arrays["families"].tolist()
+            # The first shards there were say nothing of loops: nothing was cut.
+            self._looped += arrays.get("looped", np.zeros(len(arrays["families"]), np.bool_)).tolist()
         except (OSError, ValueError, LookupError, RuntimeError, zipfile.BadZipFile) as error:
             raise TrainingError(f"the shard {path} is damaged ({error}); remove it and those after it.") from error
 

@@ -134,6 +134,8 @@ class DraftStudent:
         for name in _BESIDE:
             if (self._target.path / name).is_file():
                 shutil.copy(self._target.path / name, folder)
+        if not (folder / _BESIDE[0]).is_file():  # the target is a GGUF file
+            (folder / _BESIDE[0]).write_text(self._target.tokenizer.to_json(), encoding="utf-8")
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     def _judge(self, texts: Texts) -> tuple[Tensor, Tensor]:

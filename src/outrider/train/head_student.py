@@ -18,7 +18,7 @@ from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.train.acceptance import Acceptance
 from outrider.train.arithmetic import Mix, use
-from outrider.train.batch import Texts
+from outrider.train.batch import NARROWEST, Texts
 from outrider.train.divergence import Target, diverge
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
@@ -31,6 +31,10 @@ class Unroll:
 
     steps: int = 5
     fading: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps < NARROWEST:
+            raise ValueError(f"an unroll has 1 to {NARROWEST - 1} steps, not {self.steps}")
 
 
 class HeadStudent:

@@ -33,6 +33,8 @@ class Written(NamedTuple):
     tag: str
     number: int
     temperature: float
+    looped: bool = False
+    """It went on, in a loop, after the tokens given here."""
 
     @property
     def answer(self) -> Tokens:
@@ -52,6 +54,8 @@ class Sample(NamedTuple):
     """Of the answers; 0: greedy."""
     family: int
     """Samples with something in common (a passage, say) share it: they are held out together."""
+    looped: bool = False
+    """The last answer is cut where it began to loop."""
 
 
 class BulkWriter(Protocol):

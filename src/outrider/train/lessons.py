@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.train.batch import Texts
+from outrider.train.batch import NARROWEST, Texts
 from outrider.train.batches import plan
 from outrider.train.corpus import Corpus
 
@@ -59,7 +59,7 @@ class CorpusLessons:
 def texts(corpus: Corpus, rows: NDArray[np.int64]) -> Texts:
     samples = [corpus[int(i)] for i in rows]
     lengths = [len(sample.tokens) for sample in samples]
-    tokens = np.zeros((len(samples), max(lengths)), np.int64)
+    tokens = np.zeros((len(samples), max(NARROWEST, *lengths)), np.int64)
     for row, sample in zip(tokens, samples, strict=True):
         row[: len(sample.tokens)] = sample.tokens
     return Texts(

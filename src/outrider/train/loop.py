@@ -134,7 +134,7 @@ class Loop:
         """Train to the limit; the best evaluation, whose weights the student has afterwards."""
         self._started = monotonic()
         if self.step == 0:
-            self._evaluate()  # what the target's own layers give, untrained
+            self._evaluate()  # what training starts from
         read = saved = monotonic()
         batches = ahead(self._lessons.batches(self.step), lambda texts: texts.prepare(self._device))
         while (progress := self._limits.progress(self.step, self.seconds)) < 1.0:

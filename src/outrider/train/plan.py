@@ -13,12 +13,11 @@ from collections.abc import Container, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from outrider.errors import TrainingError
 from outrider.sampling.noise import hash64
 from outrider.train import tasks
-from outrider.train.jobs import Job, Sample, Tokens, Written
+from outrider.train.jobs import Job, Sample, Written
+from outrider.train.loops import cut_at
 from outrider.train.prompts import Frame
 from outrider.train.recipe import Recipe
 
@@ -96,8 +95,14 @@ class Plan:
             list(self._advance(family, number, script, None))
 
     def take(self, written: Written) -> list[Sample]:
-        """Go on with the script that asked for this."""
-        return list(self._advance(*self._waiting.pop(written.number), written))
+        """Go on with the script that asked for this, with as much of it as does not loop."""
+        return list(self._advance(*self._waiting.pop(written.number), self._heard(written)))
+
+    def _heard(self, written: Written) -> Written:
+        answer, gram = written.answer, self._recipe.loop
+        if not gram or (at := cut_at(answer, gram)) == len(answer):
+            return written
+        return written._replace(tokens=written.tokens[: written.prompt_length + at], finished=False, looped=True)
 
     def _advance(self, family: int, number: int, script: Script, result: Written | None) -> Iterator[Sample]:
         while True:
@@ -163,8 +168,7 @@ class Plan:
         r, start = self._recipe, self._frame.before
         written = yield Ask(start, r.temperature(rng), r.max_new, "invented")
         assert written is not None
-        span = len(start), len(written.tokens)
-        yield _sample(written.tokens, [span], "invented", written.number, written.temperature)
+        yield _sample(written, [(len(start), len(written.tokens))], written.number)
 
     def _passage(self, rng: random.Random) -> Script:
         """A text about something, then tasks over it."""
@@ -205,14 +209,14 @@ class Plan:
         yield from self._conversation(rng, tasks.translate_from(rng, language, words), "translation")
 
     def _answer(self, words: str, temperature: float, max_new: int, cut: bool = False) -> Words:
-        """The target's answer to `words`, itself a sample to keep. Where the limit ended it: its whole sentences, if it
-        may be `cut`, else None."""
+        """The target's answer to `words`, itself a sample to keep. Where it has no end: its whole sentences, if it may
+        be `cut`, else None."""
         prompt = self._frame.first(words)
         if len(prompt) > self._recipe.max_prompt:
             return None
         written = yield Ask(prompt, temperature, max_new, "step")
         assert written is not None
-        yield _sample(written.tokens, [(len(prompt), len(written.tokens))], "step", written.number, written.temperature)
+        yield _sample(written, [(len(prompt), len(written.tokens))], written.number)
         text = self._frame.tokenizer.decode(written.answer.tolist()).strip()
         if not written.finished:
             text = text[: max(text.rfind(end) for end in (". ", ".\n", "! ", "? ")) + 1] if cut else ""
@@ -238,7 +242,7 @@ class Plan:
         """Answers to `words` and to what follows: the turns given, else now and then a question the target invents."""
         r, frame = self._recipe, self._frame
         prompt, spans = frame.first(words), list[tuple[int, int]]()
-        kept: Tokens = np.zeros(0, np.int32)
+        kept: Written | None = None
         number = 0
         if temperature is None:
             temperature = r.temperature(rng)
@@ -247,10 +251,10 @@ class Plan:
             written = yield Ask(prompt, temperature, r.max_new, tag)
             assert written is not None
             spans.append((len(prompt), len(written.tokens)))
-            kept, number = written.tokens, number or written.number
+            kept, number = written, number or written.number
             if not (written.finished and frame.chats and len(spans) < r.max_turns):
                 break
-            opening = frame.reopening(kept.tolist())
+            opening = frame.reopening(written.tokens.tolist())
             if following:
                 words = following.pop(0)
             elif rng.random() < r.follow_up:
@@ -261,9 +265,10 @@ class Plan:
             else:
                 break
             prompt = frame.asked(opening, words)
-        if spans:
-            yield _sample(kept, spans, tag, number, temperature)
+        if kept is not None:
+            yield _sample(kept, spans, number)
 
 
-def _sample(tokens: Tokens, spans: Sequence[tuple[int, int]], tag: str, number: int, temperature: float) -> Sample:
-    return Sample(tokens, tuple(spans), tag, number, temperature, family=0)
+def _sample(last: Written, spans: Sequence[tuple[int, int]], number: int) -> Sample:
+    """`last`: the conversation up to its last answer."""
+    return Sample(last.tokens, tuple(spans), last.tag, number, last.temperature, family=0, looped=last.looped)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.errors import TrainingError
@@ -37,6 +37,9 @@ class Recipe:
     follow_up: float = 0.3
     """How likely the conversation goes on after an answer that came to its end."""
     max_turns: int = 3
+    loop: int = 8
+    """What the target writes is cut, and the conversation ends, where it says the same so many tokens for the third
+    time; 0: never."""
 
     def __post_init__(self) -> None:
         if unknown := set(self.mix) - set(KINDS):
@@ -46,6 +49,8 @@ class Recipe:
             raise TrainingError("recipe: shares must not be negative, and not all zero.")
         if any(temperature < 0 for temperature, _ in self.temperatures):
             raise TrainingError("recipe: temperatures must not be negative.")
+        if self.loop < 0:
+            raise TrainingError("recipe: loop must be a number of tokens, or 0.")
 
     @property
     def context(self) -> int:
@@ -58,12 +63,3 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Recipe:
-        if unknown := set(data) - {f.name for f in fields(Recipe)}:
-            raise TrainingError(f"recipe: unknown settings {', '.join(sorted(unknown))}.")
-        pairs = data.get("temperatures")
-        if pairs is not None:
-            data = {**data, "temperatures": tuple((float(value), float(share)) for value, share in pairs)}
-        return Recipe(**data)

@@ -19,10 +19,6 @@ class Watcher(Protocol):
     def tell(self, event: Event) -> None: ...
 
 
-class Silent:
-    def tell(self, event: Event) -> None: ...
-
-
 class Log:
     """Passes every event on and keeps it. What a killed run told after its last checkpoint stays in the file:
     `history` leaves it out, as the resumed run tells it again."""

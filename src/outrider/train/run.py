@@ -19,6 +19,7 @@ from outrider.train.files import explained, replace_text
 from outrider.train.loop import Lessons, Limits, Loop, Stop
 from outrider.train.report import Log, Watcher, history
 from outrider.train.settings import Asked, Defaults, Settings
+from outrider.train.start import look
 from outrider.train.student import Evaluation, Student
 
 DATA, CHECKPOINTS = "data", "checkpoints"
@@ -37,6 +38,11 @@ class Workshop(Protocol):
     @property
     def data(self) -> Mapping[str, Any]:
         """Recipe and counts of the corpus, for the card."""
+        ...
+
+    @property
+    def start(self) -> Mapping[str, Any] | None:
+        """What training started from, for the card; None: from the target's own layers."""
         ...
 
     def lessons(self) -> Lessons: ...
@@ -118,7 +124,7 @@ class _Run:
             self._note(f"going on at step {loop.step}")
         evaluation = loop.run()
         self._phase("export")
-        facts = card.about(s, student.kind, workshop.data, self._trained(loop, writing), evaluation)
+        facts = card.about(s, student.kind, workshop.start, workshop.data, self._trained(loop, writing), evaluation)
         self._export(student, facts)
         outcome = Outcome(self._folder, evaluation, loop.step, writing + loop.seconds)
         self._log.tell(
@@ -214,9 +220,16 @@ def _settled(asked: Asked, folder: Path, defaults: Defaults, resume: bool) -> Se
             raise TrainingError(f"there is no run in {folder} to go on with; leave --resume out to start one")
         stored = Settings.load(file)
         stored.agree(asked)
+        if stored.start_from is not None:
+            found = look(stored.start_from, stored.model, stored.draft_model)
+            if found.sha256 != stored.start_from_sha256:
+                raise TrainingError(f"{stored.start_from} has changed since this run began; put it back, or start anew")
         return stored
     _check_free(folder)
-    return Settings.settle(asked, defaults)
+    if asked.start_from is None:
+        return Settings.settle(asked, defaults)
+    start = look(asked.start_from, asked.model or defaults.model, bool(asked.draft_model))
+    return Settings.settle(asked, defaults, start)
 
 
 def _check_free(folder: Path) -> None:

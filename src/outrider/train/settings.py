@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import TrainingError
 
 FILE = "settings.json"
+SHIPPED = "shipped"
+"""`--start-from` the head that comes with the package."""
 
 _LEAST = {
     "tokens": 1,
@@ -23,7 +25,7 @@ _LEAST = {
     "batch_tokens": 16,
 }
 """0: anything above it."""
-_PATHS = ("model", "prompts", "data")
+_PATHS = ("model", "start_from", "prompts", "data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class Asked:
 
     model: str | None = None
     draft_model: bool | None = None
+    start_from: str | None = None
     prompts: str | None = None
     data: str | None = None
     tokens: int | None = None
@@ -52,6 +55,10 @@ class Settings:
     model: str
     draft_model: bool
     """A stand-alone model instead of a head."""
+    start_from: str | None = None
+    """A folder with a head or draft model, or `SHIPPED`; None: the target's own layers."""
+    start_from_sha256: str | None = None
+    """Of its weights."""
     prompts: str | None
     """A file of prompts; None: the target invents all of them."""
     prompts_sha256: str | None
@@ -74,7 +81,7 @@ class Settings:
         """What gives these settings again; files by their names alone."""
         words = ["outrider", "train", "--out", "DIR"]
         for name, value in self.shown().items():
-            if value is not False and name != "prompts_sha256":
+            if value is not False and not name.endswith("_sha256"):
                 words += [option(name)] if value is True else [option(name), str(value)]
         return shlex.join(words)
 
@@ -87,7 +94,11 @@ class Settings:
         return given
 
     @staticmethod
-    def settle(asked: Asked, defaults: Defaults) -> Settings:
+    def settle(asked: Asked, defaults: Defaults, start: Start | None = None) -> Settings:
+        """`start`: of what is asked for to start from."""
+        if start is not None:
+            start.agree(asked)
+            defaults = start.over(defaults)
         given = {name: value for name, value in asdict(asked).items() if value is not None}
         if asked.minutes is None and asked.epochs is None:
             given["epochs"] = defaults.epochs
@@ -99,7 +110,8 @@ class Settings:
             given["prompts"], prompts = str(path), checksum(path)
         base = {name: value for name, value in asdict(defaults).items() if name != "epochs"}
         nothing = {"prompts": None, "data": None, "minutes": None, "epochs": None, "draft_model": False}
-        settings = Settings(**{**base, **nothing, **given, "prompts_sha256": prompts})
+        begun = {} if start is None else {"start_from": start.name, "start_from_sha256": start.sha256}
+        settings = Settings(**{**base, **nothing, **given, **begun, "prompts_sha256": prompts})
         settings.check()
         return settings
 
@@ -115,7 +127,7 @@ class Settings:
         for each in fields(asked):
             wanted = getattr(asked, each.name)
             has = getattr(self, each.name)
-            if wanted is not None and each.name in ("prompts", "data"):
+            if wanted is not None and each.name in _PATHS[1:] and wanted != SHIPPED:
                 wanted = str(Path(wanted).expanduser().resolve())
             if wanted is not None and wanted != has:
                 raise TrainingError(
@@ -135,6 +147,30 @@ class Settings:
             return Settings(**{name: value for name, value in raw.items() if name != "command"})
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise TrainingError(f"{path} cannot be read as the settings of a run ({error}); start anew") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run starts from, and what follows from it."""
+
+    name: str
+    """As `Settings.start_from` has it."""
+    sha256: str
+    layers: int
+    draft_vocab: int | None
+    """None: it has all of the target's tokens."""
+
+    def agree(self, asked: Asked) -> None:
+        """Refuse to make another shape of it."""
+        for name, has in (("layers", self.layers), ("draft_vocab", self.draft_vocab)):
+            if (wanted := getattr(asked, name)) is not None and has is not None and wanted != has:
+                raise TrainingError(
+                    f"what --start-from names has {option(name)} {has}, not {wanted}; leave {option(name)} out, "
+                    "or leave --start-from out to begin with the target's own layers"
+                )
+
+    def over(self, defaults: Defaults) -> Defaults:
+        return replace(defaults, layers=self.layers, draft_vocab=self.draft_vocab or defaults.draft_vocab)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,4 +213,4 @@ def checksum(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise TrainingError(f"the prompts in {path} cannot be read: {error.strerror or error}") from error
+        raise TrainingError(f"{path} cannot be read: {error.strerror or error}") from error

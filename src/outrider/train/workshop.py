@@ -18,7 +18,8 @@ from outrider.models.head.config import HeadConfig
 from outrider.models.head.module import HeadModule
 from outrider.models.load import load_model, placement
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
-from outrider.train.card import short_name
+from outrider.train.batch import NARROWEST
+from outrider.train.card import UNKNOWN, short_name
 from outrider.train.corpus import Corpus
 from outrider.train.divergence import LOSSES
 from outrider.train.draft_student import DraftStudent, draft_from_target
@@ -33,6 +34,7 @@ from outrider.train.prompts import Frame, read_prompts
 from outrider.train.recipe import Recipe
 from outrider.train.run import Open, Tell
 from outrider.train.settings import Settings
+from outrider.train.start import DraftStart, HeadStart
 from outrider.train.student import Student
 from outrider.train.teacher import Teacher
 from outrider.train.writer import Writer, check, fitting_lanes
@@ -63,6 +65,11 @@ class TargetWorkshop:
         self._architecture = _readable(self._target)
         self._recipe = _recipe(settings.seed, self._architecture.max_context)
         check(self._architecture, self._recipe.context)
+        self._head_start = self._draft_start = None
+        if settings.start_from is not None and settings.draft_model:
+            self._draft_start = DraftStart(settings, self._target, self._architecture)
+        elif settings.start_from is not None:
+            self._head_start = HeadStart(settings, self._target, self._architecture)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self._weights: DecoderWeights[LayerWeights] = load_weights(
             self._architecture, self._target.tensors(dtype), dtype, device, lambda layer: layer
@@ -74,7 +81,8 @@ class TargetWorkshop:
         """Opened, or made, when first asked for."""
         if self._corpus is None:
             s = self._settings
-            made = {"target": short_name(s.model), "recipe": self._recipe.to_json(), "prompts": s.prompts_sha256}
+            named = None if s.prompts is None else {"file": Path(s.prompts).name, "sha256": s.prompts_sha256}
+            made = {"target": short_name(s.model), "recipe": self._recipe.to_json(), "prompts": named}
             about = made if s.data is None else None
             self._corpus = Corpus(self._folder, self._architecture.vocab_size, about)
         return self._corpus
@@ -126,10 +134,18 @@ class TargetWorkshop:
             "samples": len(corpus),
             "tokens": corpus.tokens,
             "answer tokens": corpus.answer_tokens,
+            "answers cut where they loop": corpus.loops,
             "held-out samples": held_out,
             "samples by kind": corpus.tags(),
             "recipe": corpus.about.get("recipe", {}),
+            "target": corpus.about.get("target"),
+            "prompts": corpus.about.get("prompts", UNKNOWN),
         }
+
+    @property
+    def start(self) -> Mapping[str, Any] | None:
+        started = self._head_start or self._draft_start
+        return None if started is None else started.about
 
     def lessons(self) -> Lessons:
         lessons = CorpusLessons(self.corpus, self._settings.batch_tokens, self._settings.seed)
@@ -142,16 +158,22 @@ class TargetWorkshop:
 
     def student(self) -> Student:
         s = self._settings
-        longest = int(self.corpus.lengths().max(initial=2))
+        longest = int(self.corpus.lengths().max(initial=NARROWEST))
         teacher = Teacher(self._architecture, self._weights, longest)
         divergence = LOSSES[s.loss]
         if s.draft_model:
-            draft = draft_from_target(self._architecture, self._weights, s.layers, longest)
+            if self._draft_start is not None:
+                draft = self._draft_start.module(longest)
+            else:
+                draft = draft_from_target(self._architecture, self._weights, s.layers, longest)
             return DraftStudent(draft, teacher, divergence, self._target)
-        counts = torch.from_numpy(self.corpus.counts())
-        ids = counts.argsort(descending=True, stable=True)[: s.draft_vocab].sort().values
-        module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers))
-        start_from_target(module, self._weights, ids)
+        if self._head_start is not None:
+            module, ids = self._head_start.module(), self._head_start.ids
+        else:
+            counts = torch.from_numpy(self.corpus.counts())
+            ids = counts.argsort(descending=True, stable=True)[: s.draft_vocab].sort().values
+            module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers))
+            start_from_target(module, self._weights, ids)
         vocabulary = self._target.tokenizer.fingerprint()
         return HeadStudent(module, ids, teacher, divergence, Unroll(), longest, vocabulary)
 

@@ -28,14 +28,19 @@ if TYPE_CHECKING:
 def load_head(folder: Path, target: LanguageModel, tokenizer: Tokenizer | None = None) -> DraftHead:
     """The head in `folder`, reading `target` from now on; `DrafterError` where the two do not fit. `tokenizer`: the
     target's, which tells vocabularies of one size apart where the head says for which it was trained."""
+    return place_head(read_head(folder, tokenizer), target)
+
+
+def read_head(folder: Path, tokenizer: Tokenizer | None) -> HeadCheckpoint:
+    """Checked against the vocabulary, not yet against the target's shape."""
     checkpoint = HeadCheckpoint.read(folder)
     made_for = checkpoint.about.get(VOCABULARY)
     if tokenizer is not None and made_for is not None and made_for != tokenizer.fingerprint():
         raise DrafterError(
-            f"the head in {folder} was trained for a target with another vocabulary of the same size; "
+            f"the head in {folder} was trained for a target with another vocabulary; "
             "train a head for this target with `outrider train`"
         )
-    return place_head(checkpoint, target)
+    return checkpoint
 
 
 def can_read(target: LanguageModel) -> TypeGuard[TorchDecoder | NativeDecoder | CudaDecoder]:

@@ -9,4 +9,5 @@ _FOLDER = Path(__file__).parent / "data"
 
 def shipped_head(model: str) -> Path | None:
     folder = _FOLDER / model
-    return folder if model and (folder / "config.json").is_file() else None
+    # A model named by its path is none of the catalogue, and joining would give that path.
+    return folder if folder.name == model and (folder / "config.json").is_file() else None
