@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.quiet import joined
 from outrider.errors import DrafterError
-from outrider.types import Budget, Commit, Draft, Drafter, ReadsFeatures, Rows, SequenceView
+from outrider.types import Budget, Commit, Draft, Drafter, FollowsPrefixes, ReadsFeatures, Rows, SequenceView
 
 _WORTH = 1.0
 """Tokens that a prediction must promise to be asked before the drafter."""
@@ -48,12 +48,36 @@ class RouterDrafter:
         """Whether the default drafter alone drafts for it."""
         return self._route.get(sequence.id) is self._default and not sequence.speculation.prediction
 
+    @property
+    def held(self) -> int:
+        return len(self._route)
+
     def open(self, sequence: SequenceView) -> None:
+        drafter = self._named_by(sequence)
+        drafter.open(sequence)
+        self._enter(sequence, drafter)
+
+    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
+        drafter = self._named_by(sequence)
+        if isinstance(drafter, FollowsPrefixes):
+            return drafter.reach(sequence, source, common)
+        return 0 if isinstance(drafter, ReadsFeatures) else common
+
+    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
+        drafter = self._named_by(sequence)
+        if isinstance(drafter, FollowsPrefixes):
+            drafter.open_from(sequence, source, length, keep)
+        else:
+            drafter.open(sequence)
+        self._enter(sequence, drafter)
+
+    def _named_by(self, sequence: SequenceView) -> Drafter:
         name = sequence.speculation.drafter
         if name is not None and name not in self._named:
             raise DrafterError(f"no drafter is called {name!r} here; choose {', '.join(self._named)}")
-        drafter = self._default if name is None else self._named[name]
-        drafter.open(sequence)
+        return self._default if name is None else self._named[name]
+
+    def _enter(self, sequence: SequenceView, drafter: Drafter) -> None:
         self._route[sequence.id] = drafter
         self._prediction.open(sequence)
 
