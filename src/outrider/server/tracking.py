@@ -84,5 +84,5 @@ class Tracking:
         }
         if mine.ignored:
             facts["ignored_fields"] = [name[:64] for name in mine.ignored[:32]]
-        quiet = scope["path"] in ("/health", "/metrics") and status < 400
+        quiet = scope["path"] in ("/health", "/metrics")
         log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"facts": facts})
