@@ -159,6 +159,11 @@ class LLM:
         names = self.drafter.names if isinstance(self.drafter, RouterDrafter) else (self.drafter.name,)
         return names if "none" in names else (*names, "none")
 
+    @property
+    def place(self) -> Placement:
+        """Where and how the model runs."""
+        return self._parts.place
+
     def _run(self, engine: Engine, sequences: list[Running]) -> Iterator[Chunk]:
         index = {sequence.id: i for i, sequence in enumerate(sequences)}
         by_id = {sequence.id: sequence for sequence in sequences}
