@@ -29,12 +29,14 @@ export class Answer {
     this.#spans = new Map();
     this.#loose = null;
     this.#current = "";
+    this.#atStart = true;
   }
 
   #attribution;
   #spans;
   #loose; // the span of text without a trace
   #current; // the class of the token written last
+  #atStart; // whether the line holds nothing but blanks so far
 
   add({ content, tokens, step }) {
     if (tokens.length) this.#open(tokens, step);
@@ -49,13 +51,19 @@ export class Answer {
     [...this.#spans.values()][index]?.classList.add("differs");
   }
 
-  /** The space before a word is coloured only inside a run of one origin, so that runs begin with a word. */
+  /** Blanks are coloured only inside a run of one origin on one line, so that colour begins with a word. */
   #write(span, text) {
-    const space = span.hasChildNodes() || this.#current === span.className ? "" : /^ */.exec(text)[0];
-    if (space) span.before(space);
-    span.append(text.slice(space.length));
+    const blank = /^\s*/.exec(text)[0];
+    const apart = this.#atStart || blank.includes("\n") || this.#current !== span.className;
+    if (span.hasChildNodes() || !apart) {
+      span.append(text);
+    } else {
+      span.before(blank);
+      if (blank.length < text.length) span.append(text.slice(blank.length));
+    }
     span.parentElement.hidden = false;
     this.#current = span.className;
+    this.#atStart = /\n\s*$/.test(text) || (this.#atStart && blank === text);
   }
 
   #open(tokens, step) {

@@ -8,7 +8,9 @@ import { Race } from "./race.js";
 import { Settings } from "./settings.js";
 import { attachTip } from "./tip.js";
 
+const RETRY = 2000; // ms
 const log = byId("log");
+const welcome = byId("welcome");
 const prompt = byId("prompt");
 const settings = new Settings(byId("controls"));
 const panel = new Panel();
@@ -25,6 +27,7 @@ async function connect() {
     settings.offer(model.outrider);
   } catch (error) {
     byId("model").textContent = error.message;
+    if (error.status === 503) setTimeout(connect, RETRY); // the model is still being loaded
   }
 }
 
@@ -36,7 +39,7 @@ function turn(role, content) {
 
 /** Add to the log and bring it into view; while it grows, the view stays at the end unless the reader has left it. */
 function show(made) {
-  byId("welcome")?.remove();
+  welcome.remove();
   log.append(made);
   made.scrollIntoView({ block: "end" });
 }
@@ -63,15 +66,16 @@ async function underway(task) {
   } finally {
     running = null;
     busy(false);
-    prompt.focus({ preventScroll: true });
   }
 }
 
+/** Swap Send and Race for Stop. Focus moves only if the button that had it is gone. */
 function busy(on) {
+  const pressed = document.activeElement?.closest(".buttons");
   byId("stop").hidden = !on;
   for (const id of ["send", "race"]) byId(id).hidden = on;
   byId("clear").disabled = on;
-  if (on) byId("stop").focus({ preventScroll: true });
+  if (pressed) (on ? byId("stop") : prompt).focus({ preventScroll: true });
 }
 
 function body(messages) {
@@ -123,7 +127,7 @@ async function race() {
   }
   const messages = question === null ? history.slice(0, last + 1) : [...history, { role: "user", content: question }];
   const seed = settings.seed ?? Math.floor(Math.random() * 2 ** 31);
-  const card = new Race(panel, say);
+  const card = new Race(say);
   await underway(async (signal) => {
     show(card.element);
     try {
@@ -134,7 +138,7 @@ async function race() {
       throw error;
     }
     if (question !== null) history = [...messages, { role: "assistant", content: card.text }];
-    await card.replay(signal);
+    await card.replay(panel, signal);
     follow();
   });
 }
@@ -165,6 +169,7 @@ byId("composer").addEventListener("submit", (event) => {
   if (!running) send();
 });
 prompt.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   if (!running) send();
@@ -175,7 +180,7 @@ byId("stop").addEventListener("click", () => running?.abort());
 byId("clear").addEventListener("click", () => {
   history = [];
   tip.hide();
-  log.replaceChildren();
+  log.replaceChildren(welcome);
   panel.clear();
   prompt.focus();
 });

@@ -14,7 +14,7 @@ class Lane {
     this.arrivals = [];
     this.rate = element("span", { class: "rate" }, "–");
     this.bar = element("progress", { max: 1, value: 0, "aria-hidden": "true" });
-    this.box = element("div", { class: "lane-text", tabindex: -1 }, this.answer.element);
+    this.box = element("div", { class: "lane-text" }, this.answer.element);
     this.element = element(
       "section",
       { class: "lane", "aria-label": title },
@@ -48,13 +48,12 @@ class Lane {
 }
 
 export class Race {
-  /** `panel` follows the speculative side while it is replayed. */
-  constructor(panel, say) {
-    this.panel = panel;
+  /** `say` tells those who cannot see it how it went. */
+  constructor(say) {
     this.say = say;
     this.plain = new Lane("Plain", "one token a pass");
-    this.speculative = new Lane("Speculative", "drafted, then checked");
-    this.note = element("p", { class: "verdict", "aria-live": "polite" });
+    this.speculative = new Lane("Speculative", "several a pass");
+    this.note = element("p", { class: "verdict" });
     this.again = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.#toggle() }, "Replay");
     this.element = element(
       "article",
@@ -97,8 +96,8 @@ export class Race {
     this.note.textContent = words;
   }
 
-  /** Both sides from the start; resolves when the slower one is through. */
-  async replay() {
+  /** Both sides from the start; resolves when the slower one is through. `panel` follows the speculative one. */
+  async replay(panel = null, signal = null) {
     const end = Math.max(duration(this.plain.arrivals), duration(this.speculative.arrivals));
     this.skipped = false;
     this.running = true;
@@ -107,13 +106,13 @@ export class Race {
     this.#progress("Replaying both at their true speed…");
     this.plain.rewind();
     this.speculative.rewind();
-    this.panel.clear();
+    panel?.clear();
     const start = await frame();
     let counted = -Infinity;
     for (let now = start; ; now = await frame()) {
-      const time = this.skipped ? Infinity : (now - start) / 1000;
+      const time = this.skipped || signal?.aborted ? Infinity : (now - start) / 1000;
       this.plain.showUntil(time);
-      this.speculative.showUntil(time, (arrival, answer) => this.panel.add(arrival, answer));
+      this.speculative.showUntil(time, (arrival, answer) => panel?.add(arrival, answer));
       if (now - counted > COUNTER || time >= end) {
         counted = now;
         this.plain.showFigures(time);
@@ -124,6 +123,7 @@ export class Race {
     this.running = false;
     this.again.textContent = "Replay";
     this.#judge();
+    this.say(this.note.textContent);
   }
 
   #toggle() {

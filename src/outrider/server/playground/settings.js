@@ -2,8 +2,6 @@
 import { element } from "./dom.js";
 
 export class Settings {
-  #fallback = "";
-
   constructor(form) {
     this.form = form;
     form.addEventListener("submit", (event) => event.preventDefault());
@@ -22,9 +20,11 @@ export class Settings {
   /** Offer the drafters of a model; "none" is what the Speculate box is for. */
   offer({ drafters = [], default_drafter: fallback = "" } = {}) {
     const select = this.form.elements.drafter;
-    this.#fallback = fallback;
-    const names = drafters.filter((name) => name !== "none");
-    select.replaceChildren(...names.map((name) => element("option", { value: name, selected: name === fallback }, name)));
+    const others = drafters.filter((name) => name !== "none" && name !== fallback);
+    select.replaceChildren(
+      element("option", { value: "" }, fallback ? `default (${fallback})` : "default"),
+      ...others.map((name) => element("option", { value: name }, name)),
+    );
     this.#refresh();
   }
 
@@ -46,7 +46,7 @@ export class Settings {
   speculation() {
     const { drafter, max_nodes: nodes } = this.form.elements;
     const asked = given({
-      drafter: drafter.value && drafter.value !== this.#fallback ? drafter.value : undefined,
+      drafter: drafter.value || undefined,
       max_nodes: number(nodes.value),
     });
     return Object.keys(asked).length ? asked : true;
@@ -58,7 +58,7 @@ export class Settings {
     }
     const { speculate, drafter, max_nodes: nodes } = this.form.elements;
     nodes.disabled = !speculate.checked;
-    drafter.disabled = !speculate.checked || drafter.options.length === 0;
+    drafter.disabled = !speculate.checked;
   }
 }
 

@@ -33,7 +33,7 @@ export function lines(nodes) {
 
 /** A token with its spaces and line ends made visible. */
 export function face(text) {
-  if (text === "") return "∅";
+  if (text === "") return "⟨end⟩"; // special tokens have no text
   return text
     .replace(/ {3,}/g, (run) => `␣×${run.length}`)
     .replaceAll(" ", "␣")
