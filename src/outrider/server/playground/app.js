@@ -23,7 +23,7 @@ async function connect() {
   try {
     [model] = await models(settings.key);
     const { dtype, device, max_context: context } = model.outrider ?? {};
-    byId("model").textContent = [model.id, dtype, device, context && `${context} tokens of context`].filter(Boolean).join(" · ");
+    byId("model").textContent = [model.id, dtype, device, context && `context ${context}`].filter(Boolean).join(" · ");
     settings.offer(model.outrider);
   } catch (error) {
     byId("model").textContent = error.message;
