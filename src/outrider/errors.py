@@ -22,3 +22,19 @@ class DrafterError(OutriderError):
 
 class TrainingError(OutriderError):
     """Training that cannot go on; what it has saved is intact."""
+
+
+class Busy(OutriderError):
+    """More requests than the queue takes; `retry_after` seconds from now there may be room."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(OutriderError):
+    """The engine is stopping, or has failed as a whole: no request can be served."""
+
+
+class RequestFailed(OutriderError):
+    """One request could not be carried through; the others go on."""

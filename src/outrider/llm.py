@@ -145,6 +145,11 @@ class LLM:
         """What runs sequences; for those who step it themselves, such as the server."""
         return self._engine
 
+    @property
+    def place(self) -> Placement:
+        """Where and how the model runs."""
+        return self._parts.place
+
     def _run(self, engine: Engine, sequences: list[Running]) -> Iterator[Chunk]:
         index = {sequence.id: i for i, sequence in enumerate(sequences)}
         by_id = {sequence.id: sequence for sequence in sequences}

@@ -12,6 +12,7 @@ from outrider.cli.chat import chat
 from outrider.cli.generate import generate
 from outrider.cli.help import CONTEXT, HeadedCommand
 from outrider.cli.models import models
+from outrider.cli.serve import serve
 from outrider.cli.train import train
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command(cls=HeadedCommand)(generate)
 app.command(cls=HeadedCommand)(chat)
+app.command(cls=HeadedCommand)(serve)
 app.command(cls=HeadedCommand)(train)
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")

@@ -84,6 +84,7 @@ class AutoLength:
             raise InvalidRequest(f"nodes={nodes} must be at least 1 and rows={rows} at least 2.")
         self.nodes = nodes
         self.rows = rows
+        self.issued: Sequence[int] = ()
         self._curve = CostCurve(rows)
         self._sources: dict[str, _Source] = {}
         self._last = ""
@@ -106,6 +107,7 @@ class AutoLength:
             budgets = self._decide(states, limits, tree)
         for state, budget in zip(states, budgets, strict=True):
             state.issued = budget
+        self.issued = [budget.nodes for budget in budgets]
         return budgets
 
     def _decide(self, states: list[_State], limits: list[int], tree: bool) -> list[Budget]:

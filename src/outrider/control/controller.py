@@ -19,6 +19,11 @@ class Controller(Protocol):
     steady: bool
     """Whether budgets do not depend on what was observed, so that they may be asked for ahead of it."""
 
+    @property
+    def issued(self) -> Sequence[int]:
+        """Nodes of the budgets given out last, for people to watch."""
+        ...
+
     def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
         """One budget per sequence, in order. `tree`: whether the target can verify trees. `room[i]`: the most
         nodes the context still allows sequence i; neither nodes nor depth exceed it."""
@@ -41,9 +46,11 @@ class FixedLength:
         if nodes < 0:
             raise InvalidRequest(f"draft length {nodes} must be at least 0.")
         self.nodes = nodes
+        self.issued: Sequence[int] = ()
 
     def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
         sizes = [max(0, min(self.nodes, most)) for _, most in zip(sequences, room, strict=True)]
+        self.issued = sizes
         return [Budget(size, size, 0.0, tree) for size in sizes]
 
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequest, ModelError
 from outrider.models.checkpoints.chat_template import ChatTemplate
+from outrider.models.checkpoints.spelled import Spelling
 from outrider.models.checkpoints.token_bytes import byte_rule
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._added = backend.get_added_tokens_decoder()
+        self._spelling = Spelling(backend)
         self._known: dict[int, bytes] = {}
         self._template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
         self.special_tokens = dict(special_tokens)
@@ -66,7 +68,11 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a conversation; the template itself writes bos where the model wants one."""
+        """Token ids of a conversation; the template itself writes bos where the model wants one. Control tokens come
+        from the template alone: one that is written in a message is encoded as the letters it is made of."""
+        if self._spelling.found(messages):
+            hidden, marks = self._spelling.hide(messages)
+            return self._spelling.encode(self.render_chat(hidden, add_generation_prompt), marks)
         return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:

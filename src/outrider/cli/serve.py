@@ -1,0 +1,122 @@
+"""`outrider serve`: the model behind OpenAI's protocol. Thin: the work is in `outrider.server`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from outrider.cli.options import DEFAULT_MODEL
+from outrider.cli.screen import note
+from outrider.errors import InvalidRequest
+
+_model = partial(typer.Option, rich_help_panel="Model")
+_server = partial(typer.Option, rich_help_panel="Server")
+
+
+def serve(
+    model: Annotated[
+        str, _model("--model", "-m", metavar="MODEL", help="Known name, model folder, GGUF file or hub id.")
+    ] = DEFAULT_MODEL,
+    drafter: Annotated[
+        str,
+        _model(
+            "--drafter",
+            metavar="DRAFTER",
+            help="Who proposes tokens: none, ngram, suffix, head[:PATH] (a trained head), model:PATH or auto.",
+        ),
+    ] = "auto",
+    dtype: Annotated[
+        Literal["auto", "bf16", "fp16", "fp32", "int8"],
+        _model("--dtype", metavar="auto|bf16|fp16|fp32|int8", help="Number format of weights and cache."),
+    ] = "auto",
+    device: Annotated[str, _model("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int | None, _model("--threads", min=1, metavar="N", help="CPU threads.")] = None,
+    bitwise: Annotated[
+        bool | None,
+        _model(
+            "--bitwise/--no-bitwise",
+            help="Round alike in every pass, so that bf16 and fp16 answers, too, do not depend on what else runs; "
+            "on by default where it is nearly free.",
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int, _model("--max-batch", min=1, metavar="N", help="Most answers decoded at the same time.")
+    ] = 16,
+    max_context: Annotated[
+        int | None,
+        _model("--max-context", min=2, metavar="N", help="Most tokens of prompt and answer to make room for."),
+    ] = None,
+    host: Annotated[
+        str, _server("--host", metavar="HOST", help="Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, _server("--port", min=0, max=65535, metavar="PORT", help="Port to listen on; 0: any free one.")
+    ] = 8000,
+    api_key: Annotated[
+        str | None,
+        _server(
+            "--api-key",
+            metavar="KEY",
+            envvar="OUTRIDER_API_KEY",
+            show_envvar=False,
+            help="Ask clients for this key (also from OUTRIDER_API_KEY, where others on this machine cannot see it).",
+        ),
+    ] = None,
+    max_queue: Annotated[
+        int, _server("--max-queue", min=0, metavar="N", help="Most answers waiting; beyond that clients get a 429.")
+    ] = 64,
+) -> None:
+    """Serve MODEL to OpenAI's clients, with a playground at /; Ctrl-C lets running requests finish."""
+    try:
+        from outrider.server import run
+        from outrider.server.app import make_app
+        from outrider.server.backend import Backend
+        from outrider.server.logs import log_to_stderr
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("outrider"):
+            raise
+        raise InvalidRequest(f'the server needs {error.name}; install it: pip install "outrider[serve]"') from error
+    from outrider.cli.progress import RichProgress
+    from outrider.llm import LLM
+
+    listener = run.listen(host, port)
+    log_to_stderr()
+    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+        note(f"{host} can be reached from other machines, and anybody there may use the model: think of --api-key")
+    backend = Backend(_name(model), max_queue=max_queue)
+
+    def load() -> LLM:
+        return LLM(
+            model,
+            drafter=drafter,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            bitwise=bitwise,
+            max_batch=max_batch,
+            max_context=max_context,
+            progress=RichProgress(),
+        )
+
+    def ready() -> None:
+        address = f"http://{_shown(listener.getsockname()[0])}:{listener.getsockname()[1]}"
+        key = " -H 'Authorization: Bearer KEY'" if api_key else ""
+        said = '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
+        print(f"{backend.name} is served at {address} (Ctrl-C ends it); playground: {address}/", file=sys.stderr)
+        print(f"  curl -N {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{said}'",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+    run.serve(make_app(backend, api_key=api_key), backend, listener, load, ready)
+
+
+def _name(model: str) -> str:
+    """What clients call the model: never where it lies on this machine."""
+    return Path(model).expanduser().resolve().stem if Path(model).expanduser().exists() else model
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

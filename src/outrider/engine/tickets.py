@@ -1,0 +1,143 @@
+"""What the service keeps for each request: a stream on the event loop's side, a ticket per sequence on the engine's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import NamedTuple
+
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import NO_SLOT
+from outrider.engine.sequence import Sequence as Running
+from outrider.types import Chunk, Draft, StepTrace
+
+
+class Delivery(NamedTuple):
+    """What a sequence gained in a step. `chunk.index` is its place in its stream; `seconds` passed since its step
+    before, or, for the first, since it was admitted."""
+
+    chunk: Chunk
+    seconds: float
+
+
+class Load(NamedTuple):
+    """What the engine is busy with, as of its last step."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_tokens: int = 0
+    kv_capacity: int = 1
+    budgets: tuple[int, ...] = ()
+    """Nodes the controller lets each running sequence draft."""
+
+    @staticmethod
+    def of(engine: Engine, sequences: Sequence[Running]) -> Load:
+        running = [s for s in sequences if s.slot != NO_SLOT]
+        return Load(
+            running=len(running),
+            waiting=len(sequences) - len(running),
+            kv_tokens=sum(len(s.tokens) for s in running),
+            kv_capacity=engine.model.max_batch * engine.model.max_context,
+            budgets=tuple(engine.controller.issued) if running else (),
+        )
+
+
+class Stream:
+    """Deliveries of a few sequences in the order they come; an async iterator with a bounded buffer.
+
+    Lives on the event loop. Iteration ends when all sequences have; an error is raised once what came before it has
+    been read. Closing it (`close`, or leaving its `with` block) cancels what still runs.
+    """
+
+    def __init__(self, sequences: Sequence[Running], buffer: int, cancel: Callable[[Stream], None]) -> None:
+        self.sequences = tuple(sequences)
+        self.left = len(sequences)
+        """Sequences that have not ended."""
+        self.begun = perf_counter()
+        self._most = buffer * len(sequences)
+        self._cancel = cancel
+        self._unread: deque[Delivery] = deque()
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            if not self.left:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        return self._unread.popleft()
+
+    def close(self) -> None:
+        self.left = 0
+        self._wake.set()
+        self._cancel(self)
+
+    def take(self, delivery: Delivery) -> bool:
+        """False where there is no room: the reader is too slow."""
+        if len(self._unread) >= self._most:
+            return False
+        self._unread.append(delivery)
+        self.left -= delivery.chunk.completion is not None
+        self._wake.set()
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self.left = 0
+        self._error = error
+        self._wake.set()
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One sequence in the engine, and how much of it has been handed out. Lives on the engine's thread."""
+
+    sequence: Running
+    stream: Stream
+    index: int
+    tokens: int = 0
+    characters: int = 0
+    last: float | None = None
+    """When its last step ended, or it was admitted; None while it waits."""
+
+    def note_admission(self, at: float) -> None:
+        if self.last is None and self.sequence.slot != NO_SLOT:
+            self.last = at
+
+    def delivery(self, chunk: Chunk, now: float) -> Delivery:
+        ended = self.sequence.finish_reason is not None
+        seconds = now - (self.last if self.last is not None else self.stream.begun)
+        self.last = now
+        self.tokens += len(chunk.token_ids)
+        self.characters += len(chunk.text)
+        completion = self.sequence.completion() if ended else None
+        return Delivery(replace(chunk, index=self.index, completion=completion), seconds)
+
+    def missed(self, now: float) -> Delivery | None:
+        """What the sequence gained in a step that failed afterwards, over another one, before it was handed out."""
+        s = self.sequence
+        if s.generated == self.tokens:
+            return None
+        chunk = Chunk(
+            index=s.id,
+            text=s.stream.text[self.characters :],
+            token_ids=tuple(s.tokens[s.prompt_length + self.tokens :]),
+            origins=tuple(s.origins[self.tokens :]),
+            step=StepTrace(Draft(), (), s.tokens[-1], "target"),
+            logprobs=tuple(s.logprobs[self.tokens :]) if s.logprobs else (),
+        )
+        return self.delivery(chunk, now)

@@ -1,0 +1,143 @@
+"""What came of a request, put into the words of the protocol: usage, metrics, log-probabilities, traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from time import perf_counter
+from typing import Any
+
+from outrider.engine.tickets import Delivery
+from outrider.models.checkpoints.tokenizer import Tokenizer
+from outrider.types import Completion, StepTrace, TokenLogprob
+
+PREDICTION = "prediction"
+"""Origin of tokens drafted from the client's own prediction."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One choice, counted as it comes."""
+
+    index: int
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    histogram: list[int] = field(default_factory=list)
+    """Steps by drafted tokens accepted in them."""
+    predicted: int = 0
+    predicted_accepted: int = 0
+    first: float = 0.0
+    """When the first and the last tokens came."""
+    last: float = 0.0
+    completion: Completion | None = None
+
+    def take(self, delivery: Delivery) -> None:
+        chunk, now = delivery.chunk, perf_counter()
+        accepted, drafted = len(chunk.step.path), len(chunk.step.draft)
+        self.first = self.first or now
+        self.last = now
+        self.tokens += len(chunk.token_ids)
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.histogram += [0] * (accepted + 1 - len(self.histogram))
+        self.histogram[accepted] += 1
+        if chunk.step.draft.source == PREDICTION:
+            self.predicted += drafted
+            self.predicted_accepted += accepted
+        self.completion = chunk.completion
+
+
+def usage(answers: Sequence[Answer], prompt_tokens: int) -> dict[str, Any]:
+    written = sum(answer.tokens for answer in answers)
+    accepted = sum(answer.predicted_accepted for answer in answers)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": prompt_tokens + written,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(answer.predicted for answer in answers) - accepted,
+        },
+    }
+
+
+def metrics(answers: Sequence[Answer], started: float, seed: int) -> dict[str, Any]:
+    """How speculation did, over the answers given. `started`: when the request arrived."""
+    steps, tokens = sum(a.steps for a in answers), sum(a.tokens for a in answers)
+    drafted, accepted = sum(a.drafted for a in answers), sum(a.accepted for a in answers)
+    histogram = [0] * max(len(a.histogram) for a in answers)
+    for answer in answers:
+        for i, count in enumerate(answer.histogram):
+            histogram[i] += count
+    seconds = max(a.completion.seconds if a.completion else 0.0 for a in answers)
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": tokens / steps if steps else 0.0,
+            "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+            "acceptance_histogram": histogram,
+            "steps": steps,
+            "drafted_tokens": drafted,
+            "accepted_tokens": accepted,
+        },
+        "time_to_first_token": min(a.first for a in answers) - started,
+        "tokens_per_second": tokens / seconds if seconds > 0 else 0.0,
+        "seed": seed,
+    }
+
+
+def word(tokenizer: Tokenizer, token: int) -> str:
+    """A token for display: half a character is a replacement sign, a control token its name."""
+    text = tokenizer.token_bytes(token)
+    return text.decode("utf-8", errors="replace") if text else tokenizer.token(token) or ""
+
+
+def step_trace(tokenizer: Tokenizer, step: StepTrace, seconds: float) -> dict[str, Any]:
+    path = set(step.path)
+    return {
+        "drafted": [
+            {"id": token, "text": word(tokenizer, token), "parent": parent, "accepted": node in path}
+            for node, (token, parent) in enumerate(zip(step.draft.tokens, step.draft.parents, strict=True))
+        ],
+        "accepted": len(step.path),
+        "seconds": seconds,
+    }
+
+
+def token_traces(tokenizer: Tokenizer, delivery: Delivery) -> list[dict[str, Any]]:
+    chunk = delivery.chunk
+    drafted = len(chunk.step.path)
+    return [
+        {
+            "id": token,
+            "text": word(tokenizer, token),
+            "origin": origin,
+            "kind": "drafted" if i < drafted else chunk.step.kind,
+        }
+        for i, (token, origin) in enumerate(zip(chunk.token_ids, chunk.origins, strict=True))
+    ]
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": word(tokenizer, token), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
+
+    content = [
+        {**entry(each.token_id, each.logprob), "top_logprobs": [entry(*other) for other in each.top]} for each in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """The form of text completions. `offset`: where in the text the first token begins."""
+    words = [word(tokenizer, each.token_id) for each in tokens]
+    offsets = list(accumulate(map(len, words), initial=offset))[: len(words)]
+    return {
+        "tokens": words,
+        "token_logprobs": [each.logprob for each in tokens],
+        "top_logprobs": [{word(tokenizer, token): value for token, value in each.top} for each in tokens],
+        "text_offset": offsets,
+    }

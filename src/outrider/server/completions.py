@@ -1,0 +1,41 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.engine.tickets import Delivery
+from outrider.models.checkpoints.tokenizer import Tokenizer
+from outrider.server.answers import Answer, text_logprobs, word
+from outrider.server.translate import Job
+
+
+class TextForm:
+    """Plain text. Log-probabilities come with the place of each token in the text of all tokens so far."""
+
+    prefix = "cmpl"
+    whole = "text_completion"
+    piece = "text_completion"
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, index: int, job: Job) -> dict[str, Any] | None:
+        return {"index": index, "text": job.echoes[index], "logprobs": None} if job.echoes[index] else None
+
+    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
+        chunk, logprobs = delivery.chunk, None
+        if job.logprobs:
+            offset = self._offsets.get(answer.index, 0)
+            logprobs = text_logprobs(tokenizer, chunk.logprobs, offset)
+            self._offsets[answer.index] = offset + sum(len(word(tokenizer, token)) for token in chunk.token_ids)
+        return {"index": answer.index, "text": chunk.text, "logprobs": logprobs}
+
+    def choice(self, answer: Answer, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
+        done = answer.completion
+        assert done is not None
+        return {
+            "index": answer.index,
+            "text": job.echoes[answer.index] + done.text,
+            "logprobs": text_logprobs(tokenizer, done.logprobs or (), 0) if job.logprobs else None,
+        }

@@ -1,0 +1,169 @@
+"""Runs a job and answers with what comes of it, whole or in a stream; the same for chat and text completions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from time import time
+from typing import Any, Protocol
+from uuid import uuid4
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
+
+from outrider import __version__
+from outrider.engine.tickets import Delivery, Stream
+from outrider.errors import OutriderError
+from outrider.models.checkpoints.tokenizer import Tokenizer
+from outrider.server import answers
+from outrider.server.answers import Answer
+from outrider.server.backend import Served
+from outrider.server.errors import as_api_error
+from outrider.server.metrics import Metrics
+from outrider.server.sse import DONE, EventStream, Gone, event, unless_gone
+from outrider.server.tracking import Record, record
+from outrider.server.translate import Job
+
+log = logging.getLogger("outrider.server")
+
+
+class Form(Protocol):
+    """How one kind of answer is written."""
+
+    prefix: str
+    whole: str
+    """`object` of a whole answer, and of a piece of a stream."""
+    piece: str
+
+    def opening(self, index: int, job: Job) -> dict[str, Any] | None:
+        """A choice that opens a stream, before anything is generated."""
+        ...
+
+    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
+        """A choice with what a step brought, without its finish_reason."""
+        ...
+
+    def choice(self, answer: Answer, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
+        """A finished choice, without its finish_reason."""
+        ...
+
+
+class Generation:
+    """One request on its way through the engine."""
+
+    def __init__(self, request: HttpRequest, served: Served, job: Job, form: Form, metrics: Metrics) -> None:
+        self._request = request
+        self._served = served
+        self._tokenizer = served.llm.tokenizer
+        self._job = job
+        self._form = form
+        self._metrics = metrics
+        self._record: Record = record(request.scope)
+        self._answers = [Answer(i) for i in range(len(job.sequences))]
+        self._head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time()), "model": served.name}
+
+    async def respond(self) -> Response:
+        stream = self._served.service.stream(*self._job.sequences)
+        if self._job.stream:
+            return EventStream(self._events(stream), stream.close)
+        try:
+            return JSONResponse(await unless_gone(self._whole(stream), self._request.receive))
+        except Gone:
+            self._record.facts["ended"] = "client left"
+            return Response(status_code=499)
+        finally:
+            stream.close()
+
+    async def _whole(self, stream: Stream) -> dict[str, Any]:
+        traces: dict[int, dict[str, list[Any]]] = {}
+        async for delivery in stream:
+            answer = self._take(delivery)
+            if self._job.trace:
+                trace = traces.setdefault(answer.index, {"tokens": [], "steps": []})
+                trace["tokens"] += answers.token_traces(self._tokenizer, delivery)
+                trace["steps"].append(answers.step_trace(self._tokenizer, delivery.chunk.step, delivery.seconds))
+        choices = []
+        for answer in self._answers:
+            choice = self._form.choice(answer, self._job, self._tokenizer)
+            choice["finish_reason"] = _reason(answer)
+            if self._job.trace:
+                choice["outrider"] = traces[answer.index]
+            choices.append(choice)
+        self._finish()
+        return {
+            **self._top(self._form.whole, choices),
+            "usage": answers.usage(self._answers, self._job.prompt_tokens),
+            "metrics": answers.metrics(self._answers, self._record.started, self._job.seed),
+        }
+
+    async def _events(self, stream: Stream) -> AsyncGenerator[bytes]:
+        extra = {"usage": None} if self._job.include_usage else {}
+        try:
+            for index in range(len(self._answers)):
+                if (choice := self._form.opening(index, self._job)) is not None:
+                    yield self._event([{**choice, "finish_reason": None}], extra)
+            async for delivery in stream:
+                answer = self._take(delivery)
+                if (choice := self._piece(answer, delivery)) is not None:
+                    done = {} if answer.completion is None else {"metrics": self._measured([answer])}
+                    yield self._event([choice], {**extra, **done})
+            if self._job.include_usage:
+                yield self._event([], {"usage": answers.usage(self._answers, self._job.prompt_tokens)})
+            self._finish()
+        except Exception as error:
+            # The status has been sent: what went wrong can only be said in the stream.
+            if not isinstance(error, OutriderError):
+                log.exception("unforeseen", extra={"facts": {"request_id": self._record.id}})
+            told = as_api_error(error)
+            self._record.facts["ended"] = told.message
+            yield event(told.body)
+        yield DONE
+
+    def _piece(self, answer: Answer, delivery: Delivery) -> dict[str, Any] | None:
+        """A choice to send for a step; None where there is nothing to say yet."""
+        chunk, job = delivery.chunk, self._job
+        if not (chunk.text or chunk.completion or job.trace or chunk.logprobs):
+            return None
+        choice = self._form.delta(answer, delivery, job, self._tokenizer)
+        choice["finish_reason"] = _reason(answer)
+        if job.trace:
+            choice["outrider"] = {
+                "tokens": answers.token_traces(self._tokenizer, delivery),
+                "step": answers.step_trace(self._tokenizer, chunk.step, delivery.seconds),
+            }
+        return choice
+
+    def _take(self, delivery: Delivery) -> Answer:
+        answer = self._answers[delivery.chunk.index]
+        answer.take(delivery)
+        self._metrics.gained(answer, delivery, self._record.started)
+        if answer.completion is not None:
+            self._metrics.finished(answer, self._record.started)
+        return answer
+
+    def _finish(self) -> None:
+        """Note what happened for the log."""
+        self._metrics.prompted(self._job.prompt_tokens)
+        measured = self._measured(self._answers)
+        speculation = measured["speculative_decoding"]
+        self._record.facts |= {
+            "prompt_tokens": self._job.prompt_tokens,
+            "completion_tokens": sum(answer.tokens for answer in self._answers),
+            "choices": len(self._answers),
+            "stream": self._job.stream,
+            "mean_acceptance_length": round(speculation["mean_acceptance_length"], 3),
+            "time_to_first_token": round(measured["time_to_first_token"], 4),
+        }
+
+    def _measured(self, these: Sequence[Answer]) -> dict[str, Any]:
+        return answers.metrics(these, self._record.started, self._job.seed)
+
+    def _event(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
+        return event({**self._top(self._form.piece, choices), **extra})
+
+    def _top(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": kind, "system_fingerprint": f"outrider-{__version__}", "choices": choices}
+
+
+def _reason(answer: Answer) -> str | None:
+    return None if answer.completion is None else answer.completion.finish_reason

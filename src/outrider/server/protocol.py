@@ -1,0 +1,129 @@
+"""What clients may send: OpenAI's fields, a few that others add, and our own `outrider`.
+
+Types are strict (a number in quotes is no number). Ranges are checked where the parameters are made, once for library,
+command line and server. Fields nobody knows are kept aside for `unsupported` to judge.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_SEED = 2**63
+Seed = Annotated[int, Field(ge=-_SEED, lt=_SEED)]
+TokenId = Annotated[int, Field(ge=0, lt=_SEED)]
+
+
+class Request(BaseModel):
+    """Anything a client sends as JSON."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class _Ours(BaseModel):
+    """Fields of our own: here an unknown name is a mistake."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class SpeculateOptions(_Ours):
+    max_nodes: Annotated[int, Field(ge=0, le=1024, description="Most tokens to draft a step.")] | None = None
+    drafter: Annotated[str, Field(description="One of those /v1/models lists.")] | None = None
+
+
+class OutriderOptions(_Ours):
+    """Control over speculation; it can change the speed, never the text (verify=coupled)."""
+
+    speculate: bool | SpeculateOptions | None = None
+    verify: Literal["coupled", "rejection"] = "coupled"
+    trace: Annotated[bool, Field(description="Report every token's origin and every step's drafts.")] = False
+
+
+class StreamOptions(Request):
+    include_usage: bool | None = None
+
+
+class Sampled(Request):
+    """What chat and text completions share."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, lt=_SEED)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    outrider: OutriderOptions | None = None
+
+
+class ContentPart(Request):
+    type: str
+    text: str | None = None
+
+
+Content = str | list[ContentPart]
+
+
+class Message(Request):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content | None = None
+
+
+class JsonSchema(Request):
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Request):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Prediction(Request):
+    type: Literal["content"]
+    content: Content
+
+
+class ChatRequest(Sampled):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
+
+
+class CompletionRequest(Sampled):
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
+
+
+class TokenizeRequest(Request):
+    """Either a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(Request):
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,94 @@
+"""Listens, loads the model, serves until told to stop, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from errno import EACCES, EADDRINUSE
+
+import uvicorn
+from fastapi import FastAPI
+
+from outrider.errors import InvalidRequest
+from outrider.llm import LLM
+from outrider.server.backend import Backend
+
+GRACE = 30.0
+"""Seconds that requests have to finish once the server is told to stop."""
+_SWITCH = 0.0005
+"""Seconds until another thread may take over from one that runs Python: what the loop does must not hold up the
+engine's next pass for Python's usual 5 ms."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket to serve on; port 0: any that is free."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InvalidRequest(f"host: {host!r} is no address of this machine ({error.strerror}).") from error
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        if error.errno == EADDRINUSE:
+            raise InvalidRequest(f"port {port} of {host} is in use already; choose another with --port.") from error
+        if error.errno == EACCES:
+            raise InvalidRequest(f"port {port} needs more rights than you have; choose one from 1024 on.") from error
+        raise InvalidRequest(f"cannot listen on {host}, port {port}: {error.strerror}.") from error
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Drains the engine first: then nothing is left for connections to wait for. A second Ctrl-C does not wait."""
+
+    def __init__(self, app: FastAPI, backend: Backend, grace: float = GRACE) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
+            )
+        )
+        self._backend = backend
+        self._grace = grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        draining = asyncio.ensure_future(self._backend.stop(self._grace))
+        while not draining.done() and not self.force_exit:
+            await asyncio.wait({draining}, timeout=0.1)
+        if not draining.done():
+            await self._backend.stop(0)
+        await super().shutdown(sockets)
+
+
+def serve(
+    app: FastAPI, backend: Backend, listener: socket.socket, make: Callable[[], LLM], ready: Callable[[], None]
+) -> None:
+    """Serve until a signal comes. `make` loads the model, `ready` is called once it answers; what loading raises ends
+    the server and is raised."""
+    sys.setswitchinterval(_SWITCH)
+    server = Server(app, backend)
+
+    async def both() -> None:
+        async def load() -> None:
+            try:
+                await backend.open(make)
+                ready()
+            except BaseException:
+                server.should_exit = True
+                raise
+
+        loading = asyncio.ensure_future(load())
+        await server.serve(sockets=[listener])
+        if not loading.done():
+            loading.cancel()
+            with suppress(asyncio.CancelledError):
+                await loading
+        else:
+            loading.result()
+
+    asyncio.run(both())

@@ -1,0 +1,26 @@
+"""`response_format`: what the answer must look like, as a grammar for the sampler."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from outrider.server.errors import ApiError
+from outrider.server.protocol import ResponseFormat
+
+
+def grammar_of(wanted: ResponseFormat | None) -> Any:
+    """The grammar asked for; None: any text."""
+    if wanted is None or wanted.type == "text":
+        return None
+    try:
+        Grammar = import_module("outrider.sampling.grammar").Grammar
+    except ImportError:
+        raise ApiError(400, "response_format: this server cannot constrain answers", param="response_format") from None
+    if wanted.type == "json_object":
+        return Grammar.json_object()
+    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        raise ApiError(
+            400, "response_format.json_schema.schema is required", param="response_format.json_schema.schema"
+        )
+    return Grammar.json_schema(wanted.json_schema.schema_)

@@ -1,0 +1,220 @@
+"""From a request to sequences for the engine. Runs in a thread: long prompts take a while to encode."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.engine.sequence import Sequence as Running
+from outrider.errors import InvalidRequest
+from outrider.sampling.params import SamplingParams
+from outrider.server.backend import Served
+from outrider.server.errors import ApiError, as_api_error
+from outrider.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    Content,
+    Message,
+    OutriderOptions,
+    Prediction,
+    Sampled,
+    SpeculateOptions,
+)
+from outrider.server.structured import grammar_of
+from outrider.types import Speculation
+
+_MAX_STOPS = 16
+_MAX_BIASES = 1024
+_COMPLETION_TOKENS = 16
+"""OpenAI's default for text completions; a chat answer may fill the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request, ready to run. Choice k of prompt p is sequence p * n + k."""
+
+    sequences: Sequence[Running]
+    prompt_tokens: int
+    seed: int
+    logprobs: bool
+    trace: bool
+    stream: bool
+    include_usage: bool
+    echoes: Sequence[str]
+    """Per sequence, the text to repeat before the answer."""
+
+
+def chat_job(served: Served, asked: ChatRequest) -> Job:
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
+        raise ApiError(400, "max_completion_tokens: give it or max_tokens, not both", param="max_completion_tokens")
+    most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    prompt = encode_chat(served, asked.messages)
+    return _job(served, asked, [prompt], [""], most, logprobs)
+
+
+def completion_job(served: Served, asked: CompletionRequest) -> Job:
+    if asked.echo and asked.logprobs is not None:
+        raise ApiError(400, "echo with logprobs is not supported; ask for one of them", param="echo")
+    several = _prompts(asked.prompt)
+    if not several:
+        raise ApiError(400, "prompt: it is empty; give at least one token of text", param="prompt")
+    prompts = [encode(served, prompt, "prompt") if isinstance(prompt, str) else prompt for prompt in several]
+    echoes = [""] * len(prompts)
+    if asked.echo:
+        decode = served.llm.tokenizer.decode
+        echoes = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in several]
+    most = _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+    return _job(served, asked, prompts, echoes, most, asked.logprobs)
+
+
+def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(given, str):
+        return [given]
+    ids = [item for item in given if isinstance(item, int)]
+    return [ids] if ids else [item for item in given if not isinstance(item, int)]
+
+
+def encode(served: Served, text: str, param: str, *, special: bool = True) -> list[int]:
+    """Token ids of a text that may fit."""
+    if len(text) > served.longest_text:
+        message = f"{param}: the text leaves no room in a context of {served.llm.model.max_context} tokens"
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
+    return served.llm.tokenizer.encode(text, add_special_tokens=special)
+
+
+def encode_chat(served: Served, messages: Sequence[Message], generate: bool = True) -> list[int]:
+    plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if sum(len(message["content"]) for message in plain) > served.longest_text:
+        message = f"messages: they leave no room in a context of {served.llm.model.max_context} tokens"
+        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+    try:
+        return served.llm.tokenizer.apply_chat_template(plain, generate)
+    except InvalidRequest as error:
+        raise ApiError(400, str(error).replace("prompt:", "messages:"), param="messages") from None
+
+
+def _plain(message: Message, place: str) -> dict[str, str]:
+    role = "system" if message.role == "developer" else message.role
+    return {"role": role, "content": _text(message.content, f"{place}.content")}
+
+
+def _text(content: Content | None, place: str) -> str:
+    """Content as text; parts follow one another."""
+    if content is None:
+        raise ApiError(400, f"{place} is required", param=place)
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.type != "text":
+            here = f"{place}[{i}].type"
+            raise ApiError(400, f"{here}: only parts of type text are supported", param=here)
+        if part.text is None:
+            raise ApiError(400, f"{place}[{i}].text is required", param=f"{place}[{i}].text")
+    return "".join(part.text or "" for part in content)
+
+
+def _job(
+    served: Served,
+    asked: ChatRequest | CompletionRequest,
+    prompts: Sequence[Sequence[int]],
+    echoes: Sequence[str],
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> Job:
+    n, options = asked.n or 1, asked.outrider or OutriderOptions()
+    if n * len(prompts) > served.service.capacity:
+        most = served.service.capacity
+        raise ApiError(400, f"n: at most {most} answers fit into one request, over all its prompts", param="n")
+    context = served.llm.model.max_context
+    if max_tokens is not None and max_tokens > context:
+        name = "max_completion_tokens" if getattr(asked, "max_completion_tokens", None) else "max_tokens"
+        raise ApiError(400, f"{name} must not exceed the context of {context} tokens", param=name)
+    seed = secrets.randbits(53) if asked.seed is None else asked.seed  # 53 bits survive JSON
+    speculation = _speculation(served, options, asked.prediction)
+    fields = {*type(asked).model_fields, "n"}
+    try:
+        grammar = grammar_of(asked.response_format)
+        params = SamplingParams(
+            **_sampling(asked, served.llm.generation_config),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            seed=seed,
+            verify=options.verify,
+            **({} if grammar is None else {"grammar": grammar}),
+        )
+        sequences = [
+            served.llm.sequence(prompt, params, choice=k, speculation=speculation)
+            for prompt in prompts
+            for k in range(n)
+        ]
+    except InvalidRequest as error:
+        told = as_api_error(error, fields | {"prompt"})
+        if isinstance(asked, ChatRequest) and told.param == "prompt":
+            told = ApiError(400, told.message.replace("prompt:", "messages:"), param="messages", code=told.code)
+        raise told from None
+    return Job(
+        sequences=sequences,
+        prompt_tokens=sum(map(len, prompts)),
+        seed=seed,
+        logprobs=logprobs is not None,
+        trace=options.trace,
+        stream=bool(asked.stream),
+        include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
+        echoes=[echo for echo in echoes for _ in range(n)],
+    )
+
+
+_SAME_NAME = (
+    *("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("min_tokens", "ignore_eos", "stop_token_ids"),
+)
+
+
+def _sampling(asked: Sampled, generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling parameters by the library's names. A temperature that is not given is the model's own, else OpenAI's 1;
+    whatever else is not given is the library's default."""
+    given = {name: value for name in _SAME_NAME if (value := getattr(asked, name)) is not None}
+    given["temperature"] = asked.temperature
+    if asked.temperature is None:
+        given["temperature"] = generation_config.get("temperature", 1.0)
+    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+    if len(stops) > _MAX_STOPS:
+        raise ApiError(400, f"stop: at most {_MAX_STOPS} strings", param="stop")
+    given["stop"] = stops
+    given["logit_bias"] = _bias(asked.logit_bias or {})
+    return given
+
+
+def _bias(bias: Mapping[str, float]) -> dict[int, float]:
+    if len(bias) > _MAX_BIASES:
+        raise ApiError(400, f"logit_bias: at most {_MAX_BIASES} tokens", param="logit_bias")
+    for token in bias:
+        if not re.fullmatch(r"\d{1,12}", token, re.ASCII):
+            raise ApiError(400, f"logit_bias: {token[:40]!r} is not a token id", param="logit_bias")
+    return {int(token): value for token, value in bias.items()}
+
+
+def _speculation(served: Served, options: OutriderOptions, prediction: Prediction | None) -> Speculation:
+    wanted = options.speculate
+    asked = wanted if isinstance(wanted, SpeculateOptions) else SpeculateOptions()
+    name = asked.drafter
+    if name is not None and name not in served.drafters:
+        raise ApiError(
+            400, f"outrider.speculate.drafter must be one of {', '.join(served.drafters)}",
+            param="outrider.speculate.drafter",
+        )  # fmt: skip
+    predicted: list[int] = []
+    if prediction is not None:
+        text = _text(prediction.content, "prediction.content")
+        predicted = encode(served, text, "prediction.content", special=False)
+    return Speculation(
+        max_nodes=0 if wanted is False or name == "none" else asked.max_nodes,
+        drafter=None if name in ("auto", "none") else name,
+        prediction=tuple(predicted),
+    )
