@@ -102,7 +102,13 @@ ARRIVALS = [{"at": at, "tokens": [{"id": i} for i in ids]} for at, ids in [(0.5,
 
 
 def test_a_race_is_timed_by_what_arrived_when(page: Page) -> None:
-    assert call(page, "timing", "return [0, .5, .99, 1, 9].map((t) => m.arrivedBy(given, t))", ARRIVALS) == [0, 1, 1, 2, 3]
+    assert call(page, "timing", "return [0, .5, .99, 1, 9].map((t) => m.arrivedBy(given, t))", ARRIVALS) == [
+        0,
+        1,
+        1,
+        2,
+        3,
+    ]
     rates = call(page, "timing", "return [0, .5, 1, 1.5, 2, Infinity].map((t) => m.rateAt(given, t))", ARRIVALS)
     assert rates == [0, 2, 3, 2, 2, 2]
     slower = [{**a, "at": a["at"] * 3} for a in ARRIVALS]

@@ -16,6 +16,7 @@ const settings = new Settings(byId("controls"));
 const panel = new Panel();
 const tip = attachTip(byId("tip"), log);
 let history = []; // [{role, content}], without the system prompt
+const given = new Set(); // every answer so far: the server's drafters may remember it, too
 let model = null;
 let running = null; // AbortController of what is under way
 
@@ -111,6 +112,7 @@ async function send() {
       }
       say(`Answered. ${figures.textContent}`);
     } finally {
+      given.add(answer.text);
       if (answer.text) history = [...messages, { role: "assistant", content: answer.text }];
       else if (!prompt.value) prompt.value = question; // nothing came: let it be tried again
     }
@@ -137,6 +139,8 @@ async function race() {
       if (question !== null && !prompt.value) prompt.value = question;
       throw error;
     }
+    card.remembered = given.has(card.text);
+    given.add(card.text);
     if (question !== null) history = [...messages, { role: "assistant", content: card.text }];
     await card.replay(panel, signal);
     follow();

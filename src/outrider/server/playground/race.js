@@ -51,6 +51,7 @@ export class Race {
   /** `say` tells those who cannot see it how it went. */
   constructor(say) {
     this.say = say;
+    this.remembered = false; // whether the server had given this very answer before
     this.plain = new Lane("Plain", "one token a pass");
     this.speculative = new Lane("Speculative", "several a pass");
     this.note = element("p", { class: "verdict" });
@@ -72,12 +73,13 @@ export class Race {
     // Both sides shall find the prompt already read, or whoever runs second would be the faster for it.
     this.#progress("Reading the prompt…");
     await this.#run(null, { ...body, max_tokens: 1, outrider: { speculate: false } }, key, signal);
-    await this.#run(this.plain, { ...body, outrider: { speculate: false, trace: true } }, key, signal);
+    // Speculation goes first: drafters remember finished answers, and it must not be handed the plain one to copy.
     await this.#run(this.speculative, { ...body, outrider: { speculate: speculation, trace: true } }, key, signal);
+    await this.#run(this.plain, { ...body, outrider: { speculate: false, trace: true } }, key, signal);
   }
 
   async #run(lane, body, key, signal) {
-    const name = lane === this.plain ? "Recording 1 of 2, plain" : "Recording 2 of 2, speculative";
+    const name = lane === this.plain ? "Recording 2 of 2, plain" : "Recording 1 of 2, speculative";
     const start = performance.now();
     let reported = 0;
     let count = 0;
@@ -139,6 +141,7 @@ export class Race {
     if (!difference && this.plain.answer.text === this.speculative.answer.text) {
       const count = tokenCount(sides[0]);
       this.note.replaceChildren(speed, " as fast, and the text is ", element("b", {}, "identical"), `: ${count} of ${count} tokens.`);
+      if (this.remembered) this.note.append(" The drafter knew this answer from before; a new question is a fairer race.");
       return;
     }
     if (!difference) {
