@@ -6,7 +6,7 @@ READY := .venv/.ready
 DEMO_PROMPT := examples/edit_function.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo model test test-all lint clean
+.PHONY: help setup demo model browser test test-all lint clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,10 +30,13 @@ demo: setup ## Edit a function speculatively, in colour, then plainly, and compa
 model: setup
 	@$(BIN)/outrider models pull smollm2-135m
 
-test: setup model ## The fast tests
+browser: setup ## A browser for the playground's tests, where there is none
+	@$(BIN)/python tests/browser.py
+
+test: setup model browser ## The fast tests
 	@$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: setup model ## Every test, the long equality runs too
+test-all: setup model browser ## Every test, the long equality runs too
 	@$(BIN)/python -m pytest -q
 
 lint: setup ## Style, types and the layer contract

@@ -1,0 +1,203 @@
+// The page: a conversation, its composer, and what happens when a button is pressed.
+import { Answer } from "./answer.js";
+import { ApiError, chat, models } from "./api.js";
+import { byId, element } from "./dom.js";
+import { IDEAS } from "./ideas.js";
+import { Panel } from "./panel.js";
+import { Race } from "./race.js";
+import { Settings } from "./settings.js";
+import { attachTip } from "./tip.js";
+
+const RETRY = 2000; // ms
+const log = byId("log");
+const welcome = byId("welcome");
+const prompt = byId("prompt");
+const settings = new Settings(byId("controls"));
+const panel = new Panel();
+const tip = attachTip(byId("tip"), log);
+let history = []; // [{role, content}], without the system prompt
+const given = new Set(); // every answer so far: the server's drafters may remember it, too
+let model = null;
+let running = null; // AbortController of what is under way
+
+async function connect() {
+  try {
+    [model] = await models(settings.key);
+    const { dtype, device, max_context: context } = model.outrider ?? {};
+    byId("model").textContent = [model.id, dtype, device, context && `context ${context}`].filter(Boolean).join(" · ");
+    settings.offer(model.outrider);
+  } catch (error) {
+    byId("model").textContent = error.message;
+    if (error.status === 503) setTimeout(connect, RETRY); // the model is still being loaded
+  }
+}
+
+function turn(role, content) {
+  const made = element("article", { class: `turn ${role}` }, content);
+  show(made);
+  return made;
+}
+
+/** Add to the log and bring it into view; while it grows, the view stays at the end unless the reader has left it. */
+function show(made) {
+  welcome.remove();
+  log.append(made);
+  made.scrollIntoView({ block: "end" });
+}
+
+function follow() {
+  const scroller = log.scrollHeight > log.clientHeight + 1 ? log : document.scrollingElement;
+  if (scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120) scroller.scrollTop = scroller.scrollHeight;
+}
+
+function say(words) {
+  byId("status").textContent = words;
+}
+
+/** Do `task` with the buttons set to Stop; errors become text in the conversation. */
+async function underway(task) {
+  running = new AbortController();
+  busy(true);
+  try {
+    if (!model) await connect();
+    await task(running.signal);
+  } catch (error) {
+    if (error.name === "AbortError") say("Stopped.");
+    else show(element("p", { class: "error", role: "alert" }, error instanceof ApiError ? error.message : `This page failed: ${error.message}`));
+  } finally {
+    running = null;
+    busy(false);
+  }
+}
+
+/** Swap Send and Race for Stop. Focus moves only if the button that had it is gone. */
+function busy(on) {
+  const pressed = document.activeElement?.closest(".buttons");
+  byId("stop").hidden = !on;
+  for (const id of ["send", "race"]) byId(id).hidden = on;
+  byId("clear").disabled = on;
+  if (pressed) (on ? byId("stop") : prompt).focus({ preventScroll: true });
+}
+
+function body(messages) {
+  return { model: model?.id ?? "default", ...settings.request(messages) };
+}
+
+/** The question in the box, moved into the conversation; null where there is none. */
+function asked() {
+  const question = prompt.value.trim();
+  if (!question) return null;
+  turn("user", question);
+  prompt.value = "";
+  grow();
+  return question;
+}
+
+async function send() {
+  const question = asked();
+  if (question === null) return;
+  const messages = [...history, { role: "user", content: question }];
+  const answer = new Answer();
+  const figures = element("p", { class: "figures dim" });
+  await underway(async (signal) => {
+    panel.clear();
+    let holder = null;
+    try {
+      for await (const piece of chat(body(messages), settings.key, signal)) {
+        holder ??= turn("assistant", element("div", {}, answer.element, figures));
+        answer.add(piece);
+        panel.add(piece, answer);
+        if (piece.metrics) figures.textContent = summary(piece, answer);
+        follow();
+      }
+      say(`Answered. ${figures.textContent}`);
+    } finally {
+      given.add(answer.text);
+      if (answer.text) history = [...messages, { role: "assistant", content: answer.text }];
+      else if (!prompt.value) prompt.value = question; // nothing came: let it be tried again
+    }
+  });
+}
+
+async function race() {
+  const question = asked();
+  const last = history.findLastIndex((message) => message.role === "user");
+  if (question === null && last < 0) {
+    prompt.focus();
+    say("Write a message first.");
+    return;
+  }
+  const messages = question === null ? history.slice(0, last + 1) : [...history, { role: "user", content: question }];
+  const seed = settings.seed ?? Math.floor(Math.random() * 2 ** 31);
+  const card = new Race(say);
+  await underway(async (signal) => {
+    show(card.element);
+    try {
+      await card.record({ ...body(messages), seed }, settings.speculation(), settings.key, signal);
+    } catch (error) {
+      card.element.remove();
+      if (question !== null && !prompt.value) prompt.value = question;
+      throw error;
+    }
+    card.remembered = given.has(card.text);
+    given.add(card.text);
+    if (question !== null) history = [...messages, { role: "assistant", content: card.text }];
+    await card.replay(panel, signal);
+    follow();
+  });
+}
+
+function summary({ finish, metrics }, answer) {
+  const speculative = metrics.speculative_decoding ?? {};
+  const count = [...answer.counts.values()].reduce((a, b) => a + b, 0);
+  return [
+    `${count} tokens`,
+    speculative.mean_acceptance_length && `${speculative.mean_acceptance_length.toFixed(2)} a step`,
+    speculative.drafted_tokens && `${Math.round(100 * speculative.draft_acceptance_rate)} % of drafts kept`,
+    metrics.tokens_per_second && `${metrics.tokens_per_second.toFixed(0)} tokens/s`,
+    metrics.time_to_first_token && `first after ${(metrics.time_to_first_token * 1000).toFixed(0)} ms`,
+    metrics.seed !== undefined && `seed ${metrics.seed}`,
+    finish === "length" && "cut at max tokens",
+  ]
+    .filter(Boolean)
+    .join(" · ");
+}
+
+function grow() {
+  prompt.style.height = "auto";
+  prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight * 0.35)}px`;
+}
+
+byId("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!running) send();
+});
+prompt.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!running) send();
+});
+prompt.addEventListener("input", grow);
+byId("race").addEventListener("click", race);
+byId("stop").addEventListener("click", () => running?.abort());
+byId("clear").addEventListener("click", () => {
+  history = [];
+  tip.hide();
+  log.replaceChildren(welcome);
+  panel.clear();
+  prompt.focus();
+});
+byId("controls").elements.key.addEventListener("change", connect);
+byId("ideas").append(
+  ...IDEAS.map(({ title, text }) => {
+    const fill = () => {
+      prompt.value = text;
+      grow();
+      prompt.focus();
+    };
+    return element("li", {}, element("button", { type: "button", class: "quiet", onclick: fill }, title));
+  }),
+);
+if (matchMedia("(max-width: 800px)").matches) byId("settings").open = false;
+connect();

@@ -1,0 +1,51 @@
+// The side panel: legend with counts, and the charts, of the answer being written.
+import { Chart } from "./chart.js";
+import { byId, element } from "./dom.js";
+import { originClass, originName, sortedCounts } from "./origins.js";
+
+export class Panel {
+  constructor() {
+    this.lengths = new Chart(byId("length-chart"), { title: "Tokens per step", digits: 2 });
+    this.rates = new Chart(byId("rate-chart"), { title: "Tokens per second", digits: 0 });
+    this.clear();
+  }
+
+  clear() {
+    this.steps = 0;
+    this.lengths.clear();
+    this.rates.clear();
+    this.#legend(new Map([["head", 0], ["suffix", 0], ["target", 0]]));
+  }
+
+  /** One step of `answer` has come. The first one's time is that of reading the prompt, not of decoding. */
+  add({ tokens, step }, answer) {
+    if (!tokens.length) return;
+    this.steps += 1;
+    this.lengths.add(tokens.length, 1);
+    if (step && this.steps > 1) this.rates.add(tokens.length, step.seconds);
+    this.#legend(answer.counts);
+  }
+
+  #legend(counts) {
+    const total = [...counts.values()].reduce((a, b) => a + b, 0);
+    const sorted = sortedCounts(counts);
+    byId("legend").replaceChildren(
+      ...sorted.map(([origin, count]) =>
+        element(
+          "li",
+          {},
+          element("span", { class: `key token ${originClass(origin)}`, "aria-hidden": "true" }, "abc"),
+          element("span", {}, originName(origin)),
+          element("span", { class: "count" }, total ? `${count} · ${Math.round((100 * count) / total)} %` : "–"),
+        ),
+      ),
+    );
+    byId("share").replaceChildren(
+      ...sorted.map(([origin, count]) => {
+        const part = element("i", { class: originClass(origin) });
+        part.style.flexGrow = count;
+        return part;
+      }),
+    );
+  }
+}

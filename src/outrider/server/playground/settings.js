@@ -1,0 +1,71 @@
+// The controls, and the request they make.
+import { element } from "./dom.js";
+
+export class Settings {
+  constructor(form) {
+    this.form = form;
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.addEventListener("input", () => this.#refresh());
+    this.#refresh();
+  }
+
+  get key() {
+    return this.form.elements.key.value.trim();
+  }
+
+  get seed() {
+    return number(this.form.elements.seed.value);
+  }
+
+  /** Offer the drafters of a model; "none" is what the Speculate box is for. */
+  offer({ drafters = [], default_drafter: fallback = "" } = {}) {
+    const select = this.form.elements.drafter;
+    const others = drafters.filter((name) => name !== "none" && name !== fallback);
+    select.replaceChildren(
+      element("option", { value: "" }, fallback ? `default (${fallback})` : "default"),
+      ...others.map((name) => element("option", { value: name }, name)),
+    );
+    this.#refresh();
+  }
+
+  /** The body of a request; an empty field is left to the server. */
+  request(messages) {
+    const { system, temperature, top_p: topP, max_tokens: most } = this.form.elements;
+    const opening = system.value.trim() ? [{ role: "system", content: system.value }] : [];
+    return given({
+      messages: [...opening, ...messages],
+      temperature: number(temperature.value),
+      top_p: number(topP.value),
+      seed: this.seed,
+      max_tokens: number(most.value),
+      outrider: { speculate: this.form.elements.speculate.checked && this.speculation(), trace: true },
+    });
+  }
+
+  /** How to speculate, whether or not the box is ticked (a race always has a speculative side). */
+  speculation() {
+    const { drafter, max_nodes: nodes } = this.form.elements;
+    const asked = given({
+      drafter: drafter.value || undefined,
+      max_nodes: number(nodes.value),
+    });
+    return Object.keys(asked).length ? asked : true;
+  }
+
+  #refresh() {
+    for (const output of this.form.querySelectorAll("output")) {
+      output.value = Number(this.form.elements[output.htmlFor.value].value).toFixed(2);
+    }
+    const { speculate, drafter, max_nodes: nodes } = this.form.elements;
+    nodes.disabled = !speculate.checked;
+    drafter.disabled = !speculate.checked;
+  }
+}
+
+function number(text) {
+  return text.trim() === "" ? undefined : Number(text);
+}
+
+function given(fields) {
+  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined));
+}

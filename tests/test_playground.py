@@ -1,0 +1,236 @@
+"""The playground in a real browser, against a live server with the default model."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import browser as chromium
+import playground_site
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+pytestmark = [
+    pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing())),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+WAIT = 60_000  # ms; the model is small, but the machine may be busy
+QUESTION = "Why is the sky blue?"
+OTHERS = ("Tell a story about a fox.", "Name the planets.", "How is bread made?")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    pytest.importorskip("fastapi", reason='the server is an extra: pip install "outrider[serve]"')
+    with playground_site.live("--api-key", playground_site.KEY) as address:
+        _warm(address)
+        yield address
+
+
+def _warm(address: str) -> None:
+    """Nothing is drafted before the engine has learned that it pays, which on a busy machine takes a few answers."""
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64, "temperature": 0}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {playground_site.KEY}"}
+    request = urllib.request.Request(f"{address}v1/chat/completions", json.dumps(asked).encode(), headers)
+    for _ in range(20):
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            if json.load(answer)["metrics"]["speculative_decoding"]["mean_acceptance_length"] > 2:
+                return
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium.launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """The page with its key entered. Ends with a look at the console: nothing may have been complained about."""
+    width = getattr(request, "param", 1280)
+    context = browser.new_context(viewport={"width": width, "height": 800}, has_touch=width < 800)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.goto(address)
+    # Without the key the page says what to do; the browser notes the 401s by itself.
+    page.get_by_text("asks for an API key").wait_for()
+    complaints = [said for said in complaints if "401" not in said]
+    options(page, key=playground_site.KEY, temperature="0", max_tokens="64")
+    page.locator("#model", has_text="smollm2-135m").wait_for()
+    yield page
+    context.close()
+    assert [said for said in complaints if "400" not in said and "401" not in said] == []
+
+
+def options(page: Page, **values: str) -> None:
+    settings = page.locator("#settings")
+    if settings.get_attribute("open") is None:
+        settings.locator("summary").click()
+    for name, value in values.items():
+        page.locator(f"#controls [name={name}]").fill(value)
+        page.locator(f"#controls [name={name}]").dispatch_event("change")
+
+
+def ask(page: Page, question: str = QUESTION) -> Locator:
+    """The answer, once it is complete."""
+    before = page.locator(".assistant").count()
+    page.locator("#prompt").fill(question)
+    page.locator("#send").click()
+    answer = page.locator(".assistant").nth(before)
+    answer.locator(".figures:not(:empty)").wait_for(timeout=WAIT)
+    return answer
+
+
+def fits(page: Page) -> bool:
+    """Whether nothing sticks out to the right, so that there is no horizontal scrolling."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def test_a_chat_shows_tokens_by_origin(page: Page) -> None:
+    sent: list[Any] = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    answer = ask(page)
+    drafted = answer.locator(".token:is(.by-head, .by-suffix)")
+    assert drafted.count() > 0
+    assert answer.locator(".token.by-target").count() > 0
+    plain, coloured = (
+        token.evaluate("(token) => getComputedStyle(token).backgroundColor")
+        for token in (answer.locator(".by-target").first, drafted.first)
+    )
+    assert plain != coloured
+    counts = [int(re.match(r"\d+", text)[0]) for text in page.locator("#legend .count").all_inner_texts()]  # type: ignore[index]
+    written = int(re.match(r"\d+", answer.locator(".figures").inner_text())[0])  # type: ignore[index]
+    assert sum(counts) == written > 20
+    assert float(page.locator("#length-chart output").inner_text()) > 1
+    assert float(page.locator("#rate-chart output").inner_text()) > 1
+    assert page.locator("#length-chart .average").get_attribute("d")
+
+    # The next question carries the conversation, the answer as it was shown included.
+    options(page, system="Be brief.")
+    ask(page, "Thank you.")
+    assert [message["role"] for message in sent[-1]["messages"]] == ["system", "user", "assistant", "user"]
+    assert sent[-1]["messages"][2]["content"] == answer.locator(".answer").evaluate("(text) => text.textContent")
+
+
+def test_refused_drafts_are_seen_with_pointer_and_keyboard(page: Page) -> None:
+    tip = page.locator("#tip")
+
+    def refusal() -> tuple[Locator, int]:
+        for question in OTHERS:
+            steps = ask(page, question).locator(".step:not([hidden])")
+            for index in range(steps.count()):
+                steps.nth(index).hover()
+                tip.wait_for()
+                if tip.locator("s").count():
+                    return steps, index
+        raise AssertionError("no step with a refused draft")
+
+    steps, refused = refusal()
+    words = tip.inner_text()
+    assert re.search(r"Step \d+ · \d+ drafted, \d+ kept · \d+ ms", words)
+    assert re.search(r"The target (wrote instead|added):|ended inside the draft", words)
+    page.mouse.move(2, 2)
+    tip.wait_for(state="hidden")
+
+    steps.first.focus()
+    for _ in range(refused):
+        page.keyboard.press("ArrowRight")
+    assert tip.inner_text() == words
+    assert steps.nth(refused).get_attribute("aria-describedby") == "tip"
+    assert page.locator(".assistant").last.locator("[tabindex='0']").count() == 1
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+
+
+def test_the_race_ends_identical(page: Page) -> None:
+    sent: list[Any] = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    options(page, temperature="0.8", max_tokens="128")
+    page.locator("#prompt").fill(QUESTION)
+    page.locator("#race").click()
+    page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)
+    # Read the prompt, then one side after the other, with one seed; the plain one last, so that nothing is copied.
+    assert [each["outrider"]["speculate"] for each in sent] == [False, True, False]
+    assert len({each["seed"] for each in sent}) == 1
+    verdict = page.locator(".verdict").inner_text()
+    assert re.fullmatch(r"\d+\.\d\d× as fast, and the text is identical: (\d+) of \1 tokens\.", verdict)
+    plain, speculative = page.locator(".lane .answer").all()
+    assert plain.inner_text() == speculative.inner_text() != ""
+    assert plain.locator(".token:not(.by-target)").count() == 0
+    assert speculative.locator(".token:not(.by-target)").count() > 0
+    assert [float(rate) > 1 for rate in page.locator(".lane .rate").all_inner_texts()] == [True, True]
+    # The same again, and skipped.
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_role("button", name="Skip").click()
+    page.locator(".verdict b", has_text="identical").wait_for()
+    assert page.locator(".verdict").inner_text() == verdict
+
+
+def test_with_the_keyboard_alone(page: Page) -> None:
+    def tab_to(selector: str, key: str = "Tab") -> None:
+        for _ in range(40):
+            if page.locator(f"{selector}:focus").count():
+                # What has the focus must be seen to have it.
+                ring = "(e) => getComputedStyle(e).outlineStyle + getComputedStyle(e.closest('form') ?? e).borderColor"
+                assert page.locator(selector).first.evaluate(ring)
+                return
+            page.keyboard.press(key)
+        raise AssertionError(f"{selector} cannot be reached with {key}")
+
+    tab_to("#prompt")
+    page.keyboard.type("Say hello.")
+    page.keyboard.press("Enter")
+    page.locator(".figures:not(:empty)").wait_for(timeout=WAIT)
+    tab_to(".step", "Shift+Tab")
+    assert page.locator("#tip").is_visible()
+    tab_to("#race")
+    page.keyboard.press("Enter")  # with an empty box: the last question again
+    page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)
+    tab_to("#clear")
+    page.keyboard.press("Space")
+    assert page.locator("#welcome").is_visible()
+
+
+def test_errors_are_words_and_leave_the_page_usable(page: Page) -> None:
+    options(page, max_tokens="0")
+    page.locator("#prompt").fill("Hello")
+    page.locator("#send").click()
+    assert "max_tokens" in page.get_by_role("alert").inner_text(timeout=WAIT)
+    assert page.locator("#prompt").input_value() == "Hello"
+    options(page, max_tokens="8")
+    assert ask(page, "Hello").locator(".token").count() > 0
+
+
+def test_stop_keeps_what_was_written(page: Page) -> None:
+    options(page, max_tokens="4000")
+    page.locator("#prompt").fill("Write a very long story, with many chapters.")
+    page.locator("#send").click()
+    page.locator(".step:not([hidden])").nth(8).wait_for(timeout=WAIT)
+    page.locator("#stop").click()
+    page.locator("#send").wait_for()
+    text = page.locator(".answer").inner_text()
+    page.wait_for_timeout(300)
+    assert page.locator(".answer").inner_text() == text != ""
+    assert page.get_by_role("alert").count() == 0
+
+
+@pytest.mark.parametrize("page", [360], indirect=True)
+def test_on_a_phone(page: Page) -> None:
+    assert fits(page)
+    page.locator("#settings summary").click()
+    answer = ask(page, "w" * 90 + " " + QUESTION)
+    answer.locator(".step:not([hidden])").first.tap()
+    tip = page.locator("#tip").bounding_box()
+    assert tip is not None
+    assert tip["x"] >= 0
+    assert tip["x"] + tip["width"] <= 360
+    page.locator("#race").click()
+    page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)
+    assert fits(page)

@@ -1,0 +1,185 @@
+"""The parts of the playground that need no model, run by a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import browser as chromium
+import playground_site
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing()))
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with playground_site.files() as address, chromium.launched() as browser:
+        page = browser.new_page()
+        page.goto(address)
+        yield page
+
+
+def call(page: Page, module: str, body: str, given: Any = None) -> Any:
+    """The result of `body`, a JavaScript function's, with the module as `m` and `given`."""
+    return page.evaluate(f"async (given) => {{ const m = await import('/playground/{module}.js'); {body} }}", given)
+
+
+EVENTS = ': hello\r\ndata: {"a": "žluťoučký 🙂"}\r\n\r\nevent: x\ndata: two\ndata:lines\n\nid: 1\n\rdata: [DONE]\r\rdata: lost'
+"""Every line end, comments, other fields, an empty event, two lines of data, and an event that is cut off."""
+
+
+def test_events_are_the_same_however_the_bytes_are_cut(page: Page) -> None:
+    body = """
+      const bytes = new TextEncoder().encode(given);
+      const read = (size) => {
+        const parser = new m.EventParser(), found = [];
+        for (let i = 0; i < bytes.length; i += size) found.push(...parser.push(bytes.slice(i, i + size)));
+        return [...found, ...parser.end()];
+      };
+      return [read(bytes.length), ...Array.from({length: 40}, (_, i) => read(i + 1))];
+    """
+    whole, *cut = call(page, "sse", body, EVENTS)
+    assert whole == ['{"a": "žluťoučký 🙂"}', "two\nlines", "[DONE]"]
+    assert all(events == whole for events in cut)
+
+
+ATTRIBUTE = """
+  const a = new m.Attribution();
+  return given.map(([tokens, content]) =>
+    a.take(tokens.map((text, i) => ({text, name: text})), content).map((p) => [p.token?.name ?? null, p.text]));
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param([[["Hi", " there"], "Hi there"]], [[["Hi", "Hi"], [" there", " there"]]], id="plain"),
+        pytest.param([[["Hi", " the"], "Hi"], [["re"], " there"]],
+                     [[["Hi", "Hi"]], [[" the", " the"], ["re", "re"]]], id="held back"),
+        pytest.param([[["Hello"], "He"], [["!"], "llo!"]], [[["Hello", "He"]], [["Hello", "llo"], ["!", "!"]]],
+                     id="held back inside a token"),
+        pytest.param([[["a", "\ufffd"], "a"], [["\ufffd", " b"], "🙂 b"]],
+                     [[["a", "a"]], [["\ufffd", "🙂"], [" b", " b"]]], id="a character of two tokens"),
+        pytest.param([[[" Hi"], "Hi"]], [[[" Hi", "Hi"]]], id="first space stripped"),
+        pytest.param([[["<end>"], ""], [["x"], "x"]], [[], [["<end>", "x"]]], id="nothing is lost where texts disagree"),
+        pytest.param([[[], "no trace"]], [[[None, "no trace"]]], id="no tokens"),
+    ],
+)  # fmt: skip
+def test_text_is_given_to_its_tokens(page: Page, steps: list[Any], expected: list[Any]) -> None:
+    assert call(page, "attribution", ATTRIBUTE, steps) == expected
+
+
+def test_a_draft_is_drawn_like_the_terminal_does(page: Page) -> None:
+    nodes = [{"text": t, "parent": p} for t, p in [("a", -1), ("b", 0), ("c", 0), ("d", 2), ("e", 3), ("f", 3)]]
+    drawn = call(page, "tree", "return m.lines(given)", nodes)
+    assert drawn == [
+        {"indent": "", "nodes": [0]},
+        {"indent": "├ ", "nodes": [1]},
+        {"indent": "└ ", "nodes": [2, 3]},
+        {"indent": "  ├ ", "nodes": [4]},
+        {"indent": "  └ ", "nodes": [5]},
+    ]
+    assert call(page, "tree", "return m.lines([])") == []
+    assert call(page, "tree", "return m.face(given)", "     x\n y") == "␣×5x↵␣y"
+
+
+def test_scales(page: Page) -> None:
+    ceilings = call(page, "scale", "return given.map(m.niceCeiling)", [0, 0.07, 1, 2.2, 7.9, 10, 101, 230])
+    assert ceilings == pytest.approx([1, 0.08, 1, 3, 8, 10, 200, 300])
+    # 10 tokens in 1 s, then 10 in 4 s: 4 tokens/s on average, not 6.25.
+    assert call(page, "scale", "return m.movingRatio([10, 10, 6], [1, 4, 2], 2)") == [10, 4, pytest.approx(16 / 6)]
+    assert call(page, "scale", "return m.movingRatio([1], [0], 4)") == [None]
+    box = {"step": 10, "height": 100, "most": 4}
+    assert call(page, "scale", "return m.linePath([1, null, 4, 8], given)", box) == "M5 75M25 0L35 0"
+    assert call(page, "scale", "return m.barPath([2, 0], given)", box) == "M1.5 100v-50h7v50z"
+
+
+ARRIVALS = [{"at": at, "tokens": [{"id": i} for i in ids]} for at, ids in [(0.5, [1]), (1.0, [2, 3]), (2.0, [4])]]
+
+
+def test_a_race_is_timed_by_what_arrived_when(page: Page) -> None:
+    assert call(page, "timing", "return [0, .5, .99, 1, 9].map((t) => m.arrivedBy(given, t))", ARRIVALS) == [
+        0,
+        1,
+        1,
+        2,
+        3,
+    ]
+    rates = call(page, "timing", "return [0, .5, 1, 1.5, 2, Infinity].map((t) => m.rateAt(given, t))", ARRIVALS)
+    assert rates == [0, 2, 3, 2, 2, 2]
+    slower = [{**a, "at": a["at"] * 3} for a in ARRIVALS]
+    assert call(page, "timing", "return m.ratio(...given)", [slower, ARRIVALS]) == pytest.approx(3)
+    assert call(page, "timing", "return [m.rateAt([], 1), m.ratio([], [])]") == [0, 0]
+
+
+def test_the_first_difference(page: Page) -> None:
+    body = "return m.firstDifference(...given)?.index ?? null"
+    regrouped = [{"at": 1, "tokens": [{"id": i} for i in (1, 2, 3, 4)]}]
+    assert call(page, "timing", body, [ARRIVALS, regrouped]) is None
+    assert call(page, "timing", body, [ARRIVALS, ARRIVALS[:2]]) == 3
+    assert call(page, "timing", body, [ARRIVALS, [{"at": 1, "tokens": [{"id": 1}, {"id": 9}]}]]) == 1
+
+
+def test_a_race_says_where_the_texts_part(page: Page) -> None:
+    body = """
+      const race = new m.Race(() => {});
+      const side = (words) => words.map((text, i) =>
+        ({at: .02 * i, content: text, tokens: [{id: text.length, text, origin: "target", kind: "target"}], step: null}));
+      race.plain.arrivals = side(["One", " fish", " swims"]);
+      race.speculative.arrivals = side(["One", " dog", " swims"]);
+      document.body.append(race.element);
+      await race.replay();
+      return [race.note.textContent, [...race.element.querySelectorAll(".differs")].map((t) => t.textContent)];
+    """
+    verdict, marked = call(page, "race", body)
+    assert "identical" not in verdict
+    assert "differ from token 2 on: “␣fish” plainly, “␣dog” speculatively" in verdict
+    assert marked == [" fish", " dog"]
+
+
+def test_a_race_is_replayed_at_its_true_speed(page: Page) -> None:
+    body = """
+      const race = new m.Race(() => {});
+      const token = (id) => ({id, text: "x", origin: "target", kind: "target"});
+      const side = (times) => times.map((at, id) => ({at, content: "x", tokens: [token(id)], step: null}));
+      race.plain.arrivals = side([.2, .4, .6]);
+      race.speculative.arrivals = side([.1, .2, .3]);
+      document.body.append(race.element);
+      const start = performance.now(), done = race.replay();
+      await new Promise((resolve) => setTimeout(resolve, 350));
+      const halfway = [race.plain.answer.text, race.speculative.answer.text];
+      await done;
+      return [halfway, (performance.now() - start) / 1000, race.note.textContent];
+    """
+    halfway, took, verdict = call(page, "race", body)
+    assert halfway == ["x", "xxx"]
+    assert took == pytest.approx(0.6, abs=0.3)
+    assert verdict == "2.00× as fast, and the text is identical: 3 of 3 tokens."
+
+
+def test_model_output_is_text_never_markup(page: Page) -> None:
+    nasty = "<img src=x onerror=alert(1)>\n  <script>alert(2)</script>"
+    body = """
+      const answer = new m.Answer();
+      answer.add({content: given, step: null, tokens: [{id: 1, text: given, origin: "head", kind: "drafted"}]});
+      return [answer.element.textContent, answer.element.querySelectorAll(":not(.step, .token)").length];
+    """
+    assert call(page, "answer", body, nasty) == [nasty, 0]
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (400, '{"error": {"message": "must be at least 1", "param": "max_tokens"}}', "max_tokens: must be at least 1"),
+        (401, '{"error": {"message": "no"}}', "This server asks for an API key. Enter it under Settings."),
+        (429, '{"error": {"message": "Too busy."}}', "Too busy. Try again in 3 s."),
+        (502, "<html>Bad gateway</html>", "The server answered with status 502."),
+        (500, "null", "The server answered with status 500."),
+    ],
+)
+def test_errors_become_words(page: Page, status: int, text: str, expected: str) -> None:
+    assert call(page, "api", "return m.explain(...given, '3')", [status, text]) == expected
