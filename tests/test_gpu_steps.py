@@ -239,7 +239,8 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
         for i, speculation in enumerate(
             [Speculation(drafter="ngram"), Speculation(prediction=(1, 2, 3)), Speculation(max_nodes=0)], start=1
         ):
-            engine.step()
+            if not main.finish_reason:
+                engine.step()
             other = sequence(i, [9, 9], SamplingParams(temperature=0, max_tokens=2))
             other.speculation = speculation
             others.append(other)

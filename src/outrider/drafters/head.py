@@ -303,7 +303,7 @@ class _Plan:
 
     @property
     def plainly_ranked(self) -> bool:
-        return plainly_ranked(self.sequence.params) and not samples(self.sequence.params)
+        return plainly_ranked(self.sequence.params, self.growth.depth) and not samples(self.sequence.params)
 
     def noise_keys(self) -> list[NoiseKey | None]:
         """The noise each node of the last level draws its children with. A level's nodes stand at one position."""

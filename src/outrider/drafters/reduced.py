@@ -11,15 +11,19 @@ from torch import Tensor
 
 from outrider.drafters.children import in_turn, ranked_offers
 from outrider.drafters.growth import Offer
+from outrider.drafters.quiet import copied
+from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key, gumbel_at, rough_gumbel
 from outrider.types import ResolvedParams
 
 
-def plainly_ranked(params: ResolvedParams) -> bool:
-    """Whether temperature alone decides which followers are proposed. What top-k, top-p and min-p take away is seldom
-    proposed anyway, and a proposal need not be exact; penalties and biases change the order itself."""
-    return params.is_bare
+def plainly_ranked(params: ResolvedParams, depth: int) -> bool:
+    """Whether temperature alone decides which followers are proposed `depth` levels down. What top-k, top-p and min-p
+    take away is seldom proposed anyway, and a proposal need not be exact; penalties and biases change the order itself.
+    A grammar is asked for the first level only: masks at all nodes would cost more than they bring, and what it forbids
+    further down is refused."""
+    return params.is_unshifted and (params.grammar is None or depth > 0)
 
 
 class ReducedVocabulary:
@@ -43,9 +47,9 @@ class ReducedVocabulary:
     ) -> list[Offer]:
         """As `children.ranked_offers`, by the same noise; where nothing but temperature shapes the distribution, far
         cheaper. A draft need not be exact, so fp32 does."""
-        if not plainly_ranked(params):
+        if not params.is_unshifted:
             return ranked_offers(self.widened(logits), params, history, paths, count)
-        logits = logits[:, : len(self._ids)]
+        logits = self._masked(logits[:, : len(self._ids)], params, history, paths)
         if logits.device.type != "cpu":
             return self._offers_on_device(logits, params, history, paths, count)
         rows = logits.numpy()
@@ -64,6 +68,19 @@ class ReducedVocabulary:
                 drawn = list(zip(*self._best(row + noise[len(path)], row, count), strict=True))
             offers.append(Offer(likely=chosen, draw=in_turn(drawn), random=params.temperature > 0))
         return offers
+
+    def _masked(
+        self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Without what a grammar forbids in the first level, as long as that leaves anything."""
+        if params.grammar is None or all(paths):
+            return logits
+        logits = copied(logits)
+        for row, path in zip(logits, paths, strict=True):
+            mask = None if path else allowed(params, history, path)
+            if mask is not None and (known := mask[self._tokens]).any():
+                row[torch.from_numpy(~known).to(row.device)] = -torch.inf
+        return logits
 
     def _offers_on_device(
         self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
@@ -99,6 +116,8 @@ class ReducedVocabulary:
         columns = []
         for _ in range(min(count, len(left))):
             column = int(left.argmax())
+            if left[column] == -np.inf:  # all that a grammar allows
+                break
             columns.append(column)
             left[column] = -np.inf
         top = logits.max()
