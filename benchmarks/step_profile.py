@@ -132,7 +132,7 @@ def prompts_of(llm: LLM) -> list[list[int]]:
 
 
 def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffix: bool, tokens: int) -> list[Step]:
-    """The steps of decoding `prompts` as one batch, less the first (prefill) and the last (sequences end)."""
+    """The steps of decoding `prompts` as one batch, less the first (prefills) and the last (sequences end)."""
     params = [
         SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i, **MANNERS[manner]) for i in range(len(prompts))
     ]
@@ -141,9 +141,8 @@ def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffi
     for chunk in llm.stream(prompts, params, speculate=suffix):
         if chunk.completion is not None:
             ends.append(len(clock.steps))
-    full = clock.steps[2 : min(ends)]  # entry i + 1 holds step i; the first has the prefill
-    assert all(step["prefill"] == 0 for step in full), "a step with prefill was measured"
-    return full
+    first = 1 + max(i for i, step in enumerate(clock.steps) if step["prefill"])
+    return clock.steps[first : min(ends)]  # entry i + 1 holds step i
 
 
 def summarise(steps: list[Step]) -> dict[str, Any]:

@@ -255,6 +255,43 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
     assert all(len(ids) == 1 for ids in launched), "only the default's own sequence is drafted for on the device"
 
 
+def test_copied_slots_hold_the_same_bits(target: CudaDecoder) -> None:
+    """A copy of an open slot and of a closed one, and a slot opened again."""
+    slot = target.open()
+    target.forward([Rows.chain(slot, [5, 6, 7, 8, 9], logits=())])
+    target.commit(slot, range(5))
+    expected = target.forward([Rows.chain(slot, [3])])
+    target.rollback(slot, 5)
+    copied = target.fork(slot, 5)
+    target.forward([Rows.chain(slot, [1, 2], logits=())])
+    target.commit(slot, range(2))
+    assert torch.equal(target.forward([Rows.chain(copied, [3])]), expected)
+    target.close(copied)
+    target.reopen(copied, 5)
+    assert torch.equal(target.forward([Rows.chain(copied, [3])]), expected)
+    target.close(slot)
+    target.close(copied)
+
+
+def test_lanes_that_lost_their_slots_begin_again(
+    target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]]
+) -> None:
+    """Sent back while a step is under way: what that gives is dropped, and all go on with the same tokens."""
+    engine = Engine(target, ModelDrafter(draft), FixedLength(2))
+    assert engine.runahead is not None
+    sequences = [sequence(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
+    del sequences[1]  # the interpreter is slow
+    for one in sequences:
+        engine.add(one)
+    engine.step()
+    assert engine.runahead._under_way
+    engine.recover()
+    while not engine.idle:
+        engine.step()
+    assert [s.tokens[s.prompt_length :] for s in sequences] == [plain[0], plain[2]]
+    assert engine.leaks() == []
+
+
 @pytest.mark.parametrize("controller", [FixedLength(3), AutoLength(nodes=4)], ids=["fixed", "auto"])
 def test_a_drafter_on_the_host(target: CudaDecoder, plain: list[list[int]], controller: Controller) -> None:
     """Drafts are verified through the host, steps without one on the device; several in a row when it pauses."""

@@ -13,7 +13,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.model import check_vocabularies
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import build, build_router
+from outrider.drafters.registry import available, build, build_router
 from outrider.drafters.router import RouterDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
@@ -41,7 +41,8 @@ class LLM:
 
     `drafter`: none, ngram, suffix, model:PATH, head[:PATH], auto, or a `Drafter` of your own. `draft_length`: nodes per
     draft, or "auto" to stop when it does not pay. Neither changes the text. `bitwise` None means: on wherever it is
-    nearly free. `also`: further drafters that a request may name (`Speculation.drafter`); given at all, even empty,
+    nearly free. `also`: further drafters that a request may name (`Speculation.drafter`), or "available" for all that
+    need no path; given at all, even empty,
     requests may also bring a prediction.
     """
 
@@ -50,7 +51,7 @@ class LLM:
         model: str = "smollm2-135m",
         *,
         drafter: str | Drafter = "auto",
-        also: Sequence[str] | None = None,
+        also: Sequence[str] | Literal["available"] | None = None,
         draft_length: int | Literal["auto"] = "auto",
         dtype: str = "auto",
         device: str = "auto",
@@ -77,7 +78,8 @@ class LLM:
         self.model = load_model(checkpoint, place)
         self._parts = _Parts(checkpoint, place, self.model)
         if also is not None:
-            self.drafter: Drafter = build_router(drafter, also, self._parts)
+            others = available(self._parts) if also == "available" else also
+            self.drafter: Drafter = build_router(drafter, others, self._parts)
         else:
             self.drafter = build(drafter, self._parts) if isinstance(drafter, str) else drafter
         self._engine = Engine(self.model, self.drafter, controller)

@@ -93,6 +93,7 @@ def serve(
         return LLM(
             model,
             drafter=drafter,
+            also="available",
             dtype=dtype,
             device=device,
             threads=threads,

@@ -63,6 +63,11 @@ def build(spec: str, parts: Parts) -> Drafter:
     return DRAFTERS[name](path, parts)
 
 
+def available(parts: Parts) -> tuple[str, ...]:
+    """The drafters that can be had without naming a path."""
+    return ("ngram", "suffix", *(("head", "head+suffix") if parts.has_head else ()))
+
+
 def build_router(default: str | Drafter, also: Sequence[str], parts: Parts) -> RouterDrafter:
     """Drafters that requests choose among by name (that of a spec without its path), and a default. Those that need a
     head or a draft model share it, so there can be one of each."""
@@ -72,7 +77,7 @@ def build_router(default: str | Drafter, also: Sequence[str], parts: Parts) -> R
     named.setdefault(first.name, first)
     for spec in also:
         name = spec.partition(":")[0]
-        if name in named and spec != default:
+        if name in named and spec not in (default, first.name):
             raise DrafterError(f"drafter {spec!r}: requests could not tell it from the other {name!r}; leave one out")
         if name not in named:
             named[name] = build(spec, shared)

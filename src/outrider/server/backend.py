@@ -32,7 +32,7 @@ class Served:
     @property
     def drafters(self) -> Sequence[str]:
         """What a request may name: `auto` is the server's own choice, `none` drafts nothing."""
-        return ["auto", "none", *getattr(self.llm.drafter, "names", ())]
+        return ["auto", *(name for name in self.llm.drafters if name != "auto")]
 
     @cached_property
     def longest_text(self) -> int:
