@@ -32,7 +32,13 @@ class Served:
     @property
     def drafters(self) -> Sequence[str]:
         """What a request may name: `auto` is the server's own choice, `none` drafts nothing."""
-        return ["auto", "none", *getattr(self.llm.drafter, "names", ())]
+        return ["auto", *getattr(self.llm, "drafters", ("none",))]
+
+    @property
+    def default_drafter(self) -> str:
+        """Who `auto` is."""
+        name: str = getattr(self.llm.drafter, "default", self.llm.drafter).name
+        return name
 
     @cached_property
     def longest_text(self) -> int:
