@@ -42,8 +42,8 @@ class LLM:
     `drafter`: none, ngram, suffix, model:PATH, head[:PATH], auto, or a `Drafter` of your own. `draft_length`: nodes per
     draft, or "auto" to stop when it does not pay. Neither changes the text. `bitwise` None means: on wherever it is
     nearly free. `also`: further drafters that a request may name (`Speculation.drafter`), or "available" for all that
-    need no path; given at all, even empty,
-    requests may also bring a prediction.
+    need no path; given at all, even empty, requests may also bring a prediction. `kv_tokens`: the most tokens that
+    running sequences may have together (None: what the cache has room for); more wait.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class LLM:
         bitwise: bool | None = None,
         max_batch: int = 8,
         max_context: int | None = None,
+        kv_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         progress = progress or SilentProgress()
@@ -82,8 +83,8 @@ class LLM:
             self.drafter: Drafter = build_router(drafter, others, self._parts)
         else:
             self.drafter = build(drafter, self._parts) if isinstance(drafter, str) else drafter
-        self._engine = Engine(self.model, self.drafter, controller)
-        self._plain = Engine(self.model, NoDrafter(), FixedLength(0))
+        self._engine = Engine(self.model, self.drafter, controller, kv_tokens=kv_tokens)
+        self._plain = Engine(self.model, NoDrafter(), FixedLength(0), kv_tokens=kv_tokens)
         self._ids = count()
         self._grammars = Grammars(self.tokenizer, self.model.vocab_size)
 

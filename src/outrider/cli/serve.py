@@ -50,6 +50,10 @@ def serve(
         int | None,
         _model("--max-context", min=2, metavar="N", help="Most tokens of prompt and answer to make room for."),
     ] = None,
+    kv_tokens: Annotated[
+        int | None,
+        _model("--kv-tokens", min=2, metavar="N", help="Most tokens in the cache over all answers under way."),
+    ] = None,
     host: Annotated[
         str, _server("--host", metavar="HOST", help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
@@ -100,6 +104,7 @@ def serve(
             bitwise=bitwise,
             max_batch=max_batch,
             max_context=max_context,
+            kv_tokens=kv_tokens,
             progress=RichProgress(),
         )
 

@@ -265,7 +265,7 @@ class Service:
             self._engine.remove(probe)
 
     def _engine_note(self) -> None:
-        self.load = Load.of(self._engine, [ticket.sequence for ticket in self._tickets.values()])
+        self.load = Load.of(self._engine)
 
     def _engine_tell(self, act: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None, "the service has been started"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import NO_SLOT
 from outrider.engine.sequence import Sequence as Running
+from outrider.engine.stats import Stats
 from outrider.types import Chunk, Draft, StepTrace
 
 
@@ -26,23 +27,14 @@ class Delivery(NamedTuple):
 class Load(NamedTuple):
     """What the engine is busy with, as of its last step."""
 
-    running: int = 0
-    waiting: int = 0
-    kv_tokens: int = 0
-    kv_capacity: int = 1
+    stats: Stats = Stats(0, 0, 0, 1, 0, 0, 0, 0)
     budgets: tuple[int, ...] = ()
     """Nodes the controller lets each running sequence draft."""
 
     @staticmethod
-    def of(engine: Engine, sequences: Sequence[Running]) -> Load:
-        running = [s for s in sequences if s.slot != NO_SLOT]
-        return Load(
-            running=len(running),
-            waiting=len(sequences) - len(running),
-            kv_tokens=sum(len(s.tokens) for s in running),
-            kv_capacity=engine.model.max_batch * engine.model.max_context,
-            budgets=tuple(engine.controller.issued) if running else (),
-        )
+    def of(engine: Engine) -> Load:
+        stats = engine.stats
+        return Load(stats, tuple(engine.controller.issued) if stats.running else ())
 
 
 class Stream:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from outrider.drafters.router import RouterDrafter
 from outrider.engine.service import Service
 from outrider.engine.tickets import Load
 from outrider.errors import Unavailable
@@ -33,6 +34,12 @@ class Served:
     def drafters(self) -> Sequence[str]:
         """What a request may name: `auto` is the server's own choice, `none` drafts nothing."""
         return ["auto", *(name for name in self.llm.drafters if name != "auto")]
+
+    @property
+    def default_drafter(self) -> str:
+        """Who `auto` is."""
+        drafter = self.llm.drafter
+        return drafter.default.name if isinstance(drafter, RouterDrafter) else drafter.name
 
     @cached_property
     def longest_text(self) -> int:

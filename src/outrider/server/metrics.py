@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from outrider.engine.tickets import Delivery, Load
@@ -83,15 +83,22 @@ class _Gauges:
         self._load = load
 
     def collect(self) -> Iterable[Metric]:
-        load = self._load()
-        yield self._gauge("num_requests_running", "Sequences being decoded", load.running)
-        yield self._gauge("num_requests_waiting", "Sequences waiting for room", load.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of the cache in use, 0 to 1", load.kv_tokens / load.kv_capacity)
-        budgets = load.budgets
+        stats, budgets = self._load()
+        yield self._gauge("num_requests_running", "Sequences being decoded", stats.running)
+        yield self._gauge("num_requests_waiting", "Sequences waiting for room", stats.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the cache in use, 0 to 1", stats.kv_used / stats.kv_total)
+        yield self._counter("prefix_cache_hits", "Sequences that began with cached tokens", stats.prefix_hits)
+        yield self._counter("prefix_cache_tokens", "Tokens they did not have to run", stats.prefix_tokens)
+        yield self._counter("num_preemptions", "Sequences sent back to wait", stats.preemptions)
         yield self._gauge("controller_budget_nodes", "Nodes that may be drafted in a step, over all", sum(budgets))
         yield self._gauge(
             "controller_drafting_sequences", "Sequences that may draft at all", sum(1 for nodes in budgets if nodes)
         )
+
+    def _counter(self, name: str, text: str, value: int) -> Metric:
+        family = CounterMetricFamily(f"outrider:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"outrider:{name}", text, labels=["model_name"])

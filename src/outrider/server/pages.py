@@ -19,7 +19,8 @@ _POLICY = {
 
 
 def install(app: FastAPI) -> None:
-    app.mount("/playground", StaticFiles(directory=_FOLDER, check_dir=False), name="playground")
+    if _FOLDER.is_dir():
+        app.mount("/playground", StaticFiles(directory=_FOLDER), name="playground")
 
     @app.get("/", include_in_schema=False)
     async def playground() -> Response:

@@ -60,7 +60,7 @@ def describing(backend: Backend) -> APIRouter:
             "max_model_len": served.llm.model.max_context,
             "outrider": {
                 "drafters": list(served.drafters),
-                "default_drafter": served.llm.drafter.name,
+                "default_drafter": served.default_drafter,
                 "max_context": served.llm.model.max_context,
                 "max_choices": served.service.capacity,
                 "dtype": place.precision.name,

@@ -13,14 +13,15 @@ def grammar_of(wanted: ResponseFormat | None) -> Any:
     """The grammar asked for; None: any text."""
     if wanted is None or wanted.type == "text":
         return None
+    schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+    if wanted.type == "json_schema" and schema is None:
+        raise ApiError(
+            400, "response_format.json_schema.schema is required", param="response_format.json_schema.schema"
+        )
     try:
         Grammar = import_module("outrider.sampling.grammar").Grammar
     except ImportError:
         raise ApiError(400, "response_format: this server cannot constrain answers", param="response_format") from None
     if wanted.type == "json_object":
         return Grammar.json_object()
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-        raise ApiError(
-            400, "response_format.json_schema.schema is required", param="response_format.json_schema.schema"
-        )
-    return Grammar.json_schema(wanted.json_schema.schema_)
+    return Grammar.json_schema(schema)

@@ -154,10 +154,7 @@ def _job(
             for k in range(n)
         ]
     except InvalidRequest as error:
-        told = as_api_error(error, fields | {"prompt"})
-        if isinstance(asked, ChatRequest) and told.param == "prompt":
-            told = ApiError(400, told.message.replace("prompt:", "messages:"), param="messages", code=told.code)
-        raise told from None
+        raise _renamed(as_api_error(error, fields | set(_OURS)), isinstance(asked, ChatRequest)) from None
     return Job(
         sequences=sequences,
         prompt_tokens=sum(map(len, prompts)),
@@ -168,6 +165,19 @@ def _job(
         include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
         echoes=[echo for echo in echoes for _ in range(n)],
     )
+
+
+_OURS = {"prompt": "messages", "grammar": "response_format", "drafter": "outrider.speculate.drafter"}
+"""The library's names for what clients call otherwise (`prompt`: in a chat)."""
+
+
+def _renamed(error: ApiError, chat: bool) -> ApiError:
+    """An error of the library in the client's words."""
+    name = error.param or ""
+    if name not in _OURS or (name == "prompt" and not chat):
+        return error
+    message = error.message.replace(f"{name}:", f"{_OURS[name]}:", 1)
+    return ApiError(400, message, param=_OURS[name], code=error.code)
 
 
 _SAME_NAME = (

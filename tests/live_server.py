@@ -1,0 +1,71 @@
+"""A real server on a free port of this machine, for tests to talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from outrider import LLM
+from outrider.server.app import make_app
+from outrider.server.backend import Backend
+from outrider.server.run import Server, listen
+
+
+class Live:
+    """The server's address, its parts, and ways to talk to it."""
+
+    def __init__(self, url: str, llm: LLM, backend: Backend) -> None:
+        self.url = url
+        self.llm = llm
+        self.backend = backend
+        self.http = httpx.Client(base_url=url, timeout=60)
+        self.openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def chat(self, content: str = "Name a colour.", **body: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], **body)
+
+    def metric(self, name: str) -> float:
+        """The sum over a metric's labels."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"outrider:{name}{{"))
+
+
+@contextmanager
+def live_server(llm: LLM, *, max_queue: int = 64, api_key: str | None = None, send_buffer: int = 0) -> Iterator[Live]:
+    """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go."""
+    backend = Backend("smollm2-135m", max_queue=max_queue)
+    server = Server(make_app(backend, api_key=api_key), backend, grace=1.0)
+    listener: socket.socket = listen("127.0.0.1", 0)
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+
+    async def main() -> None:
+        await backend.open(lambda: llm)
+        await server.serve(sockets=[listener])
+
+    thread = Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    live = Live(f"http://127.0.0.1:{listener.getsockname()[1]}", llm, backend)
+    try:
+        for _ in range(200):
+            if backend.status == "ready" and server.started:
+                break
+            thread.join(0.05)
+        yield live
+    finally:
+        live.http.close()
+        live.openai.close()
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server has stopped"
+        assert not llm.engine.scheduler.running

@@ -1,0 +1,269 @@
+"""The engine behind its asyncio face: what one request does never reaches another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+from time import sleep
+from typing import Any
+
+import pytest
+from toy import TableModel, language, resolved
+
+from outrider.control.controller import FixedLength
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import NO_SLOT
+from outrider.engine.sequence import Sequence as Running
+from outrider.engine.service import Service
+from outrider.engine.text import TextStream
+from outrider.engine.tickets import Delivery, Stream
+from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
+from outrider.sampling.history import History
+from outrider.types import Rows
+
+VOCAB = 12
+POISON = 11
+_ids = count()
+
+
+def sequence(prompt: Sequence[int], max_tokens: int = 20, seed: int = 0) -> Running:
+    params = resolved(VOCAB, max_tokens=max_tokens, seed=seed, temperature=1.0)
+    stream = TextStream(lambda token: b"%d " % token, (), False)
+    return Running(next(_ids), list(prompt), len(prompt), params, max_tokens, stream, History(prompt))
+
+
+class Model(TableModel):
+    """Speaks a random language; fails over a text that begins with the poison, or altogether, when told to."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(language(VOCAB - 1, 3), VOCAB, **options)
+        self.poison_after = 0
+        self.broken = False
+        self.delay = 0.0
+        inner = self._language
+        self._language = lambda text: [*inner(text), -50.0]
+
+    def forward(self, batch: Sequence[Rows]) -> Any:
+        sleep(self.delay)
+        if self.broken:
+            raise RuntimeError("the device is gone")
+        for rows in batch:
+            held = self._slots[rows.slot].committed
+            if (held and held[0] == POISON) and len(held) > self.poison_after:
+                raise ValueError("poisoned")
+        return super().forward(batch)
+
+    @property
+    def used(self) -> int:
+        return len(self._slots)
+
+
+def run(model: Model, act: Callable[[Service], Awaitable[None]], drafter: Any = None, **options: Any) -> None:
+    engine = Engine(model, drafter or NoDrafter(), FixedLength(3))
+
+    async def main() -> None:
+        service = Service(engine, probe=lambda: sequence([1], 1), **options)
+        service.start()
+        try:
+            async with asyncio.timeout(20):
+                await act(service)
+        finally:
+            await service.stop(0)
+            assert model.used == 0, "every slot is free again"
+
+    asyncio.run(main())
+
+
+async def tokens_of(service: Service, seq: Running) -> list[int]:
+    with service.stream(seq) as stream:
+        tokens = [token async for delivery in stream for token in delivery.chunk.token_ids]
+    assert seq.completion().token_ids == tokens
+    return tokens
+
+
+async def drain(stream: Stream, into: list[Delivery]) -> None:
+    async for delivery in stream:
+        into.append(delivery)
+
+
+def alone(prompt: Sequence[int], **options: Any) -> list[int]:
+    engine, seq = Engine(Model(), NoDrafter(), FixedLength(0)), sequence(prompt, **options)
+    engine.add(seq)
+    while seq.finish_reason is None:
+        engine.step()
+    return seq.tokens[seq.prompt_length :]
+
+
+def test_requests_share_the_engine_and_get_what_they_would_alone() -> None:
+    prompts = [[1, 2], [3], [4, 5, 6], [1, 2], [7], [8, 9, 1]]
+
+    async def act(service: Service) -> None:
+        got = await asyncio.gather(*(tokens_of(service, sequence(p, seed=i)) for i, p in enumerate(prompts)))
+        assert got == [alone(p, seed=i) for i, p in enumerate(prompts)]
+        assert service.open == 0
+
+    run(Model(max_batch=3), act, NgramDrafter())
+
+
+def test_several_sequences_in_one_stream_keep_their_places() -> None:
+    async def act(service: Service) -> None:
+        texts: dict[int, list[int]] = {0: [], 1: []}
+        with service.stream(sequence([1, 2]), sequence([3], seed=5)) as stream:
+            async for delivery in stream:
+                texts[delivery.chunk.index] += delivery.chunk.token_ids
+                assert 0 < delivery.seconds < 10
+        assert texts == {0: alone([1, 2]), 1: alone([3], seed=5)}
+
+    run(Model(), act)
+
+
+def test_closing_a_stream_cancels_within_a_step_and_frees_its_slot() -> None:
+    model = Model(max_context=4000)
+    model.delay = 0.01
+
+    async def act(service: Service) -> None:
+        with service.stream(sequence([1], 3000), sequence([2], 3000)) as stream:
+            await anext(stream)
+            assert model.used == 2
+        passes = len(model.passes)
+        await asyncio.sleep(0.1)
+        assert len(model.passes) <= passes + 1
+        assert model.used == 0
+        assert service.open == 0
+        assert service.load.stats.running == 0
+
+    run(model, act)
+
+
+def test_a_full_queue_is_busy_and_has_room_again_later() -> None:
+    model = Model(max_batch=1)
+    model.delay = 0.002
+
+    async def act(service: Service) -> None:
+        with pytest.raises(InvalidRequest, match="at most 3"):
+            service.stream(*(sequence([1]) for _ in range(4)))
+        streams = [service.stream(sequence([i])) for i in range(3)]
+        with pytest.raises(Busy) as busy:
+            service.stream(sequence([1]))
+        assert 1 <= busy.value.retry_after <= 60
+        streams[2].close()
+        streams.append(service.stream(sequence([4])))
+        for stream in (streams[0], streams[1], streams[3]):
+            assert [d async for d in stream][-1].chunk.completion is not None
+
+    run(model, act, max_queue=2)
+
+
+def test_a_reader_that_falls_behind_is_cut_off_and_told() -> None:
+    model = Model(max_context=4000)
+
+    async def act(service: Service) -> None:
+        with service.stream(sequence([1], 3000)) as stream:
+            while service.open:
+                await asyncio.sleep(0.01)
+            read: list[Delivery] = []
+            with pytest.raises(RequestFailed, match="slowly"):
+                await drain(stream, read)
+            assert len(read) == 50
+        assert await tokens_of(service, sequence([3])) == alone([3])
+
+    run(model, act, buffer=50)
+
+
+@pytest.mark.parametrize("drafter", [NoDrafter, NgramDrafter])
+@pytest.mark.parametrize("after", [0, 6])
+def test_a_request_that_fails_takes_nobody_with_it(after: int, drafter: type) -> None:
+    model = Model(max_batch=4)
+    model.poison_after = after
+
+    async def act(service: Service) -> None:
+        prompts = [[1, 2], [POISON, 3], [4, 5, 6], [7, 7], [8, 0], [9, 9]]
+        streams = [tokens_of(service, sequence(p, seed=i)) for i, p in enumerate(prompts)]
+        got = await asyncio.gather(*streams, return_exceptions=True)
+        assert isinstance(got[1], RequestFailed)
+        assert "poisoned" in str(got[1])
+        others = [i for i in range(len(prompts)) if i != 1]
+        assert [got[i] for i in others] == [alone(prompts[i], seed=i) for i in others]
+        assert service.ready
+        assert await tokens_of(service, sequence([3])) == alone([3])
+
+    run(model, act, drafter())
+
+
+class Forgetful(NoDrafter):
+    """Fails after the step, when every sequence has its tokens and nobody has been told."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def observe(self, commits: Any) -> None:
+        self.steps += 1
+        if self.steps == 5:
+            raise KeyError("once")
+
+
+def test_what_a_failed_step_had_brought_is_not_lost() -> None:
+    async def act(service: Service) -> None:
+        got = await asyncio.gather(*(tokens_of(service, sequence([i, 1], seed=i)) for i in range(3)))
+        assert got == [alone([i, 1], seed=i) for i in range(3)]
+
+    run(Model(), act, Forgetful())
+
+
+def test_an_engine_that_has_failed_says_so_to_all() -> None:
+    model = Model()
+    model.delay = 0.005
+
+    async def act(service: Service) -> None:
+        streams = [service.stream(sequence([i], 60)) for i in range(3)]
+        await anext(streams[0])
+        model.broken = True
+        for stream in streams:
+            with pytest.raises((Unavailable, RequestFailed)):
+                await drain(stream, [])
+        while service.failure is None:
+            await asyncio.sleep(0.01)
+        assert not service.ready
+        with pytest.raises(Unavailable, match="device is gone"):
+            service.stream(sequence([1]))
+        model.broken = False
+
+    run(model, act)
+
+
+def test_stopping_finishes_what_runs_and_cancels_what_takes_too_long() -> None:
+    model = Model(max_context=4000)
+    model.delay = 0.005
+
+    async def act(service: Service) -> None:
+        short, long = service.stream(sequence([1], 20)), service.stream(sequence([2], 3000))
+        await asyncio.sleep(0)
+        stopping = asyncio.ensure_future(service.stop(0.5))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable, match="stopping"):
+            service.stream(sequence([3]))
+        assert [d async for d in short][-1].chunk.completion is not None
+        with pytest.raises(Unavailable, match="stopping"):
+            await drain(long, [])
+        await stopping
+
+    run(model, act)
+
+
+def test_a_waiting_sequence_has_no_slot() -> None:
+    model = Model(max_batch=1)
+    model.delay = 0.005
+
+    async def act(service: Service) -> None:
+        first, second = sequence([1]), sequence([2])
+        with service.stream(first) as one, service.stream(second):
+            await anext(one)
+            await anext(one)
+            assert second.slot == NO_SLOT
+            assert (service.load.stats.running, service.load.stats.waiting) == (1, 1)
+            assert service.load.stats.kv_used >= 2
+
+    run(model, act)
