@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import outrider
 
@@ -23,7 +23,12 @@ _PATIENCE = 120.0
 
 
 class _Files(SimpleHTTPRequestHandler):
-    extensions_map = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+    extensions_map: ClassVar[dict[str, str]] = {
+        ".js": "text/javascript",
+        ".css": "text/css",
+        ".html": "text/html",
+        ".svg": "image/svg+xml",
+    }
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args, directory=str(_SERVER))

@@ -28,7 +28,10 @@ def call(page: Page, module: str, body: str, given: Any = None) -> Any:
     return page.evaluate(f"async (given) => {{ const m = await import('/playground/{module}.js'); {body} }}", given)
 
 
-EVENTS = ': hello\r\ndata: {"a": "žluťoučký 🙂"}\r\n\r\nevent: x\ndata: two\ndata:lines\n\nid: 1\n\rdata: [DONE]\r\rdata: lost'
+EVENTS = (
+    ': hello\r\ndata: {"a": "žluťoučký 🙂"}\r\n\r\nevent: x\ndata: two\ndata:lines\n\n'
+    "id: 1\n\rdata: [DONE]\r\rdata: lost"
+)
 """Every line end, comments, other fields, an empty event, two lines of data, and an event that is cut off."""
 
 
@@ -65,7 +68,7 @@ ATTRIBUTE = """
         pytest.param([[["a", "\ufffd"], "a"], [["\ufffd", " b"], "🙂 b"]],
                      [[["a", "a"]], [["\ufffd", "🙂"], [" b", " b"]]], id="a character of two tokens"),
         pytest.param([[[" Hi"], "Hi"]], [[[" Hi", "Hi"]]], id="first space stripped"),
-        pytest.param([[["<end>"], ""], [["x"], "x"]], [[], [["<end>", "x"]]], id="nothing is lost where texts disagree"),
+        pytest.param([[["<end>"], ""], [["x"], "x"]], [[], [["<end>", "x"]]], id="nothing is lost"),
         pytest.param([[[], "no trace"]], [[[None, "no trace"]]], id="no tokens"),
     ],
 )  # fmt: skip
@@ -127,8 +130,8 @@ def test_the_first_difference(page: Page) -> None:
 def test_a_race_says_where_the_texts_part(page: Page) -> None:
     body = """
       const race = new m.Race(() => {});
-      const side = (words) => words.map((text, i) =>
-        ({at: .02 * i, content: text, tokens: [{id: text.length, text, origin: "target", kind: "target"}], step: null}));
+      const token = (text) => ({id: text.length, text, origin: "target", kind: "target"});
+      const side = (words) => words.map((text, i) => ({at: .02 * i, content: text, tokens: [token(text)], step: null}));
       race.plain.arrivals = side(["One", " fish", " swims"]);
       race.speculative.arrivals = side(["One", " dog", " swims"]);
       document.body.append(race.element);

@@ -5,8 +5,8 @@ import { originClass, originName, sortedCounts } from "./origins.js";
 
 export class Panel {
   constructor() {
-    this.lengths = new Chart(byId("length-chart"), { title: "Tokens per step", digits: 2 });
-    this.rates = new Chart(byId("rate-chart"), { title: "Tokens per second", digits: 0 });
+    this.lengths = new Chart(byId("length-chart"), { title: "Tokens / step", digits: 2 });
+    this.rates = new Chart(byId("rate-chart"), { title: "Tokens / s", digits: 0 });
     this.clear();
   }
 

@@ -22,7 +22,7 @@ export class Settings {
     const select = this.form.elements.drafter;
     const others = drafters.filter((name) => name !== "none" && name !== fallback);
     select.replaceChildren(
-      element("option", { value: "" }, fallback ? `default (${fallback})` : "default"),
+      element("option", { value: "" }, fallback ? `${fallback} (default)` : "default"),
       ...others.map((name) => element("option", { value: name }, name)),
     );
     this.#refresh();
