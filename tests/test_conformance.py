@@ -63,6 +63,7 @@ class TinyParts:
     """What tiny drafters are made of."""
 
     vocab_size = VOCAB
+    remember = True
     has_head = False
 
     def __init__(self, reference_model: Any, target: LanguageModel) -> None:

@@ -108,6 +108,7 @@ class Parts:
     """What the registry's drafters are made of here: nothing."""
 
     vocab_size = 49152
+    remember = True
     has_head = False
 
     def draft_model(self, path: str) -> LanguageModel:

@@ -43,7 +43,8 @@ class LLM:
     draft, or "auto" to stop when it does not pay. Neither changes the text. `bitwise` None means: on wherever it is
     nearly free. `also`: further drafters that a request may name (`Speculation.drafter`), or "available" for all that
     need no path; given at all, even empty, requests may also bring a prediction. `kv_tokens`: the most tokens that
-    running sequences may have together (None: what the cache has room for); more wait.
+    running sequences may have together (None: what the cache has room for); more wait. `remember`: lookup may draft
+    from the answers to earlier requests; not for requests of different owners, who could tell by the time it takes.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LLM:
         max_batch: int = 8,
         max_context: int | None = None,
         kv_tokens: int | None = None,
+        remember: bool = True,
         progress: Progress | None = None,
     ) -> None:
         progress = progress or SilentProgress()
@@ -77,7 +79,7 @@ class LLM:
         self.generation_config = checkpoint.generation_config
 
         self.model = load_model(checkpoint, place)
-        self._parts = _Parts(checkpoint, place, self.model)
+        self._parts = _Parts(checkpoint, place, self.model, remember)
         if also is not None:
             others = available(self._parts) if also == "available" else also
             self.drafter: Drafter = build_router(drafter, others, self._parts)
@@ -243,6 +245,7 @@ class _Parts:
     target: Checkpoint
     place: Placement
     model: LanguageModel
+    remember: bool
 
     @property
     def vocab_size(self) -> int:

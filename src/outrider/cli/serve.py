@@ -54,6 +54,14 @@ def serve(
         int | None,
         _model("--kv-tokens", min=2, metavar="N", help="Most tokens in the cache over all answers under way."),
     ] = None,
+    remember: Annotated[
+        bool,
+        _model(
+            "--remember",
+            help="Look up drafts in earlier answers, too. Only where all requests have one owner: others could tell "
+            "by the time it takes what was answered before.",
+        ),
+    ] = False,
     host: Annotated[
         str, _server("--host", metavar="HOST", help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
@@ -105,6 +113,7 @@ def serve(
             max_batch=max_batch,
             max_context=max_context,
             kv_tokens=kv_tokens,
+            remember=remember,
             progress=RichProgress(),
         )
 

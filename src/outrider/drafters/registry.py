@@ -11,7 +11,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.router import RouterDrafter, router
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.suffix import SuffixConfig, SuffixDrafter
 from outrider.errors import DrafterError
 from outrider.types import Drafter, DraftHead, LanguageModel
 
@@ -29,6 +29,11 @@ class Parts(Protocol):
         """Whether a head for this target comes with the package."""
         ...
 
+    @property
+    def remember(self) -> bool:
+        """Whether one request may be drafted for from the answers to others."""
+        ...
+
     def draft_model(self, path: str) -> LanguageModel:
         """The language model at a path, checked to share the target's vocabulary."""
         ...
@@ -41,10 +46,10 @@ class Parts(Protocol):
 DRAFTERS: Mapping[str, Callable[[str, Parts], Drafter]] = {
     "none": lambda _path, _parts: NoDrafter(),
     "ngram": lambda _path, _parts: NgramDrafter(),
-    "suffix": lambda _path, _parts: SuffixDrafter(),
+    "suffix": lambda _path, parts: _suffix(parts),
     "model": lambda path, parts: ModelDrafter(parts.draft_model(path), vocab_size=parts.vocab_size),
     "head": lambda path, parts: HeadDrafter(parts.head(path), parts.vocab_size),
-    "head+suffix": lambda path, parts: MixDrafter(HeadDrafter(parts.head(path), parts.vocab_size), SuffixDrafter()),
+    "head+suffix": lambda path, parts: MixDrafter(HeadDrafter(parts.head(path), parts.vocab_size), _suffix(parts)),
 }
 
 NEEDS_PATH, MAY_HAVE_PATH = {"model"}, {"model", "head", "head+suffix"}
@@ -97,6 +102,10 @@ class _SharedParts:
         return self._parts.vocab_size
 
     @property
+    def remember(self) -> bool:
+        return self._parts.remember
+
+    @property
     def has_head(self) -> bool:
         return self._parts.has_head
 
@@ -117,6 +126,10 @@ def _best(parts: Parts) -> Drafter:
     """What `auto` stands for: a head where one comes with the package, with lookup beside it unless the head takes
     whole steps on a device, which drafts from the host would only hold up; lookup alone where there is no head."""
     if not parts.has_head:
-        return SuffixDrafter()
+        return _suffix(parts)
     head = HeadDrafter(parts.head(""), parts.vocab_size)
-    return head if head.chains else MixDrafter(head, SuffixDrafter())
+    return head if head.chains else MixDrafter(head, _suffix(parts))
+
+
+def _suffix(parts: Parts) -> SuffixDrafter:
+    return SuffixDrafter(SuffixConfig(shared_history=parts.remember))
