@@ -64,3 +64,15 @@ def test_the_same_text_in_fewer_passes(llm: LLM, temperature: float) -> None:
         assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
     per_pass = sum(len(each.token_ids) for each in drafted) / sum(each.steps for each in drafted)
     assert per_pass > 1.5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_context_is_filled_to_its_end(temperature: float) -> None:
+    """Looking further ahead than it proposes, the head must not run out of its own cache."""
+    llm = LLM("smollm2-135m", drafter="head", draft_length=16, max_batch=1, max_context=48)
+    prompt = llm.encode_chat([{"role": "user", "content": "Hello"}])
+    params = SamplingParams(max_tokens=None, temperature=temperature, seed=1, ignore_eos=True)
+    done = llm.generate([prompt], params)[0]
+    assert len(prompt) + len(done.token_ids) == 48
+    assert done.token_ids == llm.generate([prompt], params, speculate=False)[0].token_ids
+    assert done.accepted > 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from outrider.drafters.beam import Beam
+from outrider.drafters.beam import WIDTH, Beam
 from outrider.drafters.children import in_turn, sampled_offers, samples
 from outrider.drafters.growth import Growth, Offer
 from outrider.drafters.quiet import chosen, copied, joined
@@ -201,6 +201,8 @@ class HeadDrafter:
         branching = self._branching if budget.tree else 1
         # What is sampled must be proposed, and a chain has nothing to choose among.
         kind = Growth if samples(params) or branching == 1 else Beam
+        if kind is Beam:  # which runs more rows than it proposes: WIDTH for every level but the last
+            given = replace(given, depth=min(depth, 1 + max(room, 0) // WIDTH))
         growth = kind(given, branching)
         step = len(sequence.tokens) - held.prompt_length
         return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
