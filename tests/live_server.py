@@ -68,4 +68,5 @@ def live_server(llm: LLM, *, max_queue: int = 64, api_key: str | None = None, se
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive(), "the server has stopped"
-        assert not llm.engine.scheduler.running
+        assert llm.engine.idle
+        assert llm.engine.leaks() == []

@@ -19,7 +19,7 @@ MESSAGES: Any = [{"role": "user", "content": "Write one sentence about rivers."}
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    with live_server(LLM(MODEL, max_batch=4, max_context=1024)) as server:
+    with live_server(LLM(MODEL, also="available", remember=False, max_batch=4, max_context=1024)) as server:
         yield server
 
 
@@ -194,6 +194,119 @@ def test_speculation_is_the_clients_to_control_and_to_see(live: Live) -> None:
     assert len(steps) == chunks[-1].model_extra["metrics"]["speculative_decoding"]["steps"]
     off = {"outrider": {"speculate": {"drafter": "none"}, "verify": "rejection"}}
     assert live.openai.chat.completions.create(**options, extra_body=off).choices[0].message.content
+
+
+def test_a_request_may_name_its_drafter(live: Live) -> None:
+    served = live.openai.models.list().data[0].model_extra["outrider"]
+    assert {"auto", "none", "suffix", "head"} <= set(served["drafters"])
+    texts = set()
+    for name in served["drafters"]:
+        answer = live.openai.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            max_tokens=24,
+            seed=7,
+            extra_body={"outrider": {"speculate": {"drafter": name}}},
+        )
+        texts.add(answer.choices[0].message.content)
+    assert len(texts) == 1
+    with pytest.raises(openai.BadRequestError) as refused:
+        live.openai.chat.completions.create(
+            model=MODEL, messages=MESSAGES, extra_body={"outrider": {"speculate": {"drafter": "oracle"}}}
+        )
+    assert refused.value.param == "outrider.speculate.drafter"
+
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {
+        "river": {"type": "string", "maxLength": 20},
+        "length_km": {"type": "integer", "minimum": 1, "maximum": 9999},
+        "in_europe": {"type": "boolean"},
+    },
+    "required": ["river", "length_km", "in_europe"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_follows_its_schema_and_is_the_same_without_speculation(live: Live, temperature: float) -> None:
+    def ask(speculate: bool) -> str:
+        answer = live.openai.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Describe a river as JSON."}],
+            max_tokens=80,
+            temperature=temperature,
+            seed=3,
+            response_format={"type": "json_schema", "json_schema": {"name": "river", "schema": SCHEMA}},
+            extra_body={"outrider": {"speculate": speculate}},
+        )
+        return answer.choices[0].message.content or ""
+
+    found = json.loads(ask(True))
+    assert set(found) == {"river", "length_km", "in_europe"}
+    assert isinstance(found["in_europe"], bool)
+    assert 1 <= found["length_km"] <= 9999
+    assert json.loads(ask(False)) == found
+
+
+def test_json_without_a_schema(live: Live) -> None:
+    answer = live.openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Give the capital of France as JSON."}],
+        max_tokens=60,
+        temperature=0,
+        response_format={"type": "json_object"},
+    )
+    choice = answer.choices[0]
+    assert (choice.message.content or "").startswith("{")
+    if choice.finish_reason == "stop":
+        assert isinstance(json.loads(choice.message.content or ""), dict)
+
+
+@pytest.mark.parametrize("schema", [{"type": "no such type"}, {"type": "string", "minLength": 5, "maxLength": 2}])
+def test_schemas_that_nothing_can_follow_are_refused(live: Live, schema: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        live.openai.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+    assert (refused.value.param or "").startswith("response_format")
+
+
+def test_predicted_outputs_are_drafted_and_counted(live: Live) -> None:
+    """The prediction is the answer with an edit in the middle: drafting finds its way back after it."""
+    words: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 48, "temperature": 0.0}
+    expected = live.openai.chat.completions.create(**words, extra_body={"outrider": {"speculate": False}})
+    text = expected.choices[0].message.content or ""
+    middle = len(text) // 2
+    guess = text[:middle] + " entirely otherwise " + text[middle:]
+    answer = live.openai.chat.completions.create(**words, prediction={"type": "content", "content": guess})
+    assert answer.choices[0].message.content == text
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == expected.usage.completion_tokens  # type: ignore[union-attr]
+    details = answer.usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens or 0) > answer.usage.completion_tokens // 3
+    assert (details.rejected_prediction_tokens or 0) > 0
+    assert answer.model_extra["metrics"]["speculative_decoding"]["steps"] < answer.usage.completion_tokens // 2
+
+
+def test_the_next_turn_does_not_run_the_first_again(live: Live) -> None:
+    first: Any = [{"role": "user", "content": "List the rivers of Europe that you know, with the seas they end in."}]
+    said = live.openai.chat.completions.create(model=MODEL, messages=first, max_tokens=24, temperature=0)
+    before = live.metric("prefix_cache_tokens_total")
+    again = [
+        *first,
+        {"role": "assistant", "content": said.choices[0].message.content},
+        {"role": "user", "content": "Go on."},
+    ]
+    second = live.openai.chat.completions.create(model=MODEL, messages=again, max_tokens=16, temperature=0)
+    assert (
+        second.choices[0].message.content == alone(live, live.llm.encode_chat(again), max_tokens=16, temperature=0).text
+    )
+    assert live.metric("prefix_cache_tokens_total") - before >= 24
 
 
 def test_conversations_with_parts_and_roles(live: Live) -> None:

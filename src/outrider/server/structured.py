@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
+from outrider.sampling.grammar import Grammar
 from outrider.server.errors import ApiError
 from outrider.server.protocol import ResponseFormat
 
 
-def grammar_of(wanted: ResponseFormat | None) -> Any:
+def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
     """The grammar asked for; None: any text."""
     if wanted is None or wanted.type == "text":
         return None
@@ -18,10 +16,4 @@ def grammar_of(wanted: ResponseFormat | None) -> Any:
         raise ApiError(
             400, "response_format.json_schema.schema is required", param="response_format.json_schema.schema"
         )
-    try:
-        Grammar = import_module("outrider.sampling.grammar").Grammar
-    except ImportError:
-        raise ApiError(400, "response_format: this server cannot constrain answers", param="response_format") from None
-    if wanted.type == "json_object":
-        return Grammar.json_object()
-    return Grammar.json_schema(schema)
+    return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
