@@ -464,17 +464,13 @@ class ResolvedParams:
     @property
     def is_bare(self) -> bool:
         """Whether no penalty, bias or mask can change the logits."""
-        return self.is_unshifted and self.grammar is None
-
-    @property
-    def is_unshifted(self) -> bool:
-        """The same but for a grammar, which masks some of them."""
         return (
             self.repetition_penalty == 1
             and not self.frequency_penalty
             and not self.presence_penalty
             and not self.logit_bias
             and not self.min_tokens
+            and self.grammar is None
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.drafters.children import in_turn, ranked_offers
+from outrider.drafters.children import in_turn
 from outrider.drafters.growth import Offer
 from outrider.drafters.quiet import copied
 from outrider.sampling.grammar import allowed
@@ -19,11 +19,11 @@ from outrider.types import ResolvedParams
 
 
 def plainly_ranked(params: ResolvedParams, depth: int) -> bool:
-    """Whether temperature alone decides which followers are proposed `depth` levels down. What top-k, top-p and min-p
-    take away is seldom proposed anyway, and a proposal need not be exact; penalties and biases change the order itself.
-    A grammar is asked for the first level only: masks at all nodes would cost more than they bring, and what it forbids
-    further down is refused."""
-    return params.is_unshifted and (params.grammar is None or depth > 0)
+    """Whether temperature alone decides which followers are proposed `depth` levels down. A proposal need not be exact:
+    what top-k, top-p and min-p take away is seldom proposed, and penalties and biases would have to be worked out
+    over the whole vocabulary at every node, which costs more than the better drafts bring (and makes all drafts look
+    dear to the controller). A grammar is asked for the first level only; what it forbids further down is refused."""
+    return params.grammar is None or depth > 0
 
 
 class ReducedVocabulary:
@@ -45,10 +45,8 @@ class ReducedVocabulary:
     def ranked_offers(
         self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
     ) -> list[Offer]:
-        """As `children.ranked_offers`, by the same noise; where nothing but temperature shapes the distribution, far
-        cheaper. A draft need not be exact, so fp32 does."""
-        if not params.is_unshifted:
-            return ranked_offers(self.widened(logits), params, history, paths, count)
+        """As `children.ranked_offers`, by the same noise, but far cheaper: a draft need not be exact, so fp32 does, and
+        only temperature and grammar shape the distribution (`plainly_ranked`)."""
         logits = self._masked(logits[:, : len(self._ids)], params, history, paths)
         if logits.device.type != "cpu":
             return self._offers_on_device(logits, params, history, paths, count)
