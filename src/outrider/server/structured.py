@@ -16,4 +16,7 @@ def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
         raise ApiError(
             400, "response_format.json_schema.schema is required", param="response_format.json_schema.schema"
         )
-    return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
+    if schema is None:
+        return Grammar.json_object()
+    # A schema may be true (anything) or false (nothing): llguidance takes objects alone.
+    return Grammar.json_schema({"not": {}} if schema is False else {} if schema is True else schema)

@@ -146,7 +146,7 @@ def _job(
             logprobs=logprobs,
             seed=seed,
             verify=options.verify,
-            **({} if grammar is None else {"grammar": grammar}),
+            grammar=grammar,
         )
         sequences = [
             served.llm.sequence(prompt, params, choice=k, speculation=speculation)
