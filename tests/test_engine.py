@@ -79,6 +79,15 @@ def finish(engine: Engine, *sequences: Running) -> list[list[int]]:
     return [each.tokens[each.prompt_length :] for each in sequences]
 
 
+def again(engine: Engine) -> None:
+    """Everything that runs leaves and comes back, as the service does after a step that failed."""
+    running = list(engine.scheduler.running)
+    for each in running:
+        engine.remove(each)
+    for each in running:
+        engine.add(each)
+
+
 def alone(model: LanguageModel, one: Running) -> list[int]:
     """What a sequence says by itself, plainly decoded by an engine that has seen nothing else."""
     prompt = one.tokens[: one.prompt_length]
@@ -181,7 +190,7 @@ def test_drafts_after_reuse_are_those_of_a_fresh_start(source: Any, model: Nativ
     while not asked.finish_reason:
         engine.step()
         if how == "sent back" and asked.generated >= 8 and not engine.stats.prefix_hits:
-            engine.recover()
+            again(engine)
     assert engine.stats.prefix_hits == 1
     assert asked.tokens == fresh.tokens
     if how != "sent back":
@@ -287,7 +296,7 @@ def test_after_a_failed_step_everything_goes_on(source: Any, model: NativeDecode
         try:
             engine.step()
         except RuntimeError:
-            engine.recover()
+            again(engine)
     engine.rules = {**engine.rules, "coupled": rule}
     assert finish(engine) == []
     assert [s.tokens[s.prompt_length :] for s in sequences] == [alone(model, s) for s in sequences]

@@ -148,16 +148,6 @@ def test_one_that_follows_waits_for_its_leader() -> None:
     assert two in [each for each, _ in step(scheduler).prefill]
 
 
-def test_everybody_can_be_sent_back() -> None:
-    scheduler: Scheduler[Job] = Scheduler(2, 1000, 16)
-    jobs = [job(i, 4) for i in range(3)]
-    for each in jobs:
-        scheduler.add(each)
-    step(scheduler)
-    assert scheduler.send_back() == jobs[:2]
-    assert step(scheduler).decode == jobs[:2]
-
-
 def test_no_budget_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="kv_tokens"):
         Scheduler(1, 0, 16)

@@ -130,15 +130,11 @@ class Engine:
         self.scheduler.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Let go of a sequence, finished or aborted, and of everything held for it; safe at any time and to repeat."""
+        """Let go of a sequence, finished or aborted, and of everything held for it; safe at any time and to repeat.
+        One that has not finished may be added again, also after a step that failed: it goes on from its tokens."""
         self.scheduler.remove(sequence)
         self._unseat(sequence)
         self.controller.forget(sequence)
-
-    def recover(self) -> None:
-        """After a step that failed: whatever runs begins again from its tokens, as if it had been preempted."""
-        for sequence in self.scheduler.send_back():
-            self._unseat(sequence)
 
     @property
     def idle(self) -> bool:

@@ -113,12 +113,6 @@ class Scheduler(Generic[S]):
             self.running.append(joined[-1])
         return joined
 
-    def send_back(self) -> list[S]:
-        """Everything that runs waits again, in its order; what they hold must be let go."""
-        gone, self.running = self.running, []
-        self._waiting.extendleft(reversed(gone))
-        return gone
-
     def plan(self) -> Plan[S]:
         """The next step of what runs.
 

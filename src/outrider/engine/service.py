@@ -163,11 +163,7 @@ class Service:
     def _engine_add(self, stream: Stream) -> None:
         for index, sequence in enumerate(stream.sequences):
             self._tickets[sequence.id] = Ticket(sequence, stream, index)
-            try:
-                self._engine.add(sequence)
-            except Exception as error:
-                self._engine_fail(self._tickets[sequence.id], error)
-                return
+            self._engine.add(sequence)
 
     def _engine_drop(self, stream: Stream) -> None:
         for sequence in stream.sequences:
