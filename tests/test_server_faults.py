@@ -27,7 +27,7 @@ SAY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tok
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("smollm2-135m", max_batch=4, max_context=512)
+    return LLM("smollm2-135m", also="available", remember=False, max_batch=4, max_context=512)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,9 @@ schema = schemathesis.openapi.from_dict(make_app(Backend("smollm2-135m", max_que
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
     # A short context: a made-up request may ask for as much text as fits.
-    with live_server(LLM("smollm2-135m", max_batch=4, max_context=48), max_queue=64) as server:
+    with live_server(
+        LLM("smollm2-135m", also="available", remember=False, max_batch=4, max_context=48), max_queue=64
+    ) as server:
         yield server
 
 
