@@ -25,6 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.cli.main import main
 from outrider.errors import TrainingError
 from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.weights import target_ids
 from outrider.train import loop
 from outrider.train.ahead import ahead
 from outrider.train.batch import Texts
@@ -192,6 +193,25 @@ def test_training_goes_on_from_a_head(trained: Path, target: Path, prompts: Path
 
 
 OPTIONS = ("--epochs", "1", "--draft-vocab", "64", "--seed", "1", *QUICK)
+
+
+def test_a_head_that_starts_with_more_to_draft_and_read_drafts_as_before(
+    trained: Path, target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    small, grown = tmp_path / "small", tmp_path / "grown"
+    given = ("--model", str(target), "--data", str(trained / "data"), *QUICK, "--epochs", "1")
+    assert command("train", "--out", str(small), "--draft-vocab", "200", "--taps", "0,2", *given) == 0
+    more = ("--start-from", str(small), "--draft-vocab", "240", "--taps", "0,1,2")
+    assert command("train", "--out", str(grown), *more, *given) == 0
+    before, after = HeadCheckpoint.read(small), HeadCheckpoint.read(grown)
+    assert (after.config.draft_vocab, after.config.taps) == (240, (0, 1, 2))
+    ids = set(target_ids(after.tensors["d2t"]).tolist())
+    assert ids > set(target_ids(before.tensors["d2t"]).tolist())
+    first, best = events(grown, "evaluation")[0], events(small, "done")[0]
+    # New tokens begin near where training would have brought them, so nothing is lost and some are right at once.
+    assert first["acceptance_length"] > best["acceptance_length"] - 0.05
+    assert events(grown, "done")[0]["acceptance_length"] > best["acceptance_length"] + 0.3
+    assert Settings.load(grown / "settings.json").command.count("--taps 0,1,2") == 1
 
 
 def test_killed_stopped_and_resumed(trained: Path, target: Path, tmp_path: Path) -> None:
@@ -366,6 +386,10 @@ def test_wrong_requests(
         (*new, *model, "--minutes", "0"): "--minutes must be above 0",
         (*new, *model, "--start-from", str(trained), "--layers", "2"): "has --layers 1, not 2; leave --layers out",
         (*new, *model, "--start-from", str(trained), "--draft-vocab", "9"): "--draft-vocab 266, not 9",
+        (*new, *model, "--start-from", str(trained), "--taps", "1,2"): "has --taps 0,1,2, not 1,2",
+        (*new, *model, "--taps", "1,9"): "not layers of a target that has 2",
+        (*new, *model, "--taps", "low"): "--taps must be numbers of layers",
+        (*new, *model, "--taps", "1", "--draft-model"): "a draft model reads nothing",
         (*new, *model, "--start-from", str(tmp_path / "none")): "no head in",
         (*new, *model, "--start-from", "shipped"): "comes with Outrider; name a folder",
         (*new, *model, "--start-from", str(tmp_path / "deep")): "made for another target",

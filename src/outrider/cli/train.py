@@ -50,6 +50,10 @@ def train(
         int | None,
         _what("--draft-vocab", min=2, metavar="N", help="Tokens a head can draft: the N the target writes most."),
     ] = None,
+    taps: Annotated[
+        str | None,
+        _what("--taps", metavar="N,N,…", help="Layers after which a head reads the target's state, as 2,15,27."),
+    ] = None,
     start_from: Annotated[
         str | None,
         _what(
@@ -116,6 +120,7 @@ def train(
         epochs=epochs,
         layers=layers,
         draft_vocab=draft_vocab,
+        taps=taps,
         loss=loss,
         learning_rate=learning_rate,
         batch_tokens=batch_tokens,

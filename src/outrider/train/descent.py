@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.train.batch import Texts
+from outrider.train.muon import Muon
 from outrider.train.student import Student
 
 _CLIP = 1.0
@@ -22,8 +24,15 @@ class Descent:
         self._weights: list[Tensor] = [p.detach() for p in self._parameters]
         """The same memory, without gradients."""
         self.average = [w.clone() for w in self._weights]
-        self.optimiser = torch.optim.AdamW(
-            self._parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True
+        inner = [p.dim() == 2 and p is not student.vocabulary for p in self._parameters]
+        self._matrices = [p for p, is_inner in zip(self._parameters, inner, strict=True) if is_inner]
+        self._muon = Muon([p.detach() for p in self._matrices])
+        self._adam = torch.optim.AdamW(
+            [p for p, is_inner in zip(self._parameters, inner, strict=True) if not is_inner],
+            lr=learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.01,
+            fused=True,
         )
 
     def gradients(self, texts: Texts) -> tuple[Tensor, dict[str, Tensor]]:
@@ -36,17 +45,28 @@ class Descent:
     def update(self, loss: Tensor, factor: float, step: int) -> Tensor:
         """Use the gradients, at the learning rate times `factor`. Whether loss or gradients were not finite: then
         nothing has changed."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = self._learning_rate * factor
+        rate = self._learning_rate * factor
+        for group in self._adam.param_groups:
+            group["lr"] = rate
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP)
         bad = ~(loss.isfinite() & norm.isfinite())
         # As torch.amp.GradScaler tells a fused optimiser: not 0 makes it leave everything as it is.
-        self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self._adam.found_inf = bad.float()  # type: ignore[attr-defined]
+        self._adam.step()
+        self._muon.step([p.grad for p in self._matrices if p.grad is not None], rate, (~bad).float())
+        for parameter in self._parameters:
+            parameter.grad = None
         keep = min(_AVERAGE, (1 + step) / (10 + step))  # a short run's average must not start in the past
         torch._foreach_lerp_(self.average, self._weights, 1 - keep)
         return bad
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the optimisers."""
+        return {"adam": self._adam.state_dict(), "muon": self._muon.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._adam.load_state_dict(state["adam"])
+        self._muon.load_state_dict(state["muon"])
 
     def mixed(self) -> torch.autocast:
         """Matrix products in bf16 on a GPU; weights, sums and the optimiser stay fp32. Weights are cast once within."""

@@ -91,6 +91,10 @@ class DraftStudent:
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.module.parameters()
 
+    @property
+    def vocabulary(self) -> Tensor:
+        return self.module.embed_tokens.weight
+
     def loss(self, texts: Texts) -> tuple[Tensor, dict[str, Tensor]]:
         loss, right = self._judge(texts)
         return loss / max(len(right), 1), {"right1": right.float().mean()}

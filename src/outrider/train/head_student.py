@@ -67,6 +67,10 @@ class HeadStudent:
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.module.parameters()
 
+    @property
+    def vocabulary(self) -> Tensor:
+        return self.module.lm_head.weight
+
     def loss(self, texts: Texts) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean over answer tokens and steps; statistics are tensors, not yet waited for."""
         total = torch.zeros((), device=self._teacher.device)

@@ -231,7 +231,7 @@ class Loop:
                 "seconds": self.seconds,
                 "student": dict(self._student.state_dict()),
                 "average": self._descent.average,
-                "optimiser": self._descent.optimiser.state_dict(),
+                "optimiser": self._descent.state_dict(),
                 "random": torch.get_rng_state(),
                 "random_cuda": cuda,
             },
@@ -246,7 +246,7 @@ class Loop:
         with torch.no_grad():
             for mine, saved in zip(self._descent.average, state["average"], strict=True):
                 mine.copy_(saved)
-        self._descent.optimiser.load_state_dict(state["optimiser"])
+        self._descent.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["random"])
         if self._device.type == "cuda" and state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"], self._device)

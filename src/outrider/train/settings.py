@@ -42,6 +42,7 @@ class Asked:
     epochs: int | None = None
     layers: int | None = None
     draft_vocab: int | None = None
+    taps: str | None = None
     loss: str | None = None
     learning_rate: float | None = None
     batch_tokens: int | None = None
@@ -71,10 +72,16 @@ class Settings:
     """Passes over the corpus. Of `minutes` and `epochs` one is given; of both, the first used up ends the run."""
     layers: int
     draft_vocab: int
+    taps: str | None = None
+    """Of the target's layers, those after which a head reads its state, as `2,15,27`; None: as it comes."""
     loss: str
     learning_rate: float
     batch_tokens: int
     seed: int
+
+    @property
+    def tapped(self) -> tuple[int, ...] | None:
+        return None if self.taps is None else _tapped(self.taps)
 
     @property
     def command(self) -> str:
@@ -121,6 +128,8 @@ class Settings:
             if value is not None and not (value >= least and value > 0):
                 bound = f"at least {least}" if least else "above 0"
                 raise TrainingError(f"{option(name)} must be {bound}, got {value}")
+        if self.tapped is not None and self.draft_model:
+            raise TrainingError("--taps are what a head reads; a draft model reads nothing of the target")
 
     def agree(self, asked: Asked) -> None:
         """Refuse options that were given again with another value than the run was started with."""
@@ -159,13 +168,21 @@ class Start:
     layers: int
     draft_vocab: int | None
     """None: it has all of the target's tokens."""
+    taps: tuple[int, ...] = ()
 
     def agree(self, asked: Asked) -> None:
-        """Refuse to make another shape of it."""
-        for name, has in (("layers", self.layers), ("draft_vocab", self.draft_vocab)):
-            if (wanted := getattr(asked, name)) is not None and has is not None and wanted != has:
+        """Refuse to take away from it, or to change its layers. It may learn more tokens and read more states."""
+        taps = ",".join(map(str, self.taps))
+        wanted = asked.layers, asked.draft_vocab, asked.taps
+        lost = (
+            ("layers", self.layers, asked.layers is not None and asked.layers != self.layers),
+            ("draft_vocab", self.draft_vocab, (asked.draft_vocab or self.draft_vocab or 0) < (self.draft_vocab or 0)),
+            ("taps", taps, asked.taps is not None and not set(self.taps) <= set(_tapped(asked.taps))),
+        )
+        for (name, has, is_lost), value in zip(lost, wanted, strict=True):
+            if is_lost:
                 raise TrainingError(
-                    f"what --start-from names has {option(name)} {has}, not {wanted}; leave {option(name)} out, "
+                    f"what --start-from names has {option(name)} {has}, not {value}; leave {option(name)} out, "
                     "or leave --start-from out to begin with the target's own layers"
                 )
 
@@ -202,6 +219,13 @@ class Defaults:
             learning_rate=2e-3 if gpu else 1e-3,
             batch_tokens=16_384 if gpu else 2048,
         )
+
+
+def _tapped(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise TrainingError(f"--taps must be numbers of layers with commas between, as 2,15,27; got {text}") from None
 
 
 def option(name: str) -> str:

@@ -16,12 +16,14 @@ from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.hf_folder import read_json
 from outrider.models.head.checkpoint import CONFIG, WEIGHTS, HeadCheckpoint
-from outrider.models.head.load import as_module, read_head
+from outrider.models.head.config import HeadConfig
+from outrider.models.head.load import read_head
 from outrider.models.head.module import HeadModule
 from outrider.models.head.shipped import shipped_head
 from outrider.models.head.weights import target_ids
-from outrider.models.weights import load_weights
+from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.train.draft_student import DraftModule, draft_from_target
+from outrider.train.grow import grown, more_ids
 from outrider.train.settings import SHIPPED, Settings, Start, checksum
 
 _PASSED_ON = ("command", "trained", "data", "held_out", "started_from")
@@ -34,7 +36,7 @@ def look(start_from: str, model: str, draft_model: bool) -> Start:
     name = start_from if start_from == SHIPPED else str(folder.resolve())
     if not draft_model:
         head = HeadCheckpoint.read(folder).config
-        return Start(name, checksum(folder / WEIGHTS), len(head.architecture.layers), head.draft_vocab)
+        return Start(name, checksum(folder / WEIGHTS), len(head.architecture.layers), head.draft_vocab, head.taps)
     config = read_json(folder / CONFIG)
     if "speculators_model_type" in config:
         raise TrainingError(f"--start-from: {start_from} holds a head; leave --draft-model out to train it further")
@@ -54,7 +56,7 @@ def folder_of(start_from: str, model: str) -> Path:
 
 
 class HeadStart:
-    """A head that fits the target; its layers, taps and draft vocabulary stay."""
+    """A head that fits the target. What it has it keeps; it may be given more to draft and more to read."""
 
     def __init__(self, settings: Settings, target: Checkpoint, architecture: Architecture) -> None:
         assert settings.start_from is not None
@@ -62,14 +64,20 @@ class HeadStart:
         self._head = read_head(folder, target.tokenizer).for_target(architecture)
         self.about = _about(settings, self._head.about)
 
-    @property
-    def ids(self) -> Tensor:
-        return target_ids(self._head.tensors["d2t"])
+        self._wanted, self._taps = settings.draft_vocab, settings.tapped or self._head.config.taps
+        self._architecture = architecture
 
-    def module(self) -> HeadModule:
-        module = HeadModule(self._head.config)
-        module.load_state_dict(as_module(self._head).state_dict())
-        return module
+    def ids(self, counts: Tensor) -> Tensor:
+        """What it drafts, rising; new tokens are those of which there are most."""
+        return more_ids(target_ids(self._head.tensors["d2t"]), counts, self._wanted)
+
+    def module(self, ids: Tensor, target: DecoderWeights[LayerWeights]) -> HeadModule:
+        has = self._head.config
+        own = replace(has.architecture, vocab_size=len(ids))
+        beside = HeadConfig.beside(self._architecture, len(ids), len(own.layers), self._taps)
+        return grown(
+            self._head, replace(beside, architecture=own, norm_before_residual=has.norm_before_residual), ids, target
+        )
 
 
 class DraftStart:

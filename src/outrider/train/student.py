@@ -26,6 +26,11 @@ class Student(Protocol):
     kind: str
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
+    @property
+    def vocabulary(self) -> Tensor:
+        """Of these the one that has a row per token."""
+        ...
+
     def loss(self, texts: Texts) -> tuple[Tensor, dict[str, Tensor]]:
         """To be minimised, and statistics that are not waited for."""
         ...

@@ -65,6 +65,8 @@ class TargetWorkshop:
         self._architecture = _readable(self._target)
         self._recipe = _recipe(settings.seed, self._architecture.max_context)
         check(self._architecture, self._recipe.context)
+        if not settings.draft_model:  # taps that are no layers are refused before anything is written
+            HeadConfig.beside(self._architecture, settings.draft_vocab, settings.layers, settings.tapped)
         self._head_start = self._draft_start = None
         if settings.start_from is not None and settings.draft_model:
             self._draft_start = DraftStart(settings, self._target, self._architecture)
@@ -167,12 +169,13 @@ class TargetWorkshop:
             else:
                 draft = draft_from_target(self._architecture, self._weights, s.layers, longest)
             return DraftStudent(draft, teacher, divergence, self._target)
+        counts = torch.from_numpy(self.corpus.counts())
         if self._head_start is not None:
-            module, ids = self._head_start.module(), self._head_start.ids
+            ids = self._head_start.ids(counts)
+            module = self._head_start.module(ids, self._weights)
         else:
-            counts = torch.from_numpy(self.corpus.counts())
             ids = counts.argsort(descending=True, stable=True)[: s.draft_vocab].sort().values
-            module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers))
+            module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers, s.tapped))
             start_from_target(module, self._weights, ids)
         vocabulary = self._target.tokenizer.fingerprint()
         return HeadStudent(module, ids, teacher, divergence, Unroll(), longest, vocabulary)
