@@ -120,12 +120,12 @@ class DraftStudent:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.module.load_state_dict(state)
 
-    def export(self, folder: Path, about: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> None:
+    def export(self, folder: Path, about: Mapping[str, Any], texts: Iterable[Texts]) -> None:
         """A Hugging Face folder with the target's tokenizer, for `--drafter model:FOLDER`."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
             f"model.{name}": tensor.detach().to("cpu", torch.bfloat16).contiguous()
-            for name, tensor in (state or self.module.state_dict()).items()
+            for name, tensor in self.module.state_dict().items()
         }
         (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         config = {

@@ -20,6 +20,7 @@ from outrider.train.acceptance import Acceptance
 from outrider.train.arithmetic import Mix, use
 from outrider.train.batch import NARROWEST, Texts
 from outrider.train.divergence import Target, diverge
+from outrider.train.narrow import narrowed, watching
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
 from outrider.train.unroll import UnrolledAttention
@@ -105,15 +106,22 @@ class HeadStudent:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.module.load_state_dict(state)
 
-    def export(self, folder: Path, about: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> None:
-        """`state`: other weights than the current ones, such as their running mean."""
+    def export(self, folder: Path, about: Mapping[str, Any], texts: Iterable[Texts]) -> None:
+        """In bf16, and in `compact` in a few bits."""
         ids = self.ids.cpu()
-        tensors = {name: tensor.detach().cpu() for name, tensor in (state or self.module.state_dict()).items()}
+        tensors = {name: tensor.detach().cpu() for name, tensor in self.module.state_dict().items()}
         tensors["d2t"] = ids - torch.arange(len(ids))
         known = {} if self._vocabulary is None else {VOCABULARY: self._vocabulary}
         checkpoint = HeadCheckpoint(self.module.config, tensors, {**about, **known})
         checkpoint.write(folder)
-        checkpoint.write(folder / "compact", compact=True)
+        checkpoint.write(folder / "compact", narrowed(tensors, self.grams(texts)))
+
+    def grams(self, texts: Iterable[Texts]) -> Mapping[str, Tensor]:
+        """How the inputs of each matrix go together, over such texts."""
+        device, mixed = self._teacher.device.type, self._teacher.dtype == torch.bfloat16
+        with watching(self.module) as grams, torch.autocast(device, torch.bfloat16, enabled=mixed):
+            self.evaluate(texts)
+        return grams.of
 
     def _steps(self, texts: Texts) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Per step of the unroll, over answer tokens [N] in order: summed loss, chosen columns, the right columns, and

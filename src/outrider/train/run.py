@@ -125,7 +125,7 @@ class _Run:
         evaluation = loop.run()
         self._phase("export")
         facts = card.about(s, student.kind, workshop.start, workshop.data, self._trained(loop, writing), evaluation)
-        self._export(student, facts)
+        self._export(student, facts, lessons)
         outcome = Outcome(self._folder, evaluation, loop.step, writing + loop.seconds)
         self._log.tell(
             {
@@ -194,10 +194,10 @@ class _Run:
             "device": where,
         }
 
-    def _export(self, student: Student, facts: Mapping[str, Any]) -> None:
+    def _export(self, student: Student, facts: Mapping[str, Any], lessons: Lessons) -> None:
         course = history(self._folder / report.FILE)
         with explained(self._folder):
-            student.export(self._folder, facts)
+            student.export(self._folder, facts, lessons.held_out())
             replace_text(self._folder / card.FILE, card.page(self._settings, facts, course, plot.possible()))
         if plot.possible():
             title = f"{facts['kind']} for {facts['target']}"

@@ -1,6 +1,6 @@
 """A head on disk: the `speculators` EAGLE-3 layout (config.json, model.safetensors), so that vLLM loads it as it is.
 
-The compact form is the same folder with matrices in int8 and their scales beside them; only Outrider reads that one.
+The compact form is the same folder with matrices in a few bits (packed.py); only Outrider reads that one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from outrider.errors import DrafterError, ModelError
 from outrider.models.architecture import Architecture, Rope
 from outrider.models.checkpoints.safetensors_file import SafetensorsFile
 from outrider.models.head.config import HeadConfig
-from outrider.models.head.weights import SCALES, Scaled, check_shapes
+from outrider.models.head.packed import Packed, widened
+from outrider.models.head.weights import check_shapes
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 VOCABULARY = "vocabulary"
@@ -45,6 +46,10 @@ class HeadCheckpoint:
             raise DrafterError(f"the head in {folder} cannot be read: {error}") from error
         tensors = {name: file.read(name) for name in file.entries}
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+        try:
+            tensors = widened(tensors)
+        except (KeyError, ValueError) as error:
+            raise DrafterError(f"the head in {folder} lacks a part of a matrix ({error}); fetch it again") from error
         check_shapes(config, tensors, str(folder))
         return HeadCheckpoint(config, tensors, about)
 
@@ -52,20 +57,19 @@ class HeadCheckpoint:
         """As read beside this target; `DrafterError` where the two do not fit."""
         return replace(self, config=self.config.for_target(target))
 
-    def write(self, folder: Path, *, compact: bool = False) -> None:
-        """`compact`: matrices in int8. Each file appears whole or not at all."""
+    def write(self, folder: Path, packed: Mapping[str, Packed] | None = None) -> None:
+        """In bf16; or in the compact form, if all matrices are `packed`. Each file appears whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
+        packed = packed or {}
         tensors: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
-            if compact and name.endswith(".weight") and tensor.dim() == 2:
-                narrow = Scaled(tensor).narrow()
-                assert narrow.scales is not None
-                tensors[name], tensors[name.removesuffix(".weight") + SCALES] = narrow.values, narrow.scales
+            if (matrix := name.removesuffix(".weight")) in packed:
+                tensors |= packed[matrix].tensors(matrix)
             elif name not in ("d2t", "t2d"):
                 tensors[name] = tensor.to(torch.bfloat16)
         d2t = self.tensors["d2t"].to(torch.int64)
-        tensors["d2t"] = d2t.to(torch.int32) if compact else d2t
-        if not compact:
+        tensors["d2t"] = d2t.to(torch.int32) if packed else d2t
+        if not packed:
             t2d = torch.zeros(self.config.target_vocab, dtype=torch.bool)
             t2d[torch.arange(len(d2t)) + d2t] = True
             tensors["t2d"] = t2d
