@@ -23,6 +23,7 @@ enum { SCREENED = 32 };
 /* Weights + 128 of sixteen columns: two groups of four inputs. */
 VNNI INLINE void decoded(const char *from, __m512i levels, __m512i *low, __m512i *high) {
     const __m512i both = _mm512_loadu_si512(from), half = _mm512_set1_epi8(15);
+    ask_ahead(from);
     *low = _mm512_shuffle_epi8(levels, _mm512_and_si512(both, half));
     *high = _mm512_shuffle_epi8(levels, _mm512_and_si512(_mm512_srli_epi16(both, 4), half));
 }
@@ -122,7 +123,7 @@ INLINE float shared_part(const Matrix *w, const float *x, float *out) {
     return sum(total);
 }
 
-/* The share of `thread` of `threads`; `rows` at most ROWS. Holds a barrier. */
+/* The share of `thread` of `threads`; `rows` at most ROWS. All is done when it returns. */
 static void gemm_screened(const Model *m, const Matrix *w, const float *x, int rows, float *y, int y_stride, int thread,
                           int threads) {
     enum { ROWS = 128, FEW = 8 };
@@ -176,10 +177,11 @@ static void gemm_screened(const Model *m, const Matrix *w, const float *x, int r
         }
     }
     pool_barrier();
+    /* Likely tokens lie close together: the threads take turns, or one would have nearly all of them. */
     for (int r = 0; r < rows; r++) {
         const float *largest = s->largest + (int64_t)r * pairs, least = threshold(largest, pairs);
         float *logits = y + (int64_t)r * y_stride;
-        for (int pair = first; pair < last; pair++) {
+        for (int pair = thread; pair < pairs; pair += threads) {
             if (largest[pair] < least) continue;
             const int start = pair * PANEL_PAIR, stop = start + PANEL_PAIR < s->columns ? start + PANEL_PAIR : s->columns;
             for (int column = start; column < stop; column++)
@@ -187,6 +189,7 @@ static void gemm_screened(const Model *m, const Matrix *w, const float *x, int r
                     logits[column] = rescored(w, plain + r, plain_lines + (int64_t)r * depth, column);
         }
     }
+    pool_barrier();
 }
 #else
 static void gemm_screened(const Model *m, const Matrix *w, const float *x, int rows, float *y, int y_stride, int thread,
