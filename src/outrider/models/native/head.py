@@ -20,7 +20,6 @@ from outrider.models.native.stack import MAX_ROWS, NativeStack
 from outrider.models.precision import FP32, INT8
 from outrider.types import Followers, HeadOutput, NoiseKey, Rows
 
-
 LEAST_SCREENED = 2048
 """Draft ids from which on most logits are computed in 4 bits (gemm_screen.h): of fewer, that leaves out hardly any."""
 

@@ -37,7 +37,7 @@ class Coded:
 def coded(values: Tensor, scales: Tensor) -> Coded:
     """values * scales[:, None] in 4 bits. Inputs are brought to one spread about their mean, so that one scale suits
     all those of a row: a few are many times as large as the others, and in all rows alike."""
-    parts = list(zip(values.split(_ROWS), scales.split(_ROWS), strict=True))
+    parts = list(zip(torch.split(values, _ROWS), torch.split(scales, _ROWS), strict=True))
     total, squares = (torch.zeros(values.shape[1]) for _ in range(2))
     for part, scale in parts:
         total += scale @ part.float()
@@ -49,7 +49,7 @@ def coded(values: Tensor, scales: Tensor) -> Coded:
     edges = (levels[1:] + levels[:-1]) / 2
     codes = torch.empty(values.shape, dtype=torch.uint8)
     found = torch.empty_like(scales)
-    for (part, scale), into, fitted in zip(parts, codes.split(_ROWS), found.split(_ROWS), strict=True):
+    for (part, scale), into, fitted in zip(parts, torch.split(codes, _ROWS), torch.split(found, _ROWS), strict=True):
         even = (part * scale[:, None] - mean) / stretch  # [_ROWS, in]
         unit = even.square().mean(dim=1).sqrt().div_(_DEVIATION)
         unit.masked_fill_(unit == 0, 1.0)  # a row that is the mean
