@@ -22,6 +22,16 @@ typedef struct {
 
 enum { KERNELS_BASE, KERNELS_AVX2, KERNELS_AVX512, KERNELS_VNNI, KERNELS_AMX };
 
+/* What finds the largest results of a product from fewer bytes: see gemm_screen.h. */
+typedef struct {
+    const void *codes;     /* [columns, depth] in 4 bits, packed */
+    const float *scales;   /* [columns] */
+    const uint8_t *levels; /* [16]: what a code stands for, + 128 */
+    const float *stretch, *mean; /* [depth]: input j is multiplied by stretch[j]; mean[j] is in every column */
+    float *largest;        /* workspace [rows, columns / PANEL_PAIR] */
+    int32_t columns;       /* without the padding */
+} Screen;
+
 /* A matrix [columns out, depth in], packed: see gemm.h, or gemm_int8.h where the model multiplies integers. */
 typedef struct {
     const void *data;
@@ -31,6 +41,7 @@ typedef struct {
     int32_t depth;        /* padded to 32, or 64 to multiply integers */
     int32_t inputs;       /* depth without the padding */
     int32_t fine;         /* to multiply integers: inputs have outliers, take them as two int8 numbers each */
+    const Screen *screen; /* or NULL; else data is not packed: int8 + 128, [columns, depth] */
 } Matrix;
 
 typedef struct {

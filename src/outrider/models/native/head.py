@@ -20,6 +20,9 @@ from outrider.models.native.stack import MAX_ROWS, NativeStack
 from outrider.models.precision import FP32, INT8
 from outrider.types import Followers, HeadOutput, NoiseKey, Rows
 
+LEAST_SCREENED = 2048
+"""Draft ids from which on most logits are computed in 4 bits (gemm_screen.h): of fewer, that leaves out hardly any."""
+
 
 class NativeHead(NativeStack):
     """A `DraftHead` on the CPU that also ranks what may follow (`RankingHead`)."""
@@ -52,7 +55,11 @@ class NativeHead(NativeStack):
         m = self._model
         m.norm = self._keep(weights.norm)
         # Two thirds of all weights; its inputs are normalised, and coarse ones do.
-        m.head = self._matrix(packer.matrix(weights.lm_head.values, None, weights.lm_head.scales, fine=False))
+        lm_head = weights.lm_head
+        if integers and lm_head.scales is not None and len(lm_head.values) >= LEAST_SCREENED:
+            m.head = self._matrix(packer.screened(lm_head.values, lm_head.scales))
+        else:
+            m.head = self._matrix(packer.matrix(lm_head.values, None, lm_head.scales, fine=False))
         self._fusion = Fusion(
             target=pointer(target._model),
             fc=self._matrix(fc),

@@ -33,6 +33,13 @@ class Shape(Structure):
     ]
 
 
+class Screen(Structure):
+    _fields_ = [
+        *[(name, c_void_p) for name in ("codes", "scales", "levels", "stretch", "mean", "largest")],
+        ("columns", c_int32),
+    ]
+
+
 class Matrix(Structure):
     _fields_ = [
         ("data", c_void_p),
@@ -42,6 +49,7 @@ class Matrix(Structure):
         ("depth", c_int32),
         ("inputs", c_int32),
         ("fine", c_int32),
+        ("screen", POINTER(Screen)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Weights in the layout the matrix kernel streams: see gemm.h and gemm_int8.h."""
+"""Weights in the layout the matrix kernel streams: see gemm.h, gemm_int8.h and gemm_screen.h."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.models.memory import Arena
+from outrider.models.native.screen import LEVELS, coded
 from outrider.models.weights import LayerWeights
 
 PANEL = 16
@@ -37,11 +38,28 @@ def packed(weight: Tensor, arena: Arena) -> Tensor:
 def packed_for_integers(weight: Tensor, arena: Arena) -> Tensor:
     """int8 [columns, depth] as [pair, depth/64, panel, 16, 16, 4]: four neighbouring inputs of a column together, in
     bytes weight + 128."""
-    weight = pad(weight, (0, -weight.shape[1] % INTEGER_DEPTH, 0, -weight.shape[0] % PAIR))
-    lanes = weight.view(-1, PAIR // PANEL, PANEL, weight.shape[1] // INTEGER_DEPTH, INTEGER_DEPTH // 4, 4)
-    order = lanes.permute(0, 3, 1, 4, 2, 5)
+    order = _in_fours(weight)
     data = arena.zeros(tuple(order.shape), torch.uint8)
     return data.copy_(order.contiguous().view(torch.uint8)).bitwise_xor_(128)
+
+
+def packed_codes(codes: Tensor, arena: Arena) -> Tensor:
+    """uint8 [columns, depth] below 16 as [pair, depth/64, panel, 8, 16, 4]: of the sixteen fours of inputs of
+    `packed_for_integers`, two to a byte."""
+    order = _in_fours(codes)
+    low, high = order[:, :, :, 0::2], order[:, :, :, 1::2]
+    return arena.zeros(tuple(low.shape), torch.uint8).copy_(high).mul_(16).add_(low)
+
+
+def _in_fours(weight: Tensor) -> Tensor:
+    weight = _filled(weight)
+    lanes = weight.view(-1, PAIR // PANEL, PANEL, weight.shape[1] // INTEGER_DEPTH, INTEGER_DEPTH // 4, 4)
+    return lanes.permute(0, 3, 1, 4, 2, 5)
+
+
+def _filled(weight: Tensor) -> Tensor:
+    """With zeros, to whole pairs and steps over depth."""
+    return pad(weight, (0, -weight.shape[1] % INTEGER_DEPTH, 0, -weight.shape[0] % PAIR))
 
 
 def interleaved(gate_up: Tensor) -> Tensor:
@@ -64,6 +82,20 @@ class PackedMatrix:
     inputs: int
     """Depth without the padding."""
     fine: bool
+    screen: PackedScreen | None = None
+    """Then `data` is uint8 [columns, depth], weight + 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedScreen:
+    """By their names in the C structure; `columns` without the padding."""
+
+    codes: Tensor
+    scales: Tensor
+    levels: Tensor
+    stretch: Tensor
+    mean: Tensor
+    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +124,23 @@ class Packer:
         data = self._pack(weight, self._arena)
         widths = columns, depth, weight.shape[1]
         return PackedMatrix(data, _padded(scales, columns), _padded(bias, columns), *widths, fine)
+
+    def screened(self, weight: Tensor, scales: Tensor) -> PackedMatrix:
+        """int8 [columns, depth] of which only the largest results matter. Only to multiply integers."""
+        narrow = coded(weight, scales)
+        data = _filled(weight)
+        columns, depth = data.shape
+        screen = PackedScreen(
+            codes=packed_codes(narrow.codes, self._arena),
+            scales=pad(narrow.scales, (0, columns - len(narrow.scales))),
+            levels=torch.tensor(LEVELS, dtype=torch.int8).view(torch.uint8) ^ 128,
+            stretch=pad(narrow.stretch, (0, depth - weight.shape[1])),
+            mean=pad(narrow.mean, (0, depth - weight.shape[1])),
+            columns=weight.shape[0],
+        )
+        rows = self._arena.zeros((columns, depth), torch.uint8).copy_(data.view(torch.uint8)).bitwise_xor_(128)
+        padded = pad(scales.float(), (0, columns - len(scales)))
+        return PackedMatrix(rows, padded, None, columns, depth, weight.shape[1], fine=False, screen=screen)
 
     def layer(self, w: LayerWeights) -> PackedLayer:
         gate_up = (interleaved(part) if part is not None else None for part in (w.gate_up_bias, w.gate_up_scales))

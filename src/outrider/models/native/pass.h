@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "gemm_int8.h"
+#include "gemm_screen.h"
 #include "pool.h"
 #include "rank.h"
 #include "vector.h"
@@ -259,7 +260,10 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
             rms_norm(m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, s->hidden, s->norm_eps,
                      m->normed, (int64_t)i * m->head.depth, inputs_bf16(s));
         rows_done(m, pass);
-        product(m, &m->head, m->normed, pass->wanted, PLAIN, pass->logits, m->head.columns, thread, threads);
+        if (m->head.screen)
+            gemm_screened(m, &m->head, m->normed, pass->wanted, pass->logits, m->head.columns, thread, threads);
+        else
+            product(m, &m->head, m->normed, pass->wanted, PLAIN, pass->logits, m->head.columns, thread, threads);
     }
     if (s->kernels == KERNELS_AMX) amx_release();
     if (pass->ranking) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from ctypes import byref
+from ctypes import byref, pointer
 from itertools import accumulate, count, repeat
 
 import torch
@@ -12,8 +12,18 @@ from torch import Tensor
 
 from outrider.models.architecture import Architecture
 from outrider.models.memory import Recycled, lazy_zeros
-from outrider.models.native.library import ALONE_ROWS, KERNELS, Layer, Matrix, Model, Pass, Shape, library
-from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix
+from outrider.models.native.library import (
+    ALONE_ROWS,
+    KERNELS,
+    Layer,
+    Matrix,
+    Model,
+    Pass,
+    Screen,
+    Shape,
+    library,
+)
+from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix, PackedScreen
 from outrider.models.precision import Precision
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
@@ -168,6 +178,8 @@ class NativeStack(StaticCache):
         m.gated = self._keep(torch.zeros(MAX_ROWS, first.down.depth, dtype=narrow))
         deepest = max((matrix.depth for matrix in matrices if matrix.scales), default=0)
         m.scratch_size = deepest * (MAX_ROWS if m.shape.integers else 2 * PAIR)
+        if m.head.screen:  # its inputs twice, and a pair of panels
+            m.scratch_size = max(m.scratch_size, m.head.depth * (2 * MAX_ROWS + PAIR))
         m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
         m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
 
@@ -180,6 +192,19 @@ class NativeStack(StaticCache):
             depth=matrix.depth,
             inputs=matrix.inputs,
             fine=matrix.fine,
+            screen=None if matrix.screen is None else pointer(self._screen(matrix.screen)),
+        )
+
+    def _screen(self, screen: PackedScreen) -> Screen:
+        pairs = -(-screen.columns // PAIR)
+        return Screen(
+            codes=self._keep(screen.codes),
+            scales=self._keep(screen.scales),
+            levels=self._keep(screen.levels),
+            stretch=self._keep(screen.stretch),
+            mean=self._keep(screen.mean),
+            largest=self._keep(torch.zeros(MAX_ROWS, pairs)),
+            columns=screen.columns,
         )
 
     def _keep(self, tensor: Tensor | None) -> int | None:

@@ -1,0 +1,59 @@
+"""A vocabulary matrix in 4 bits, to find the likeliest tokens by: see gemm_screen.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_HALF = (6, 18, 30, 43, 57, 74, 95, 127)
+LEVELS = (*(-level for level in reversed(_HALF)), *_HALF)
+"""What a code stands for: the sixteen levels that suit a normal distribution best (Lloyd and Max), as int8."""
+_DEVIATION = 127 / 2.733
+"""The standard deviation they suit."""
+_ROWS = 1024
+"""Rows coded at once, so that no wide copy of the matrix is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A matrix [out, in] ≈ mean + scales[:, None] * LEVELS[codes] * stretch."""
+
+    codes: Tensor
+    """uint8 [out, in], below 16."""
+    scales: Tensor
+    """[out]"""
+    mean: Tensor
+    """[in]"""
+    stretch: Tensor
+    """[in]"""
+
+    def wide(self) -> Tensor:
+        levels = torch.tensor(LEVELS, dtype=torch.float32)
+        return self.mean + self.scales[:, None] * levels[self.codes.int()] * self.stretch
+
+
+def coded(values: Tensor, scales: Tensor) -> Coded:
+    """values * scales[:, None] in 4 bits. Inputs are brought to one spread about their mean, so that one scale suits
+    all those of a row: a few are many times as large as the others, and in all rows alike."""
+    parts = list(zip(torch.split(values, _ROWS), torch.split(scales, _ROWS), strict=True))
+    total, squares = (torch.zeros(values.shape[1]) for _ in range(2))
+    for part, scale in parts:
+        total += scale @ part.float()
+        squares += scale.square() @ part.float().square()
+    mean = total / len(values)
+    stretch = (squares / len(values) - mean.square()).clamp_min(0).sqrt()
+    stretch = torch.where(stretch > 1e-6 * stretch.max(), stretch, 1.0)  # an input that is the same in all rows
+    levels = torch.tensor(LEVELS, dtype=torch.float32)
+    edges = (levels[1:] + levels[:-1]) / 2
+    codes = torch.empty(values.shape, dtype=torch.uint8)
+    found = torch.empty_like(scales)
+    for (part, scale), into, fitted in zip(parts, torch.split(codes, _ROWS), torch.split(found, _ROWS), strict=True):
+        even = (part * scale[:, None] - mean) / stretch  # [_ROWS, in]
+        unit = even.square().mean(dim=1).sqrt().div_(_DEVIATION)
+        unit.masked_fill_(unit == 0, 1.0)  # a row that is the mean
+        into.copy_(torch.bucketize(even / unit[:, None], edges, out_int32=True))
+        level = levels[into.int()]
+        torch.div((even * level).sum(dim=1), level.square().sum(dim=1), out=fitted)  # the scale that suits these codes
+    return Coded(codes, found, mean, stretch)
