@@ -384,7 +384,7 @@ def test_wrong_requests(
         (*new, *model, "--data", str(tmp_path / "none")): "is no folder that a run wrote its data to",
         (*new, *model, "--data", str(trained / "data"), "--tokens", "9"): "leave --prompts and --tokens out",
         (*new, *model, "--minutes", "0"): "--minutes must be above 0",
-        (*new, *model, "--start-from", str(trained), "--layers", "2"): "has --layers 1, not 2; leave --layers out",
+        (*new, *model, "--start-from", str(trained), "--layers", "1"): "has --layers 2, not 1; leave --layers out",
         (*new, *model, "--start-from", str(trained), "--draft-vocab", "9"): "--draft-vocab 266, not 9",
         (*new, *model, "--start-from", str(trained), "--taps", "1,2"): "has --taps 0,1,2, not 1,2",
         (*new, *model, "--taps", "1,9"): "not layers of a target that has 2",

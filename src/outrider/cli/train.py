@@ -44,7 +44,7 @@ def train(
         bool, _what("--draft-model", help="Distil a small stand-alone model instead of a head.")
     ] = False,
     layers: Annotated[
-        int | None, _what("--layers", min=1, metavar="N", help="Layers of what is trained; 1 if not given.")
+        int | None, _what("--layers", min=1, metavar="N", help="Layers of what is trained; 2 if not given.")
     ] = None,
     draft_vocab: Annotated[
         int | None,

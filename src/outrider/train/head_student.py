@@ -177,7 +177,7 @@ def start_from_target(module: HeadModule, target: DecoderWeights[LayerWeights], 
         fresh["norm.weight"] = target.norm
         fresh["lm_head.weight"] = target.head[ids.to(target.head.device)]
     count = len(a.layers)
-    for i, layer in enumerate(target.layers[len(target.layers) - count :]):
+    for i, layer in enumerate(target.layers[max(len(target.layers) - count, 0) :]):
         at = f"layers.{i}."
         q, k, v = torch.split(layer.qkv, [a.q_width, a.kv_width, a.kv_width])
         for name, part in (("q", q), ("k", k), ("v", v)):
@@ -194,5 +194,5 @@ def start_from_target(module: HeadModule, target: DecoderWeights[LayerWeights], 
             f"{at}post_attention_layernorm.weight": layer.mlp_norm,
         }
     if count:
-        fresh["layers.0.hidden_norm.weight"] = target.layers[-count].attention_norm
+        fresh["layers.0.hidden_norm.weight"] = target.layers[max(len(target.layers) - count, 0)].attention_norm
     module.load_state_dict({name: fresh.get(name, tensor).float() for name, tensor in state.items()})

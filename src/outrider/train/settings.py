@@ -213,9 +213,9 @@ class Defaults:
             model=model,
             tokens=30_000_000 if gpu else 400_000,
             epochs=4 if gpu else 3,
-            layers=1,
-            draft_vocab=16384,
-            loss="kl",
+            layers=2,
+            draft_vocab=24576,
+            loss="kl+tv",
             learning_rate=2e-3 if gpu else 1e-3,
             batch_tokens=16_384 if gpu else 2048,
         )

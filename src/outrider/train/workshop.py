@@ -14,7 +14,7 @@ from outrider.errors import TrainingError
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress
-from outrider.models.head.config import HeadConfig
+from outrider.models.head.config import HeadConfig, spread_taps
 from outrider.models.head.module import HeadModule
 from outrider.models.load import load_model, placement
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
@@ -175,7 +175,8 @@ class TargetWorkshop:
             module = self._head_start.module(ids, self._weights)
         else:
             ids = counts.argsort(descending=True, stable=True)[: s.draft_vocab].sort().values
-            module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers, s.tapped))
+            taps = s.tapped or spread_taps(len(self._architecture.layers))
+            module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers, taps))
             start_from_target(module, self._weights, ids)
         vocabulary = self._target.tokenizer.fingerprint()
         return HeadStudent(module, ids, teacher, divergence, Unroll(), longest, vocabulary)

@@ -98,6 +98,12 @@ class HeadConfig:
         return replace(self, taps=taps)
 
 
+def spread_taps(layers: int) -> tuple[int, ...]:
+    """What our own heads read: two more than the field's three, between them."""
+    third = layers * 3 // 10
+    return tuple(sorted({*default_taps(layers), third, max(layers - third, 0)}))
+
+
 def default_taps(layers: int) -> tuple[int, ...]:
     """Low, middle and high, as the field has it; fewer where the target has hardly any layers."""
     return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))

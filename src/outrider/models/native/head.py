@@ -10,6 +10,7 @@ from struct import pack
 import torch
 from torch import Tensor
 
+from outrider.errors import DrafterError
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.memory import lazy_zeros
@@ -77,6 +78,12 @@ class NativeHead(NativeStack):
         self._ranking = Ranking(columns=config.draft_vocab, ids=columns, partials=partials)
         self._logits = lazy_zeros((MAX_ROWS, m.head.columns), torch.float32, self.device)
 
+    def open(self) -> int:
+        """The target gives its states as this head reads them from now on: heads that read other layers can take turns
+        beside one target, not run at the same time."""
+        self._target.tap(self.taps)
+        return super().open()
+
     def forward(
         self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
     ) -> HeadOutput:
@@ -88,6 +95,11 @@ class NativeHead(NativeStack):
         return HeadOutput(logits[:, : self.config.draft_vocab], run.tapped)
 
     def _given(self, rows: int, features: Tensor | None, states: Tensor | None) -> _Given:
+        if features is not None and self._target.tapped != self.taps:
+            raise DrafterError(
+                f"two heads that read other layers ({self._target.tapped} and {self.taps}) cannot draft beside one target "
+                "at the same time; use one of them, or train them with the same --taps"
+            )
         return _Given(features, states, (rows, self.config.hidden if features is None else self.config.feature_width))
 
     def rank(

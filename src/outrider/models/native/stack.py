@@ -119,6 +119,10 @@ class NativeStack(StaticCache):
         self._taps = array("i", layers)
         self._model.taps, self._model.tap_count = self._taps.buffer_info()
 
+    @property
+    def tapped(self) -> tuple[int, ...]:
+        return tuple(self._taps)
+
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = array("i", sources), array("i", targets)
         addresses = source.buffer_info()[0], target.buffer_info()[0]
