@@ -109,7 +109,7 @@ def real(head: Path, questions: list[Question], model: str, seconds: float) -> d
         asked += 1
     return {
         "model": f"8b cost twin of {model}",
-        "head": str(head),
+        "head": head.name,
         "questions": asked,
         "max_tokens": NEW,
         "arms": [
