@@ -33,7 +33,8 @@ class Packed:
 
     @staticmethod
     def of(codes: Tensor, bits: int, scales: Tensor, spread: Tensor, centre: Tensor) -> Packed:
-        """codes [rows, columns], each below 2 ** bits."""
+        """codes [rows, columns], each below 2 ** bits; eight columns or more, so that a row's bytes tell the bits."""
+        assert codes.shape[1] >= 8
         places = np.arange(bits - 1, -1, -1, dtype=np.uint8)
         split = codes.to(torch.uint8).numpy()[:, :, None] >> places & 1
         packed = np.packbits(split.reshape(len(codes), -1), axis=1)

@@ -97,8 +97,8 @@ class NativeHead(NativeStack):
     def _given(self, rows: int, features: Tensor | None, states: Tensor | None) -> _Given:
         if features is not None and self._target.tapped != self.taps:
             raise DrafterError(
-                f"two heads that read other layers ({self._target.tapped} and {self.taps}) cannot draft beside one target "
-                "at the same time; use one of them, or train them with the same --taps"
+                f"two heads that read other layers ({self._target.tapped} and {self.taps}) cannot draft beside one "
+                "target at the same time; use one of them, or train them with the same --taps"
             )
         return _Given(features, states, (rows, self.config.hidden if features is None else self.config.feature_width))
 
