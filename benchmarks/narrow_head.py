@@ -19,6 +19,7 @@ from outrider import LLM, SamplingParams
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
+from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import as_module, read_head
 from outrider.models.head.weights import target_ids
 from outrider.models.weights import load_weights
@@ -69,7 +70,8 @@ def main() -> None:
     )
     grams = student.grams(texts)
     about = {**head.about, "narrowed": {"texts": len(texts), "prompts": checksum(given.prompts)}}
-    type(head)(head.config, head.tensors, about).write(given.out, narrowed(head.tensors, grams))
+    tensors = {**student.module.state_dict(), "d2t": head.tensors["d2t"]}  # whole, whatever form the head was in
+    HeadCheckpoint(head.config, tensors, about).write(given.out, narrowed(tensors, grams))
     size = (given.out / "model.safetensors").stat().st_size
     print(f"{given.out}: {size / 2**20:.2f} MiB, by {sum(text.lengths[0] for text in texts):,} tokens")
 

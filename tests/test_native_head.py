@@ -246,3 +246,36 @@ def deeper() -> Any:
 
     config = reference("llama").config.to_dict() | {"num_hidden_layers": 4}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).float()
+
+
+def test_heads_that_read_other_layers_take_turns_beside_one_target() -> None:
+    target = native_target()
+    first, second = (
+        exact(random_head(config_of(target.architecture, draft_vocab=DRAFT_VOCAB, taps=taps)), target)
+        for taps in (TAPS, (0, 2))
+    )
+    prompt = list(range(5, 11))
+
+    def turn(head: NativeHead) -> Tensor:
+        slot, beside = head.open(), target.open()
+        target.forward([Rows.chain(beside, prompt)])
+        logits = head.forward([Rows.chain(slot, prompt[1:])], features=target.features[:-1]).logits.clone()
+        head.commit(slot, range(len(prompt) - 1))
+        head.close(slot)
+        target.close(beside)
+        return logits
+
+    alone, _ = turn(first), turn(second)
+    assert torch.equal(turn(first), alone)
+    turn(second)
+    first.reopen(0, 2)
+    assert target.tapped == TAPS
+    first.close(0)
+    turn(second)
+    copied = first.fork(0, 2)
+    assert target.tapped == TAPS
+    second.open()  # while the first still has a sequence
+    with pytest.raises(DrafterError, match="cannot draft beside one target at the same time"):
+        first.forward([Rows.chain(copied, [3])], features=torch.zeros(1, len(TAPS) * 48))
+    with pytest.raises(DrafterError, match="cannot draft beside"):
+        first.rank([Rows.chain(copied, [3])], [None], 2, features=torch.zeros(1, len(TAPS) * 48))

@@ -38,6 +38,8 @@ def grown(head: HeadCheckpoint, config: HeadConfig, ids: Tensor, target: Decoder
 def _rows(rows: Tensor, has: Tensor, ids: Tensor, target: Tensor) -> Tensor:
     """Training moved the head's rows away from the target's, all of them in much the same way: by the linear map that
     fits best, new ids move along."""
+    if len(ids) == len(has):
+        return rows[has.argsort()]
     moved: Tensor = torch.linalg.lstsq(target[has], rows).solution  # [hidden, hidden]
     fresh: Tensor = target[ids] @ moved
     fresh[torch.searchsorted(ids, has)] = rows

@@ -238,6 +238,15 @@ class Loop:
         )
 
     def restore(self, state: State) -> None:
+        try:
+            self._restore(state)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise TrainingError(
+                "the checkpoints of this run were written by another version of Outrider; start anew with another "
+                "--out (--data takes the text that is written already)"
+            ) from error
+
+    def _restore(self, state: State) -> None:
         self.step, self.tokens = state["step"], state["tokens"]
         self.skipped, self.evaluations = state["skipped"], state["evaluations"]
         self._seconds_before = state["seconds"]

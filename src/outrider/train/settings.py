@@ -88,7 +88,7 @@ class Settings:
         """What gives these settings again; files by their names alone."""
         words = ["outrider", "train", "--out", "DIR"]
         for name, value in self.shown().items():
-            if value is not False and not name.endswith("_sha256"):
+            if value is not False and not name.endswith("_sha256") and not (name == "tokens" and self.data):
                 words += [option(name)] if value is True else [option(name), str(value)]
         return shlex.join(words)
 
@@ -109,6 +109,8 @@ class Settings:
         given = {name: value for name, value in asdict(asked).items() if value is not None}
         if asked.minutes is None and asked.epochs is None:
             given["epochs"] = defaults.epochs
+        if asked.taps is not None:
+            given["taps"] = ",".join(map(str, _tapped(asked.taps)))
         if asked.data is not None:
             given["data"] = str(Path(asked.data).expanduser().resolve())
         prompts = None
@@ -138,6 +140,8 @@ class Settings:
             has = getattr(self, each.name)
             if wanted is not None and each.name in _PATHS[1:] and wanted != SHIPPED:
                 wanted = str(Path(wanted).expanduser().resolve())
+            if wanted is not None and each.name == "taps":
+                wanted = ",".join(map(str, _tapped(wanted)))
             if wanted is not None and wanted != has:
                 raise TrainingError(
                     f"this run was started with {option(each.name)} {has}, not {wanted}; "

@@ -66,6 +66,11 @@ class HeadStart:
 
         self._wanted, self._taps = settings.draft_vocab, settings.tapped or self._head.config.taps
         self._architecture = architecture
+        if not set(self._head.config.taps) <= set(self._taps):
+            raise TrainingError(
+                f"what --start-from names reads the target after layers {list(self._head.config.taps)}; "
+                "--taps must contain them all"
+            )
 
     def ids(self, counts: Tensor) -> Tensor:
         """What it drafts, rising; new tokens are those of which there are most."""

@@ -99,9 +99,9 @@ class HeadConfig:
 
 
 def spread_taps(layers: int) -> tuple[int, ...]:
-    """What our own heads read: two more than the field's three, between them."""
+    """What our own heads read: up to two more than the field's three, between them."""
     third = layers * 3 // 10
-    return tuple(sorted({*default_taps(layers), third, max(layers - third, 0)}))
+    return tuple(sorted({*default_taps(layers), third, layers - third}))
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 CODES, SCALES, SPREAD, CENTRE = ".codes", ".scales", ".spread", ".centre"
 """Suffixes of the tensors that take the place of `.weight`."""
+_AT_ONCE = 1024
+"""Rows that are unpacked together: a bit becomes a float on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,13 @@ class Packed:
         """fp32 [rows, columns]"""
         columns = len(self.spread)
         bits = self.codes.shape[1] * 8 // columns
-        split = np.unpackbits(self.codes.numpy(), axis=1, count=columns * bits).reshape(-1, columns, bits)
-        codes = torch.from_numpy(split @ (1 << np.arange(bits - 1, -1, -1)).astype(np.float32))
-        weight: Tensor = self.centre + self.spread * self.scales[:, None] * (codes - (2**bits - 1) / 2)
+        places = (1 << np.arange(bits - 1, -1, -1)).astype(np.float32)
+        weight = torch.empty(len(self.codes), columns)
+        for start in range(0, len(weight), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            split = np.unpackbits(self.codes[part].numpy(), axis=1, count=columns * bits).reshape(-1, columns, bits)
+            codes = torch.from_numpy(split @ places)
+            weight[part] = self.centre + self.spread * self.scales[part, None] * (codes - (2**bits - 1) / 2)
         return weight
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -62,7 +68,10 @@ def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     whole = {name: tensor for name, tensor in tensors.items() if name not in parts}
     for name in names:
         codes, scales, spread, centre = (tensors[name + suffix] for suffix in (CODES, SCALES, SPREAD, CENTRE))
-        if codes.dtype != torch.uint8 or codes.dim() != 2 or len(scales) != len(codes) or len(spread) != len(centre):
+        flat = all(part.dim() == 1 for part in (scales, spread, centre))
+        if codes.dtype != torch.uint8 or codes.dim() != 2 or not flat or len(spread) < 8:
+            raise ValueError(f"{name}{CODES} is no packed matrix")
+        if len(scales) != len(codes) or len(spread) != len(centre) or codes.shape[1] > len(spread):
             raise ValueError(f"{name}{CODES} and what belongs to it do not fit")
         whole[f"{name}.weight"] = Packed(codes, scales, spread, centre).weight()
     return whole

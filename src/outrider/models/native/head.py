@@ -84,11 +84,19 @@ class NativeHead(NativeStack):
         self._target.tap(self.taps)
         return super().open()
 
+    def reopen(self, slot: int, length: int) -> None:
+        self._target.tap(self.taps)
+        super().reopen(slot, length)
+
+    def fork(self, source: int, length: int) -> int:
+        self._target.tap(self.taps)
+        return super().fork(source, length)
+
     def forward(
         self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
     ) -> HeadOutput:
+        given = self._given(sum(len(rows.tokens) for rows in batch), features, states)
         run = self._run(batch)
-        given = self._given(run.rows, features, states)
         logits = self._room(run)
         for start, _, step in run.passes(logits.data_ptr(), 4 * logits.shape[1]):
             step.features, step.states = given.at(start)
@@ -111,8 +119,8 @@ class NativeHead(NativeStack):
         features: Tensor | None = None,
         states: Tensor | None = None,
     ) -> tuple[list[Followers], Tensor]:
+        given = self._given(sum(len(rows.tokens) for rows in batch), features, states)
         run = self._run(batch)
-        given = self._given(run.rows, features, states)
         total = run.wanted
         assert len(keys) == total, "a key for every row wanted"
         assert count <= MOST_RANKED
