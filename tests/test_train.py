@@ -153,7 +153,7 @@ def test_a_finished_run_is_not_trained_again(trained: Path, capsys: pytest.Captu
 def test_a_draft_model_learns_too(trained: Path, target: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
     data = ("--data", str(trained / "data"), "--model", str(target), "--epochs", "1", *QUICK)
-    assert command("train", "--out", str(out), "--draft-model", *data) == 0
+    assert command("train", "--out", str(out), "--draft-model", "--layers", "1", *data) == 0
     (done,) = events(out, "done")
     assert done["loss"] < 0.3 * events(out, "evaluation")[0]["loss"]
     assert done["acceptance_length"] > BAR
