@@ -104,10 +104,16 @@ INLINE const char *pair_of(const Matrix *w, int pair, Stored stored) {
     return (const char *)w->data + (int64_t)pair * w->depth * PANEL_PAIR * STORED_BYTES[stored];
 }
 
+#include "gemm_neon.h"
+
 /* Several widths, so that few rows do not pay for many; all sum in the same order. */
 INLINE void rows_generic(const Matrix *w, int pair, const char *x, int rows, Stored stored, float *block) {
     const int64_t stride = (int64_t)w->depth * (stored == STORED_FP32 ? 4 : 2);
     const char *panels = pair_of(w, pair, stored);
+#if defined(__aarch64__)
+    rows_neon(panels, x, w->depth, rows, stored, block);
+    return;
+#endif
     int r = 0;
     for (; rows - r >= 8; r += 8) kernel(panels, x + r * stride, w->depth, 8, stored, block + r * PANEL_PAIR);
     for (; rows - r >= 4; r += 4) kernel(panels, x + r * stride, w->depth, 4, stored, block + r * PANEL_PAIR);
