@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from pace import CUT_VOCABULARY, Pace, cut_model
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels for GPUs are then run by Python; read when they are imported
 
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
+from outrider.models.load import load_model, placement
+from outrider.types import Rows
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="every test at its full size, however slow the machine")
+
+
+@pytest.fixture(scope="session")
+def pace(pytestconfig: pytest.Config) -> Pace:
+    return Pace(full=pytestconfig.getoption("--full"))
 
 
 @pytest.fixture(scope="session")
@@ -32,16 +42,35 @@ def default_model_dir(default_checkpoint: Checkpoint) -> Path:
 @pytest.fixture(scope="session")
 def truncated_model_dir(default_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real draft model that shares the tokenizer: the default model's first twenty layers."""
-    keep = 20
-    folder = tmp_path_factory.mktemp("truncated")
-    config = {**default_checkpoint.config, "num_hidden_layers": keep}
-    (folder / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(default_checkpoint.path / name, folder)
-    tensors = {
-        name: tensor
-        for name, tensor in default_checkpoint.tensors(torch.bfloat16)
-        if not (name.startswith("model.layers.") and int(name.split(".")[2]) >= keep)
-    }
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    return cut_model(default_checkpoint, tmp_path_factory.mktemp("truncated"), layers=20)
+
+
+@pytest.fixture(scope="session")
+def sixteen_rows(default_checkpoint: Checkpoint) -> Callable[[], None]:
+    """A pass of sixteen rows through the default model: what this machine is measured by."""
+    place = placement(device="cpu", dtype="bf16", bitwise=None, threads=None, max_batch=1, max_context=64)
+    model = load_model(default_checkpoint, place)
+    slot = model.open()
+
+    def run() -> None:
+        model.forward([Rows.chain(slot, range(16))])
+        model.commit(slot, [])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def cut_layers(pace: Pace, sixteen_rows: Callable[[], None]) -> int:
+    """How many of the default model's layers tests of thousands of rows can afford."""
+    return pace.fit(sixteen_rows, 0.5, least=4, most=30)
+
+
+@pytest.fixture(scope="session")
+def cut_checkpoint(
+    default_checkpoint: Checkpoint, cut_layers: int, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    """The default model's first layers, with its first tokens alone unless it has all layers: a real model that
+    thousands of rows can be run through on any machine."""
+    vocabulary = CUT_VOCABULARY if cut_layers < 30 else None
+    folder = cut_model(default_checkpoint, tmp_path_factory.mktemp("cut"), cut_layers, vocabulary)
+    return open_checkpoint(str(folder), SilentProgress())

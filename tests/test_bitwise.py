@@ -1,7 +1,8 @@
 """Level C: a row's bits depend on its own path alone.
 
-`torch.equal` on bf16 logits of the default model: one token a pass against k tokens a pass (chain, tree, batch), at any
-cache length, and after commits that moved rows. The compiled decoder is the one every speed figure uses.
+`torch.equal` on logits of the default model (as many of its layers as the machine can afford): one token a pass against
+k tokens a pass (chain, tree, batch), at any cache length, and after commits that moved rows. The compiled decoder is
+the one every speed figure uses.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from pace import CUT_VOCABULARY, Pace
 
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
@@ -20,7 +22,7 @@ from outrider.models.precision import BF16, FP32, INT8, Precision
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import ROOT, LanguageModel, Rows
 
-TEXT = random.Random(0).choices(range(1000, 40_000), k=606)
+TEXT = random.Random(0).choices(range(1000, CUT_VOCABULARY), k=606)
 
 
 def native(
@@ -34,14 +36,22 @@ def native(
 
 
 @pytest.fixture(scope="module", params=[BF16, INT8, FP32], ids=lambda precision: precision.name)
-def decoder(request: pytest.FixtureRequest, default_checkpoint: Checkpoint) -> NativeDecoder:
-    return native(default_checkpoint, request.param)
+def decoder(request: pytest.FixtureRequest, cut_checkpoint: Checkpoint) -> NativeDecoder:
+    return native(cut_checkpoint, request.param)
 
 
 @pytest.fixture(scope="module")
-def tokens(decoder: NativeDecoder) -> list[int]:
-    """bf16 is what the promise is about; fp32, twice as slow, is checked on a shorter text."""
-    return TEXT if decoder.dtype == torch.bfloat16 else TEXT[:250]
+def tokens(decoder: NativeDecoder, pace: Pace) -> list[int]:
+    """More than the widest chain, and as many as are run one by one in five seconds."""
+    slot = decoder.open()
+
+    def one_row() -> None:
+        decoder.forward([Rows.chain(slot, TEXT[:1])])
+        decoder.commit(slot, [])
+
+    length = pace.fit(one_row, 5.0, least=310, most=606)
+    decoder.close(slot)
+    return TEXT[:length]
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +133,10 @@ def test_batch_of_trees_and_moved_rows(decoder: NativeDecoder, one_by_one: torch
 
 
 @pytest.mark.parametrize("precision", [BF16, INT8], ids=lambda precision: precision.name)
-def test_threads_do_not_change_bits(default_checkpoint: Checkpoint, precision: Precision) -> None:
+def test_threads_do_not_change_bits(cut_checkpoint: Checkpoint, precision: Precision) -> None:
     results = []
     for threads in (1, 2, 3):
-        decoder = native(default_checkpoint, precision, threads=threads)
+        decoder = native(cut_checkpoint, precision, threads=threads)
         results.append(decoder.forward([Rows.chain(decoder.open(), TEXT[:20])]).clone())
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -134,9 +144,9 @@ def test_threads_do_not_change_bits(default_checkpoint: Checkpoint, precision: P
 
 @pytest.mark.parametrize("precision", [BF16, INT8, FP32], ids=lambda precision: precision.name)
 @pytest.mark.parametrize("kernels", KERNELS[:3])
-def test_every_instruction_set(default_checkpoint: Checkpoint, precision: Precision, kernels: str) -> None:
+def test_every_instruction_set(cut_checkpoint: Checkpoint, precision: Precision, kernels: str) -> None:
     """CPUs without AMX, AVX-512 or AVX2: chain and tree against one by one."""
-    decoder = native(default_checkpoint, precision, kernels=kernels)
+    decoder = native(cut_checkpoint, precision, kernels=kernels)
     one, two = decoder.open(), decoder.open()
     single = []
     for token in TEXT[:14]:
@@ -149,10 +159,10 @@ def test_every_instruction_set(default_checkpoint: Checkpoint, precision: Precis
     assert torch.equal(logits[[1, 3, 4]], expected[11:14])
 
 
-def test_pytorch_decoder_in_bitwise_mode(default_checkpoint: Checkpoint) -> None:
+def test_pytorch_decoder_in_bitwise_mode(cut_checkpoint: Checkpoint) -> None:
     """The same promise where there is no compiled decoder: chain, tree and batch against one by one."""
-    architecture = Architecture.from_config(default_checkpoint.config)
-    tensors, cpu = default_checkpoint.tensors(torch.bfloat16), torch.device("cpu")
+    architecture = Architecture.from_config(cut_checkpoint.config)
+    tensors, cpu = cut_checkpoint.tensors(torch.bfloat16), torch.device("cpu")
     decoder = TorchDecoder.load(architecture, tensors, torch.bfloat16, cpu, max_batch=3, max_context=128, bitwise=True)
     one = decoder.open()
     single = []

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
+from pace import cut_model
 from scipy import stats
 
 from outrider import LLM, SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
 from outrider.engine.engine import Engine
-from outrider.models.checkpoints.checkpoint import open_checkpoint
+from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
 from outrider.sampling.chance import Chance, Stream
@@ -38,14 +38,16 @@ Sample = tuple[int, ...]
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(drafter="none", dtype="bf16", max_batch=BATCH, max_context=64)
+def llm(cut_checkpoint: Checkpoint) -> LLM:
+    return LLM(str(cut_checkpoint.path), drafter="none", dtype="bf16", max_batch=BATCH, max_context=64)
 
 
 @pytest.fixture(scope="module")
-def draft_model(truncated_model_dir: Path) -> LanguageModel:
+def draft_model(cut_checkpoint: Checkpoint, cut_layers: int, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    """Two thirds of the target's layers."""
+    folder = cut_model(cut_checkpoint, tmp_path_factory.mktemp("draft"), layers=max(1, 2 * cut_layers // 3))
     place = placement(device="cpu", dtype="bf16", bitwise=None, threads=None, max_batch=BATCH, max_context=64)
-    return load_model(open_checkpoint(str(truncated_model_dir), SilentProgress()), place)
+    return load_model(open_checkpoint(str(folder), SilentProgress()), place)
 
 
 def draw(llm: LLM, engine: Engine, first_seed: int) -> Counter[Sample]:
