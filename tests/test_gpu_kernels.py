@@ -86,16 +86,23 @@ def test_attention(window: int, together: int) -> None:
     paths = torch.zeros(len(rows), 64, dtype=torch.int32, device=DEVICE)
     for r, (*_, path) in enumerate(rows):
         paths[r, : len(path)] = torch.tensor(path, dtype=torch.int32)
-    out = torch.full((len(rows), heads * dim), torch.nan, dtype=DTYPE, device=DEVICE)
     blocks, groups = capacity // BLOCK, -(-len(rows) // together)
     cells = groups * kv_heads * blocks * TILE
     counter = torch.zeros(groups * kv_heads, dtype=torch.int32, device=DEVICE)
-    attend_kernel[(groups, kv_heads, blocks * together)](
-        qkv, keys, values, out, column(0), column(1), column(2), paths,
-        torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE), counter,
-        len(rows), capacity, window, 0.3,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PATH=64, TOGETHER=together, TILE=TILE, BLOCK=BLOCK, DEPENDENT=False,
-    )  # fmt: skip
+
+    def attended(spread: int) -> torch.Tensor:
+        """With so many programs to share out a row's blocks."""
+        out = torch.full((len(rows), heads * dim), torch.nan, dtype=DTYPE, device=DEVICE)
+        attend_kernel[(groups, kv_heads, spread * together)](
+            qkv, keys, values, out, column(0), column(1), column(2), paths,
+            torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE), counter,
+            len(rows), capacity, blocks, window, 0.3, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PATH=64,
+            TOGETHER=together, TILE=TILE, BLOCK=BLOCK, DEPENDENT=False,
+        )  # fmt: skip
+        return out
+
+    out = attended(blocks)
+    assert all(torch.equal(attended(spread), out) for spread in (1, 2, 3))
     for r, (slot, position, base, path) in enumerate(rows):
         index = [*range(base), *path][: position + 1][-window or None :]
         for head in range(heads):

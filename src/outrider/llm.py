@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,7 @@ from outrider.models.load import Placement, load_model, placement
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel, Speculation
+from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel, Prepares, Speculation
 
 Prompt = str | Sequence[int]
 Message = dict[str, str]
@@ -87,6 +87,7 @@ class LLM:
             self.drafter = build(drafter, self._parts) if isinstance(drafter, str) else drafter
         self._engine = Engine(self.model, self.drafter, controller, kv_tokens=kv_tokens)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0), kv_tokens=kv_tokens)
+        self._prepare(progress, self._parts.made, self._engine, self._plain)
         self._ids = count()
         self._grammars = Grammars(self.tokenizer, self.model.vocab_size)
 
@@ -101,7 +102,9 @@ class LLM:
         """Another way to decode with the same weights and cache slots; use one of the two at a time."""
         if isinstance(drafter, str):
             drafter = build(drafter, self._parts)
-        return self.with_engine(Engine(self.model, drafter, controller))
+        engine = Engine(self.model, drafter, controller)
+        self._prepare(SilentProgress(), self._parts.made, engine)
+        return self.with_engine(engine)
 
     def with_engine(self, engine: Engine) -> LLM:
         """The same over an engine made elsewhere, with its model and drafter."""
@@ -109,6 +112,16 @@ class LLM:
         other.model, other.drafter = engine.model, engine.drafter
         other._engine = engine
         return other
+
+    @staticmethod
+    def _prepare(progress: Progress, networks: Sequence[object], *engines: Engine) -> None:
+        """What is compiled and recorded on a GPU is so before the first request, not while it waits."""
+        parts = [network.prepare() for network in networks if isinstance(network, Prepares)]
+        pieces = chain(*parts, *(engine.prepare() for engine in engines))
+        if next(pieces, ...) is not ...:  # on a CPU there are none
+            with progress.task("Preparing the GPU", None) as advance:
+                for _ in pieces:
+                    advance(1)
 
     def generate(
         self,
@@ -246,6 +259,11 @@ class _Parts:
     place: Placement
     model: LanguageModel
     remember: bool
+    made: list[object] = field(default_factory=list)
+    """The networks that run, the target first."""
+
+    def __post_init__(self) -> None:
+        self.made.append(self.model)
 
     @property
     def vocab_size(self) -> int:
@@ -258,7 +276,8 @@ class _Parts:
     def draft_model(self, path: str) -> LanguageModel:
         draft = open_checkpoint(path, self.target.progress)
         check_vocabularies(self.target.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
-        return load_model(draft, self.place)
+        self.made.append(model := load_model(draft, self.place))
+        return model
 
     def head(self, path: str) -> DraftHead:
         folder = Path(path).expanduser() if path else shipped_head(self.target.name)
@@ -266,7 +285,8 @@ class _Parts:
             raise DrafterError(
                 f"no head for {self.target.name} comes with Outrider; name one (head:PATH) or train it: outrider train"
             )
-        return load_head(folder, self.model, self.target.tokenizer)
+        self.made.append(head := load_head(folder, self.model, self.target.tokenizer))
+        return head
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

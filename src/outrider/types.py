@@ -10,7 +10,7 @@ every step is a NamedTuple: a frozen dataclass takes several times as long to ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -392,12 +392,25 @@ class Stepper(Protocol):
     horizon: int
 
     def limit(self, lanes: int) -> int: ...
+    def prepare(self, lengths: Sequence[int]) -> Iterator[None]:
+        """As `Prepares`, for chains of these lengths."""
+        ...
+
     def begin(self, lanes: Sequence[Lane]) -> None: ...
     def launch(self, length: int) -> None: ...
     def collect(self) -> StepOutcome: ...
     def left(self, lane: int) -> Tensor | None:
         """For a head, once nothing is under way: the features of the tokens the last step gained, which it has not yet
         taken into its cache. Valid until the next `begin`."""
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A network with passes to compile and record before the first request, so that none is while it waits."""
+
+    def prepare(self) -> Iterator[None]:
+        """Do so; yields after each."""
         ...
 
 

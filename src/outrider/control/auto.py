@@ -17,6 +17,7 @@ could not be known.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,9 @@ _PROBE_STEPS = 2
 _PROBE_NODES = 4
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 256
 _SHORTEST_GAP, _LONGEST_GAP = 32, 512
+
+
+_NOTHING = Budget(0, 0)
 
 
 @dataclass(slots=True)
@@ -70,7 +74,8 @@ class _State:
     """Steps of the current probe still to come."""
     active: int = 0
     """Drafting steps in a row that were decided, not probed."""
-    issued: Budget = field(default_factory=lambda: Budget(0, 0))
+    issued: deque[Budget] = field(default_factory=deque)
+    """Of the steps that have not been observed yet, the oldest first: a device is asked to draft one step ahead."""
 
 
 _Route = tuple[str | None, bool]
@@ -85,7 +90,7 @@ class AutoLength:
     """Budgets of at most `nodes` nodes per sequence and `rows` verified rows per step (one per sequence
     included)."""
 
-    steady = False
+    lengths = (0, 1, 2, 3, 4, 6, 8)
 
     def __init__(self, nodes: int = 16, rows: int = 32) -> None:
         if nodes < 1 or rows < 2:
@@ -121,7 +126,7 @@ class AutoLength:
         else:
             budgets = self._decide(states, limits, tree)
         for state, budget in zip(states, budgets, strict=True):
-            state.issued = budget
+            state.issued.append(budget)
         self.issued = [budget.nodes for budget in budgets]
         return budgets
 
@@ -184,7 +189,8 @@ class AutoLength:
         shared = commits[self._steps % plain]  # what newcomers begin with is learned from one after the other
         for commit in commits:
             state = self._state(commit.sequence)
-            if not state.issued.nodes:
+            issued = state.issued.popleft() if state.issued else _NOTHING
+            if not issued.nodes:
                 state.idle += 1
                 state.active = 0
                 continue
@@ -193,7 +199,7 @@ class AutoLength:
             deepest = max(deepest, depth)
             # After a pause the drafter may first have to catch up with the text: no measure of its cost.
             steady = steady and state.idle == 0
-            self._learn(state, commit, depth, commit is shared)
+            self._learn(state, issued, commit, depth, commit is shared)
         if drafted and steady and len({commit.draft.source for commit in commits if commit.draft.tokens}) <= 1:
             self._known(self._last).cost.observe(deepest, draft_seconds / level)
         rate = max(1 / 16, 1 / (self._steps + 1))
@@ -201,8 +207,9 @@ class AutoLength:
         self._tokens_per_step += rate * (tokens - self._tokens_per_step)
         self._cost_per_step += rate * ((draft_seconds + target_seconds) / level - self._cost_per_step)
 
-    def _learn(self, state: _State, commit: Commit, depth: int, shared: bool) -> None:
-        draft, issued = commit.draft, state.issued
+    def _learn(self, state: _State, issued: Budget, commit: Commit, depth: int, shared: bool) -> None:
+        draft = commit.draft
+        tried, deepest = max(issued.nodes, len(draft)), max(issued.depth, depth)  # a device may draft a little more
         if draft.tokens:
             state.source = self._last = self._lately[_route(commit.sequence)] = draft.source
             self._known(draft.source).calibration.observe(draft, commit.path)
@@ -213,13 +220,13 @@ class AutoLength:
         state.steps += 1
         # A probe follows a long silence: what it finds weighs more than what was true then.
         rate = 0.3 if state.probes else max(1 / 24, 1 / (state.steps + 8))
-        chances.ranks.observe(issued.nodes, len(draft), hits, rate)
-        chances.levels.observe(issued.depth, depth, range(len(path)), rate)
+        chances.ranks.observe(tried, len(draft), hits, rate)
+        chances.levels.observe(deepest, depth, range(len(path)), rate)
         if shared:
             slow = max(1 / 64, 1 / (self._steps + 4))
             everybody = self._known(state.source).chances
-            everybody.ranks.observe(issued.nodes, len(draft), hits, slow)
-            everybody.levels.observe(issued.depth, depth, range(len(path)), slow)
+            everybody.ranks.observe(tried, len(draft), hits, slow)
+            everybody.levels.observe(deepest, depth, range(len(path)), slow)
         if state.probes:
             state.probes -= 1
             state.active = 0

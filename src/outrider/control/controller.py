@@ -13,11 +13,14 @@ class Controller(Protocol):
     """Says before every step what each sequence may draft, and learns from what came of it.
 
     It can change the speed, never the text. Per step: `budgets`, then `observe`; `forget` once a sequence has
-    ended.
+    ended. Where a device drafts, the budgets of the next step are asked for before this one is observed, so that it
+    never waits for the host; steps are observed in the order their budgets were given.
     """
 
-    steady: bool
-    """Whether budgets do not depend on what was observed, so that they may be asked for ahead of it."""
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The chain lengths it asks a device for, 0 among them."""
+        ...
 
     @property
     def issued(self) -> Sequence[int]:
@@ -40,12 +43,11 @@ class Controller(Protocol):
 class FixedLength:
     """Always `nodes` nodes, as far as the context has room."""
 
-    steady = True
-
     def __init__(self, nodes: int) -> None:
         if nodes < 0:
             raise InvalidRequest(f"draft length {nodes} must be at least 0.")
         self.nodes = nodes
+        self.lengths: Sequence[int] = sorted({0, nodes})
         self.issued: Sequence[int] = ()
 
     def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:

@@ -32,6 +32,9 @@ from outrider.types import (
     SteppingHead,
 )
 
+PENDING = 16
+"""Tokens that may wait to be read while nothing is drafted; together they cost little more than one."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafterConfig:
@@ -139,19 +142,23 @@ class HeadDrafter:
 
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
-        begins. A step's wait until it is known what was accepted."""
+        begins. A step's wait until it is known what was accepted, and then for a draft or for more of them."""
         start = 0
+        full: list[_Held] = []
         for sequence, rows in zip(sequences, batch, strict=True):
             held = self._held[sequence.id]
             piece = features[start : start + len(rows.tokens)]
             start += len(rows.tokens)
             if rows.logits is None:
                 held.passed = copied(piece)
+                if len(held.tokens) > PENDING:
+                    full.append(held)
                 continue
+            full.append(held)
             after = self._head.length(held.slot) + len(held.tokens) + 1
             held.tokens += sequence.tokens[after : after + len(rows.tokens)]
             held.features.append(copied(piece))
-        self._catch_up([self._held[s.id] for s in sequences])
+        self._catch_up(full)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:

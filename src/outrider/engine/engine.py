@@ -6,6 +6,7 @@ speculative decoding run the same code and differ by the drafter alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,10 @@ class Engine:
         self._tapped = model if isinstance(model, TappedModel) else None
         self._reader = drafter if isinstance(drafter, ReadsFeatures) else None
         self._runner = model.runner if isinstance(model, LendsThreads) else None
+
+    def prepare(self) -> Iterator[None]:
+        """Compile and record what steps on a device need, before the first; yields after each piece."""
+        return iter(()) if self.runahead is None else self.runahead.prepare()
 
     def step(self) -> list[Chunk]:
         """Run a piece of the prompts that are not complete, then advance every other running sequence by one target

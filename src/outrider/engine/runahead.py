@@ -9,7 +9,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -94,8 +94,6 @@ class Runahead:
         self._stepper = stepper
         self._drafter = drafter
         self._controller = controller
-        # A budget that depends on what was observed cannot be asked for before it is.
-        self._eager = not drafts_on_host and (drafter is None or controller.steady)
         self._drafts_on_host = drafts_on_host
         self._burst = 0
         """Plain steps that may still be launched ahead."""
@@ -107,6 +105,10 @@ class Runahead:
         """Most tokens a lane may have gained since `begin`, those under way included."""
         self.takes: Callable[[SequenceView], bool] = lambda sequence: True
         """Whether a sequence's drafts are made here at all."""
+
+    def prepare(self) -> Iterator[None]:
+        """Record the steps that may be asked for; yields after each."""
+        return self._stepper.prepare(self._controller.lengths if self._drafter else (0,))
 
     def step(self, running: list[Sequence]) -> Round | None:
         """The next step, or None: then nothing is under way and the host must take it."""
@@ -134,7 +136,7 @@ class Runahead:
             if self._lanes != running or not self._in_reach(running):
                 self._begin(running)
             self._launch(running)
-        if self._lanes == running and (self._eager or self._burst) and self._in_reach(running):
+        if self._lanes == running and (self._burst or not self._drafts_on_host) and self._in_reach(running):
             self._launch(running)
         rows = len(self._lanes) * (self._under_way.pop(0) + 1)
         outcome = self._stepper.collect()
@@ -184,7 +186,10 @@ class Runahead:
         length = 0
         if self._drafter is not None:
             budgets = self._controller.budgets(running, False, [s.room for s in running])
-            length = min(max(budget.nodes for budget in budgets), self._stepper.limit(len(running)))
+            wanted, limit = max(budget.nodes for budget in budgets), self._stepper.limit(len(running))
+            # Only what was recorded: near its end a sequence may be drafted for beyond it, which is cut off.
+            lengths = self._controller.lengths
+            length = min([limit, lengths[-1], *(length for length in lengths if length >= wanted)])
         self._stepper.launch(length)
         self._under_way.append(length)
         self._reached += length + 1

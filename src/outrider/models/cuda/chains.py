@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 class Chains(Protocol):
     """Fills `Lanes.drafts`. `draft` is asked before every step, also of those that draft nothing."""
 
+    def prepare(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
+        """Record what drafts of this length need, and what those after a step of this length do."""
+        ...
+
     def begin(self, lanes: Sequence[Lane]) -> None: ...
-    def draft(self, graphs: Graphs, lanes: int, length: int, context: int, sampled: bool) -> None: ...
+    def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None: ...
     def verified(self, target: Network, lanes: int, length: int) -> None:
         """The target has run the drafts; recorded with that."""
         ...
@@ -39,6 +43,9 @@ class ModelChains:
         self._lanes = lanes
         self._chooser = chooser
 
+    def prepare(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
+        self.draft(graphs, lanes, length, sampled)
+
     def begin(self, lanes: Sequence[Lane]) -> None:
         """All is in the cache."""
 
@@ -48,19 +55,19 @@ class ModelChains:
     def left(self, lane: int, last: LaneOutcome | None) -> None:
         return None
 
-    def draft(self, graphs: Graphs, lanes: int, length: int, context: int, sampled: bool) -> None:
+    def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
         if length:
-            key = ("draft", lanes, length, context, sampled)
-            graphs.run(key, lambda: self._chain(lanes, length, context, sampled))
+            key = ("draft", lanes, length, sampled)
+            graphs.run(key, lambda: self._chain(lanes, length, sampled))
 
-    def _chain(self, lanes: int, length: int, context: int, sampled: bool) -> None:
+    def _chain(self, lanes: int, length: int, sampled: bool) -> None:
         """The first pass also runs the token before the last: had the whole of the last draft been accepted, the draft
         model would not have seen it yet; otherwise its row is written again as it was."""
         network, board = self._network, self._lanes
         for depth in range(length):
             start, count = (-1, 2) if depth == 0 else (depth, 1)
             board.place(network, DRAFT_SLOT, lanes, start, count, wanted=1)
-            network.body(lanes * count, context, together=False)
+            network.body(lanes * count, together=False)
             network.head(lanes)
             self._chooser.choose(network.logits, lanes, board.noise if sampled else None, board.drafts[:, depth])
 
@@ -79,6 +86,10 @@ class HeadChains:
         self._each = 1
         self._last = torch.zeros(HEAD_ROWS, dtype=torch.int32, device=head.device)
 
+    def prepare(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
+        self._each = length + 1
+        self.draft(graphs, lanes, length, sampled)
+
     def begin(self, lanes: Sequence[Lane]) -> None:
         """Each lane comes with the features of the token before its last."""
         self._each = 1
@@ -95,28 +106,28 @@ class HeadChains:
         start = lane * self._each
         return self._features[start : start + (1 if last is None else len(last.tokens))]
 
-    def draft(self, graphs: Graphs, lanes: int, length: int, context: int, sampled: bool) -> None:
+    def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
         each = self._each
-        graphs.run(("absorb", lanes, each, context, sampled), lambda: self._absorb(lanes, each, context, sampled))
+        graphs.run(("absorb", lanes, each, sampled), lambda: self._absorb(lanes, each, sampled))
         if length > 1:
-            key = ("draft", lanes, length, context, sampled)
-            graphs.run(key, lambda: self._chain(lanes, length, context, sampled))
+            key = ("draft", lanes, length, sampled)
+            graphs.run(key, lambda: self._chain(lanes, length, sampled))
         self._each = length + 1
 
-    def _absorb(self, lanes: int, each: int, context: int, sampled: bool) -> None:
+    def _absorb(self, lanes: int, each: int, sampled: bool) -> None:
         """Take the features in, `each` rows a lane; the last token's row gives the first draft."""
         network = self._network
         self._lanes.place_gained(network, lanes, each, self._last)
         network.fuse(lanes * each, self._features)
-        network.run(lanes * each, context, each > 2, network.given)
+        network.run(lanes * each, each > 2, network.given)
         self._choose(lanes, 0, sampled)
 
-    def _chain(self, lanes: int, length: int, context: int, sampled: bool) -> None:
+    def _chain(self, lanes: int, length: int, sampled: bool) -> None:
         """The others, each from the head's own state after the one before."""
         network = self._network
         for depth in range(1, length):
             self._lanes.place(network, DRAFT_SLOT, lanes, depth, 1, wanted=1, shift=1)
-            network.run(lanes, context, False, network.states, self._last if depth == 1 else None)
+            network.run(lanes, False, network.states, self._last if depth == 1 else None)
             self._choose(lanes, depth, sampled)
 
     def _choose(self, lanes: int, depth: int, sampled: bool) -> None:

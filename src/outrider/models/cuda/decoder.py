@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -68,6 +68,11 @@ class CudaDecoder(Passes[Network]):
             features.append(kept if len(rows) <= MAX_ROWS else kept.clone())
         self.features = features[0] if len(features) == 1 else torch.cat(features)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    @torch.inference_mode()
+    def prepare(self) -> Iterator[None]:
+        yield from self._prepare("body", self.network.body)
+        yield from self._prepare_logits()
 
     def tap(self, layers: Sequence[int]) -> None:
         if self.network.taps != tuple(layers):

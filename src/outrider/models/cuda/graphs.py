@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -32,21 +32,27 @@ class Staging:
 class Graphs:
     """Launch sequences recorded once and replayed: a launch costs the host more than a small kernel takes.
 
-    The first run of a key is made directly, which also compiles its kernels; then it is recorded.
+    The first run of a key is made directly, which also compiles its kernels; then it is recorded. That takes from
+    milliseconds to seconds, so all that will be asked for is run once before the first request (`prepare` of models and
+    steppers); `recorded` counts, so that a serving engine can show that nothing was recorded since.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._enabled = device.type == "cuda"
-        self._recorded: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self._known: dict[tuple[object, ...], torch.cuda.CUDAGraph | None] = {}
+
+    @property
+    def recorded(self) -> int:
+        return len(self._known)
 
     def run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
-        graph = self._recorded.get(key)
+        graph = self._known.get(key)
         if graph is not None:
             graph.replay()
             return
         launches()
-        if self._enabled:
-            self._recorded[key] = _record(launches)
+        if key not in self._known:
+            self._known[key] = _record(launches) if self._enabled else None
 
 
 def _record(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -67,3 +73,8 @@ def _record(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
 def bucket(n: int) -> int:
     """The next power of two: passes are recorded for few sizes."""
     return 1 << (n - 1).bit_length()
+
+
+def buckets(most: int) -> Iterator[int]:
+    """Every bucket of 1 to `most`."""
+    return (1 << i for i in range(bucket(most).bit_length()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -38,6 +38,12 @@ class CudaHead(Passes[HeadNetwork]):
         super().__init__(network, max_batch, max_context)
 
     @torch.inference_mode()
+    def prepare(self) -> Iterator[None]:
+        for fused in (True, False):
+            yield from self._prepare(_kind(fused), partial(self._launches, fused))
+        yield from self._prepare_logits()
+
+    @torch.inference_mode()
     def forward(
         self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
     ) -> HeadOutput:
@@ -56,10 +62,14 @@ class CudaHead(Passes[HeadNetwork]):
         return HeadOutput(torch.cat([part.logits for part in parts]), torch.cat([part.states for part in parts]))
 
     def _part(self, rows: list[Row], fused: bool) -> HeadOutput:
-        logits = self._run(rows, "fused" if fused else "own", partial(self._launches, fused))
+        logits = self._run(rows, _kind(fused), partial(self._launches, fused))
         return HeadOutput(logits, self.network.states[: len(rows)].clone())
 
-    def _launches(self, fused: bool, rows: int, context: int, together: bool) -> None:
+    def _launches(self, fused: bool, rows: int, together: bool) -> None:
         if fused:
             self.network.fuse(rows)
-        self.network.run(rows, context, together, self.network.given)
+        self.network.run(rows, together, self.network.given)
+
+
+def _kind(fused: bool) -> str:
+    return "fused" if fused else "own"

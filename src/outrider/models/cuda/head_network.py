@@ -54,7 +54,7 @@ class HeadNetwork(Network):
         """`features[:rows]` (None: those in `inbox`) as states in `given`."""
         self._linear(self.inbox if features is None else features, self._fc, None, rows, self.given)
 
-    def run(self, rows: int, context: int, together: bool, states: Tensor, index: Tensor | None = None) -> None:
+    def run(self, rows: int, together: bool, states: Tensor, index: Tensor | None = None) -> None:
         """As `body`; row r starts from `states[index[r]]` (None: `states[r]`)."""
         pair_kernel[(rows,)](
             self.tables.tokens,
@@ -72,4 +72,4 @@ class HeadNetwork(Network):
             NORMED=self._config.norm_before_residual,
             **self._launch(),
         )
-        self._layers(rows, context, together, first=self._pair)
+        self._layers(rows, together, first=self._pair)

@@ -31,7 +31,7 @@ class Lanes:
         def room(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self._most = most
+        self.most = most
         self._spare = {TARGET_SLOT: target_spare, DRAFT_SLOT: draft_spare}
         self._flat = room(most * (FIELDS + 1 + 2 * NOISE_AHEAD))
         parts = torch.split(self._flat, [most * FIELDS, most, most * 2 * NOISE_AHEAD])
@@ -50,11 +50,11 @@ class Lanes:
 
     def load(self, lanes: Sequence[Lane]) -> None:
         host = self._loading.free()
-        count, most = bucket(len(lanes)), self._most
+        most = self.most
         state = host[: most * FIELDS].view(most, FIELDS)
         starts = host[most * FIELDS :][:most]
         words = host[most * (FIELDS + 1) :].view(most, NOISE_AHEAD, 2)
-        state[:count] = torch.tensor([0, 0, 0, 0, self._spare[TARGET_SLOT], self._spare[DRAFT_SLOT]])
+        state[:] = torch.tensor([0, 0, 0, 0, self._spare[TARGET_SLOT], self._spare[DRAFT_SLOT]])
         temperatures = [0.0] * most
         for i, lane in enumerate(lanes):
             state[i] = torch.tensor([lane.last, lane.previous, lane.length, lane.generated, lane.slot, lane.draft_slot])

@@ -33,6 +33,9 @@ ROTATED = 8
 SCRATCH = 1 << 26
 """Attention's scratch, in floats: longer contexts are attended to in several launches."""
 
+PROGRAMS = 1024
+"""Programs of attention that fill a GPU; more would mostly find nothing to do where contexts are short."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -58,6 +61,11 @@ class Tables:
         rows = flat.shape[0] // (6 + PATH)
         t, s, p, i, b, w, paths = torch.split(flat, [rows] * 6 + [rows * PATH])
         return Tables(flat, t, s, p, i, b, w, paths.view(rows, PATH))
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """What describes a row, but for its logits and its path."""
+        return self.tokens, self.slots, self.positions, self.indices, self.bases
 
     @staticmethod
     def size(rows: int, paths: int | None = None) -> int:
@@ -109,7 +117,7 @@ class Network:
             max(-(-n // BLOCK_N) * s for n, s in splits) * row_tiles * BLOCK_N * 64, dtype=torch.float32
         )
         self._counter = room(max(-(-n // BLOCK_N) for n, _ in splits) * row_tiles, dtype=torch.int32)
-        blocks = -(-capacity // BLOCK)
+        self._blocks = blocks = -(-capacity // BLOCK)
         self._attention_rows = max(1, min(max_rows, SCRATCH // (a.kv_heads * blocks * TILE * a.head_dim)))
         cells = self._attention_rows * a.kv_heads * blocks * TILE
         self._attention_partial = room(cells * a.head_dim, dtype=torch.float32)
@@ -134,8 +142,8 @@ class Network:
             width = len(wanted) * self.architecture.hidden
             self.features = torch.zeros(self.max_rows, width, dtype=self.dtype, device=self.device)
 
-    def body(self, rows: int, context: int, together: bool) -> None:
-        """Run the first `rows` rows of the tables, none at a position beyond `context`; fills the cache.
+    def body(self, rows: int, together: bool) -> None:
+        """Run the first `rows` rows of the tables; fills the cache.
 
         `together`: neighbouring rows mostly belong to one slot, so attention takes several at once.
         """
@@ -153,9 +161,9 @@ class Network:
             TILES=self._tiles,
             **self._launch(),
         )
-        self._layers(rows, context, together)
+        self._layers(rows, together)
 
-    def _layers(self, rows: int, context: int, together: bool, first: Tensor | None = None) -> None:
+    def _layers(self, rows: int, together: bool, first: Tensor | None = None) -> None:
         """All layers, from the residual on. `first`: what the first one reads, normalised, instead of the residual."""
         w = self._weights
         self._keep(0, rows)
@@ -165,7 +173,7 @@ class Network:
                 self._linear(first, layer.qkv, layer.qkv_bias, rows, self._qkv)
             else:
                 self._linear(self._x, layer.qkv, layer.qkv_bias, rows, self._qkv, normed=True)
-            self._attention(i, layer, rows, context, together)
+            self._attention(i, layer, rows, together)
             self._linear(self._attended, layer.o, layer.o_bias, rows, self._x, gain=layer.mlp_norm)
             self._linear(self._x, layer.gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
             self._linear(self._gated, layer.down, layer.down_bias, rows, self._x, gain=following)
@@ -187,7 +195,7 @@ class Network:
         """`logits[:count]`, fp32, of the rows named by the first `count` entries of `tables.wanted`."""
         self._linear(self._x, self._weights.head, None, count, self.logits, normed=True, index=self.tables.wanted)
 
-    def _attention(self, i: int, layer: LayerWeights, rows: int, context: int, together: bool) -> None:
+    def _attention(self, i: int, layer: LayerWeights, rows: int, together: bool) -> None:
         a, t = self.architecture, self.tables
         heads = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "DIM": a.head_dim}
         keys, values = self.cache[0, i], self.cache[1, i]
@@ -211,7 +219,9 @@ class Network:
         for start in range(0, rows, self._attention_rows):
             some = slice(start, min(rows, start + self._attention_rows))
             count = some.stop - start
-            attend_kernel[(-(-count // group), a.kv_heads, -(-context // BLOCK) * group)](
+            groups = -(-count // group)
+            spread = min(self._blocks, max(4, PROGRAMS // (groups * a.kv_heads * group)))
+            attend_kernel[(groups, a.kv_heads, spread * group)](
                 self._qkv[some],
                 keys,
                 values,
@@ -225,6 +235,7 @@ class Network:
                 self._attention_counter,
                 count,
                 self.capacity,
+                self._blocks,
                 a.layers[i].window,
                 a.attention_scale,
                 PATH=PATH,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.models.cuda.graphs import Graphs, Staging, bucket
+from outrider.models.cuda.graphs import Graphs, Staging, bucket, buckets
 from outrider.models.cuda.network import HEAD_ROWS, PATH, Network, Tables
 from outrider.models.slots import Span, StaticCache
 from outrider.types import Rows
@@ -34,6 +35,8 @@ class Passes(StaticCache, Generic[N]):
         self.chunk = MAX_ROWS
         self.device, self.dtype = network.device, network.dtype
         self.graphs = Graphs(self.device)
+        self._padding = (0, max_batch, 0, 0, 1)
+        """A row that only fills up a pass, as in `Tables.columns`: position 0 of the spare slot."""
         self._staging = [Staging(Tables.size(MAX_ROWS), self.device) for _ in range(4)]
 
     def advance(self, slot: int, count: int) -> None:
@@ -49,19 +52,31 @@ class Passes(StaticCache, Generic[N]):
             rows.extend((token, span, i, wanted is None or i in wanted) for i, token in enumerate(given.tokens))
         return rows
 
-    def _run(self, rows: list[Row], kind: str, launches: Callable[[int, int, bool], None]) -> Tensor:
-        """One pass of at most MAX_ROWS rows; the logits asked for. `launches(rows, context, together)` is what a pass
-        of this kind is made of."""
+    def _prepare(self, kind: str, launches: Callable[[int, bool], None]) -> Iterator[None]:
+        """Record the passes of this kind, over the spare slot; yields after each."""
+        for table, value in zip(self.network.tables.columns, self._padding, strict=True):
+            table.fill_(value)
+        for count in buckets(MAX_ROWS):
+            for together in (False, True) if count > 1 else (False,):
+                self.graphs.run((kind, count, together), partial(launches, count, together))
+                yield
+
+    def _prepare_logits(self) -> Iterator[None]:
+        for count in buckets(HEAD_ROWS):
+            self.graphs.run(("head", count), partial(self.network.head, count))
+            yield
+
+    def _run(self, rows: list[Row], kind: str, launches: Callable[[int, bool], None]) -> Tensor:
+        """One pass of at most MAX_ROWS rows; the logits asked for. `launches(rows, together)` is what a pass of this
+        kind is made of."""
         count = bucket(len(rows))
         wanted = [r for r, (*_, want) in enumerate(rows) if want]
         staging = self._staging.pop(0)
         self._staging.append(staging)
         scattered = self._fill(Tables.over(staging.free()), rows, count, wanted)
         staging.send(self.network.tables.flat, Tables.size(MAX_ROWS, paths=count if scattered else 0))
-        longest = max(span.base + len(span.paths[i]) for _, span, i, _ in rows)
-        context = min(self.network.capacity, max(512, bucket(longest)))
         together = len({span.slot for _, span, *_ in rows}) * 2 <= len(rows)
-        self.graphs.run((kind, count, context, together), lambda: launches(count, context, together))
+        self.graphs.run((kind, count, together), partial(launches, count, together))
         if not wanted:
             return torch.empty(0, self.network.logits.shape[1], device=self.device)
         parts = [self._logits(wanted[start : start + HEAD_ROWS], start) for start in range(0, len(wanted), HEAD_ROWS)]
@@ -71,7 +86,7 @@ class Passes(StaticCache, Generic[N]):
         if start:  # the head reads the first entries
             self.network.tables.wanted[: len(wanted)] = self.network.tables.wanted[start : start + len(wanted)].clone()
         count = bucket(len(wanted))
-        self.graphs.run(("head", count), lambda: self.network.head(count))
+        self.graphs.run(("head", count), partial(self.network.head, count))
         return self.network.logits[: len(wanted)].clone()
 
     def _fill(self, tables: Tables, rows: list[Row], count: int, wanted: Sequence[int]) -> bool:
@@ -79,10 +94,7 @@ class Passes(StaticCache, Generic[N]):
         any row has ancestors off the order of their positions."""
         n = len(rows)
         columns = np.array([_described(token, span, i) for token, span, i, _ in rows], dtype=np.int32).T
-        padding = (0, self.max_batch, 0, 0, 1)
-        for table, column, pad in zip(
-            (tables.tokens, tables.slots, tables.positions, tables.indices, tables.bases), columns, padding, strict=True
-        ):
+        for table, column, pad in zip(tables.columns, columns, self._padding, strict=True):
             numbers = table.numpy()
             numbers[:n] = column
             numbers[n:count] = pad

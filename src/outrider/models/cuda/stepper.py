@@ -7,7 +7,7 @@ Rollback is that integer: rows of refused drafts lie beyond it and are overwritt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
 from outrider.models.cuda.chooser import Chooser
-from outrider.models.cuda.graphs import Graphs, bucket
+from outrider.models.cuda.graphs import Graphs, bucket, buckets
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.kernels.steps import accept_kernel
 from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, TARGET_SLOT, Lanes
@@ -51,11 +51,24 @@ class DeviceStepper:
         self._collected: list[LaneOutcome] = []
         self._lanes = 0
         self._sampled = False
-        self._longest = 0
 
     def limit(self, lanes: int) -> int:
         """The longest chain that fits one pass of the target with its logits."""
         return min(MAX_LENGTH, HEAD_ROWS // bucket(lanes) - 1)
+
+    @torch.inference_mode()
+    def prepare(self, lengths: Sequence[int]) -> Iterator[None]:
+        """Record steps of every number of lanes with chains of these lengths; yields after each. Nothing is begun."""
+        self._board.load(())
+        for count in buckets(self._board.most):
+            self._lanes = count
+            for self._sampled in (False, True):
+                for length in sorted({min(length, self.limit(count)) for length in lengths}):
+                    if self._chains is not None:
+                        self._chains.prepare(self._graphs, count, length, self._sampled)
+                    self._run(count, length)
+                    yield
+        self._lanes = 0
 
     @torch.inference_mode()
     def begin(self, lanes: Sequence[Lane]) -> None:
@@ -67,21 +80,17 @@ class DeviceStepper:
         self._collected = []
         self._lanes = len(lanes)
         self._sampled = any(lane.temperature for lane in lanes)
-        self._longest = max(lane.length for lane in lanes)
 
     @torch.inference_mode()
     def launch(self, length: int) -> None:
         """Start a step with chains of `length` drafts (0: plain); does not wait for it."""
         count = bucket(self._lanes)
-        self._longest += length + 1
-        context = min(self._target.capacity, max(512, bucket(self._longest + 1)))
         result = self._results.pop(0)
         result.start()
         if self._chains is not None:
-            self._chains.draft(self._graphs, count, length, context, self._sampled)
+            self._chains.draft(self._graphs, count, length, self._sampled)
         result.drafted()
-        key = ("verify", count, length, context, self._sampled)
-        self._graphs.run(key, lambda: self._verify(count, length, context))
+        self._run(count, length)
         result.finish(length)
         self._under_way.append(result)
 
@@ -98,10 +107,13 @@ class DeviceStepper:
         last = self._collected[lane] if self._collected else None
         return None if self._chains is None else self._chains.left(lane, last)
 
-    def _verify(self, lanes: int, length: int, context: int) -> None:
+    def _run(self, lanes: int, length: int) -> None:
+        self._graphs.run(("verify", lanes, length, self._sampled), lambda: self._verify(lanes, length))
+
+    def _verify(self, lanes: int, length: int) -> None:
         network, count = self._target, length + 1
         self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
-        network.body(lanes * count, context, together=count > 2)
+        network.body(lanes * count, together=count > 2)
         network.head(lanes * count)
         self._chooser.choose(network.logits, lanes * count, self._board.noise if self._sampled else None, self._chosen)
         self._accept(lanes, length)

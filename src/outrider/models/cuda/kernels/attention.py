@@ -29,6 +29,7 @@ def attend_kernel(
     counter_ptr,  # int32 [row groups, KV_HEADS] zeros, left as zeros
     rows,
     capacity,
+    blocks,  # of a slot: how scratch is laid out
     window,
     scale,
     HEADS: tl.constexpr,
@@ -40,15 +41,15 @@ def attend_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """TOGETHER neighbouring rows, one key head, one block of BLOCK absolute positions along each row's path.
+    """TOGETHER neighbouring rows, one key head, every `step`-th block of BLOCK absolute positions along their paths.
 
-    Rows of one slot whose prefix covers the block share its keys and one program; for other blocks each row has its
+    Rows of one slot whose prefix covers a block share its keys and one program; for other blocks each row has its
     own. Whichever program of a group finishes last folds the blocks together in order of position, so a row's bits
-    depend on its path alone.
+    depend on its path alone. How long the paths are is read here, so one recorded launch serves any context.
     """
     group, head = tl.program_id(0), tl.program_id(1)
-    blocks = tl.num_programs(2) // TOGETHER
-    block, r = tl.program_id(2) % blocks, tl.program_id(2) // blocks
+    step = tl.num_programs(2) // TOGETHER
+    start, r = tl.program_id(2) % step, tl.program_id(2) // step
     HEADS_EACH: tl.constexpr = HEADS // KV_HEADS
     LANES: tl.constexpr = TILE // TOGETHER  # of the tile per row; those from HEADS_EACH on are idle
     lane = tl.arange(0, TILE)
@@ -64,53 +65,54 @@ def attend_kernel(
     last = (tl.max(length, axis=0) - 1) // BLOCK
     one_slot = tl.max(slot, axis=0) == tl.min(tl.where(row < rows, slot, 1 << 30), axis=0)
     apart = tl.where(one_slot, tl.maximum(first, tl.min(base, axis=0) // BLOCK), first)  # blocks below are shared
-    if (block >= first) & (block <= last) & ((block >= apart) | (r == 0)):
-        query = (row * (HEADS + 2 * KV_HEADS) + head * HEADS_EACH + lane % LANES)[:, None] * DIM + d[None, :]
-        q = tl.load(qkv_ptr + query, mask=real[:, None], other=0.0)  # [TILE, DIM]
-        lead = tl.minimum(group * TOGETHER + r, rows - 1)
-        position = block * BLOCK + tl.arange(0, BLOCK)
-        its_length, its_base = tl.load(positions_ptr + lead) + 1, tl.load(bases_ptr + lead)
-        ahead = (position >= its_base) & (position < its_length)
-        index = tl.load(paths_ptr + lead * PATH + position - its_base, mask=ahead, other=0)
-        index = tl.where(position < its_base, position, index)
-        home = (tl.load(slots_ptr + lead).to(tl.int64) * KV_HEADS + head) * capacity * DIM
-        place = home + index[:, None] * DIM + d[None, :]
-        k = tl.load(keys_ptr + place, mask=(position < its_length)[:, None], other=0.0)  # [BLOCK, DIM]
-        v = tl.load(values_ptr + place, mask=(position < its_length)[:, None], other=0.0)
-        seen = (position[None, :] < length[:, None]) & (position[None, :] >= oldest[:, None])  # [TILE, BLOCK]
-        score = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
-        peak = tl.max(score, axis=1)
-        weight = tl.where(seen, tl.exp(score - peak[:, None]), 0.0)
-        total = tl.sum(weight, axis=1)
-        part = tl.dot(weight.to(v.dtype), v)  # [TILE, DIM]
-        programs = apart - first + TOGETHER * (last + 1 - apart)
-        cell = group * KV_HEADS + head
-        folding = True
-        if programs > 1:
-            mine = (lane // LANES == r) | (lane < tl.where(block < apart, TILE, 0))
-            scratch = (cell * blocks + block).to(tl.int64) * TILE
-            cells = lane[:, None] * DIM + d[None, :]
-            tl.store(partial_ptr + scratch * DIM + cells, part, mask=mine[:, None])
-            tl.store(stats_ptr + scratch * 2 + lane, peak, mask=mine)
-            tl.store(stats_ptr + scratch * 2 + TILE + lane, total, mask=mine)
-            tl.debug_barrier()  # every thread's part is written before one of them says so
-            folding = tl.atomic_add(counter_ptr + cell, 1, sem="acq_rel") == programs - 1
+    query = (row * (HEADS + 2 * KV_HEADS) + head * HEADS_EACH + lane % LANES)[:, None] * DIM + d[None, :]
+    q = tl.load(qkv_ptr + query, mask=real[:, None], other=0.0)  # [TILE, DIM]
+    for block in range(start, last + 1, step):
+        if (block >= first) & ((block >= apart) | (r == 0)):
+            lead = tl.minimum(group * TOGETHER + r, rows - 1)
+            position = block * BLOCK + tl.arange(0, BLOCK)
+            its_length, its_base = tl.load(positions_ptr + lead) + 1, tl.load(bases_ptr + lead)
+            ahead = (position >= its_base) & (position < its_length)
+            index = tl.load(paths_ptr + lead * PATH + position - its_base, mask=ahead, other=0)
+            index = tl.where(position < its_base, position, index)
+            home = (tl.load(slots_ptr + lead).to(tl.int64) * KV_HEADS + head) * capacity * DIM
+            place = home + index[:, None] * DIM + d[None, :]
+            k = tl.load(keys_ptr + place, mask=(position < its_length)[:, None], other=0.0)  # [BLOCK, DIM]
+            v = tl.load(values_ptr + place, mask=(position < its_length)[:, None], other=0.0)
+            seen = (position[None, :] < length[:, None]) & (position[None, :] >= oldest[:, None])  # [TILE, BLOCK]
+            score = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+            peak = tl.max(score, axis=1)
+            weight = tl.where(seen, tl.exp(score - peak[:, None]), 0.0)
+            total = tl.sum(weight, axis=1)
+            part = tl.dot(weight.to(v.dtype), v)  # [TILE, DIM]
+            programs = apart - first + TOGETHER * (last + 1 - apart)
+            cell = group * KV_HEADS + head
+            folding = True
+            if programs > 1:
+                mine = (lane // LANES == r) | (lane < tl.where(block < apart, TILE, 0))
+                scratch = (cell * blocks + block).to(tl.int64) * TILE
+                cells = lane[:, None] * DIM + d[None, :]
+                tl.store(partial_ptr + scratch * DIM + cells, part, mask=mine[:, None])
+                tl.store(stats_ptr + scratch * 2 + lane, peak, mask=mine)
+                tl.store(stats_ptr + scratch * 2 + TILE + lane, total, mask=mine)
+                tl.debug_barrier()  # every thread's part is written before one of them says so
+                folding = tl.atomic_add(counter_ptr + cell, 1, sem="acq_rel") == programs - 1
+                if folding:
+                    tl.store(counter_ptr + cell, 0)
+                    peak = tl.full([TILE], float("-inf"), dtype=tl.float32)
+                    total = tl.zeros([TILE], dtype=tl.float32)
+                    part = tl.zeros([TILE, DIM], dtype=tl.float32)
+                    for other in range(first, last + 1):
+                        scratch = (cell * blocks + other).to(tl.int64) * TILE
+                        its_peak = tl.load(stats_ptr + scratch * 2 + lane, cache_modifier=".cg")
+                        its_total = tl.load(stats_ptr + scratch * 2 + TILE + lane, cache_modifier=".cg")
+                        its_part = tl.load(partial_ptr + scratch * DIM + cells, cache_modifier=".cg")
+                        higher = tl.maximum(peak, its_peak)
+                        before = tl.where(peak == float("-inf"), 0.0, tl.exp(peak - higher))
+                        now = tl.where(its_peak == float("-inf"), 0.0, tl.exp(its_peak - higher))
+                        part = part * before[:, None] + its_part * now[:, None]
+                        total = total * before + its_total * now
+                        peak = higher
             if folding:
-                tl.store(counter_ptr + cell, 0)
-                peak = tl.full([TILE], float("-inf"), dtype=tl.float32)
-                total = tl.zeros([TILE], dtype=tl.float32)
-                part = tl.zeros([TILE, DIM], dtype=tl.float32)
-                for other in range(first, last + 1):
-                    scratch = (cell * blocks + other).to(tl.int64) * TILE
-                    its_peak = tl.load(stats_ptr + scratch * 2 + lane, cache_modifier=".cg")
-                    its_total = tl.load(stats_ptr + scratch * 2 + TILE + lane, cache_modifier=".cg")
-                    its_part = tl.load(partial_ptr + scratch * DIM + cells, cache_modifier=".cg")
-                    higher = tl.maximum(peak, its_peak)
-                    before = tl.where(peak == float("-inf"), 0.0, tl.exp(peak - higher))
-                    now = tl.where(its_peak == float("-inf"), 0.0, tl.exp(its_peak - higher))
-                    part = part * before[:, None] + its_part * now[:, None]
-                    total = total * before + its_total * now
-                    peak = higher
-        if folding:
-            at = (row * HEADS + head * HEADS_EACH + lane % LANES)[:, None] * DIM + d[None, :]
-            tl.store(out_ptr + at, part / total[:, None], mask=real[:, None])
+                at = (row * HEADS + head * HEADS_EACH + lane % LANES)[:, None] * DIM + d[None, :]
+                tl.store(out_ptr + at, part / total[:, None], mask=real[:, None])
