@@ -16,6 +16,7 @@ from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.gguf_file import GGUFFile
 from outrider.models.checkpoints.progress import SilentProgress
+from outrider.models.hf import HFModel
 from outrider.models.load import load_model, placement
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.precision import FP32
@@ -103,9 +104,8 @@ def decoder(path: Path, kind: str) -> LanguageModel:
     return TorchDecoder.load(architecture, tensors, torch.float32, torch.device("cpu"), bitwise=False, **size)
 
 
-def check_logits(path: Path, model: Any, kind: str) -> None:
-    ids = torch.randint(0, 300, (1, 40))
-    ours = decoder(path, kind)
+def check_logits(ours: LanguageModel, model: Any, length: int = 40) -> None:
+    ids = torch.randint(0, 300, (1, length))
     with torch.inference_mode():
         theirs = model(ids).logits[0]
     assert theirs.std() > 0.1
@@ -119,7 +119,7 @@ def test_family_gives_transformers_logits(name: str, kind: str, tmp_path: Path) 
     model = reference(family, **options)
     path = tmp_path / "model.gguf"
     write_hf_model(path, model, bpe_metadata(), **extra)
-    check_logits(path, model, kind)
+    check_logits(decoder(path, kind), model)
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])
@@ -132,14 +132,14 @@ def test_biases_a_file_leaves_out_are_zero(kind: str, tmp_path: Path) -> None:
     whole, path = tmp_path / "whole.gguf", tmp_path / "model.gguf"
     write_hf_model(whole, model, bpe_metadata())
     rewrite(whole, path, lambda name: not name.endswith(("attn_output.bias", "ffn_up.bias")))
-    check_logits(path, model, kind)
+    check_logits(decoder(path, kind), model)
 
 
 def test_gemma3_without_a_window_sees_everything(tmp_path: Path) -> None:
     model = reference("gemma3_text", **{**GEMMA3, "layer_types": ["full_attention"] * 7})
     path = tmp_path / "model.gguf"
     write_hf_model(path, model, bpe_metadata(), **{ROPE: 1e6})
-    check_logits(path, model, "torch")
+    check_logits(decoder(path, "torch"), model)
 
 
 def test_part_of_a_head_turned_is_refused(tmp_path: Path) -> None:
@@ -147,6 +147,34 @@ def test_part_of_a_head_turned_is_refused(tmp_path: Path) -> None:
     write_hf_model(path, reference("qwen2"), bpe_metadata(), **{"rope.dimension_count": 8})
     with pytest.raises(ModelError, match="turns 8 of 16 numbers"):
         open_checkpoint(str(path), SilentProgress())
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6, "original_max_position_embeddings": 32}
+CAPPED = {**GEMMA3, "final_logit_softcapping": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "extra"),
+    [
+        (
+            "qwen2",
+            {"rope_parameters": YARN},
+            {f"rope.scaling.{key}": value for key, value in {"type": "yarn", "factor": 4.0}.items()}
+            | {ROPE: 1e6, "rope.scaling.original_context_length": 32},
+        ),
+        ("gemma3_text", CAPPED, {WINDOW: 8, ROPE: 1e6, "final_logit_softcapping": 2.0}),
+    ],
+)
+def test_what_our_decoders_do_not_do_runs_in_transformers(
+    family: str, options: dict[str, Any], extra: dict[str, Any], tmp_path: Path
+) -> None:
+    model = reference(family, **options)
+    path = tmp_path / "model.gguf"
+    write_hf_model(path, model, bpe_metadata(), **extra)
+    place = placement(device="cpu", dtype="fp32", bitwise=None, threads=None, max_batch=1, max_context=None)
+    ours = load_model(open_checkpoint(str(path), SilentProgress()), place)
+    assert isinstance(ours, HFModel)
+    check_logits(ours, model, length=60)
 
 
 def rewrite(source: Path, target: Path, keep: Callable[[str], bool]) -> None:

@@ -76,8 +76,8 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
         _refuse_quantised(place.precision, str(reason))
         if place.bitwise:
             raise InvalidRequest(f"bitwise: {reason}, and transformers' own decoder cannot promise it") from reason
-        return HFModel.from_folder(
-            checkpoint.path, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
+        return HFModel.load(
+            checkpoint, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
         )
     size = {
         "max_batch": place.max_batch,
