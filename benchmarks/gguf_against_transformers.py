@@ -3,11 +3,11 @@
     python benchmarks/gguf_against_transformers.py MODEL.gguf [--tokens 64] [--prompts N] [--drafter auto] [--json]
                                                    [--out FILE]
 
-Both decode in fp32 on the CPU, one after the other so that one copy of the weights is in memory at a time. Outrider runs
-as `LLM` does out of the box, drafting; its tokenizer feeds both, and is compared with transformers' on texts of its own.
-transformers reads GGUF files only where `accelerate` is installed.
-`logits apart` is the largest difference over the prompt, `spread` the standard deviation of the logits. Where the tokens
-part, `gap` is how far apart transformers held the two logits: rounding explains a gap near zero.
+Both decode in fp32 on the CPU, one after the other so that one copy of the weights is in memory at a time. Outrider
+runs as `LLM` does out of the box, drafting; its tokenizer feeds both, and is compared with transformers' on texts of
+its own. transformers reads GGUF files only where `accelerate` is installed. `logits apart` is the largest difference
+over the prompt, `spread` the standard deviation of the logits. Where the tokens part, `gap` is how far apart
+transformers held the two logits: rounding explains a gap near zero.
 """
 
 from __future__ import annotations
