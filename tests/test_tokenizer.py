@@ -112,6 +112,7 @@ def made(metadata: dict[str, Any]) -> Tokenizer:
         ("smollm", ["it", "'s", " ", *"1234567", " ,\"", "\n"]),
         ("qwen2", ["it", "'s", " ", *"1234567", " ,\"\n"]),
         ("llama-bpe", ["it", "'s", " ", "123", "456", "7", " ,\"\n"]),
+        ("tekken", ["it", "'s", " ", *"1234567", " ,\"\n"]),
     ],
 )  # fmt: skip
 def test_text_is_split_as_the_file_says(pre: str | None, pieces: list[str]) -> None:
@@ -120,6 +121,14 @@ def test_text_is_split_as_the_file_says(pre: str | None, pieces: list[str]) -> N
     spans = [text[a:b] for _, (a, b) in backend.pre_tokenizer.pre_tokenize_str(text)]
     assert spans == pieces
     assert made(bpe_metadata(pre)).decode(backend.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_mistrals_words_begin_at_capitals() -> None:
+    text = "parseHTMLPage(x)/\n Été 42"
+    spans = build_tokenizer(bpe_metadata("tekken")).pre_tokenizer.pre_tokenize_str(text)
+    pieces = ["parse", "HTMLPage", "(x", ")/\n", " Été", " ", "4", "2"]
+    assert [text[a:b] for _, (a, b) in spans] == pieces
+    assert made(bpe_metadata("tekken")).encode("x") == [1, BPE_TOKENS.index("x")]
 
 
 def test_merges_bos_and_added_tokens_of_a_byte_level_file() -> None:

@@ -32,6 +32,9 @@ class RecordedProgress:
         self.on_step = on_step
         self.tasks: dict[str, tuple[int | None, list[int]]] = {}
 
+    def note(self, message: str) -> None:
+        print("note:", message, flush=True)
+
     @contextmanager
     def task(self, description: str, total: int | None) -> Iterator[Any]:
         steps: list[int] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +13,6 @@ import torch
 from gguf import GGMLQuantizationType
 
 CONTROL, USER_DEFINED, NORMAL, UNKNOWN, BYTE = 3, 4, 1, 2, 6
-
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_GEMMA3_NAMES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 
 BYTE_ALPHABET = [
     chr(b) if 33 <= b < 127 or 161 <= b < 173 or b > 173 else chr(256 + i)
@@ -116,9 +96,11 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: Any) -> None:
-    """A transformers model as a GGUF file of its architecture, in F32."""
+    """A transformers model as a GGUF file of its architecture, in F32. `extra` adds to what the converter says of the
+    shape; None leaves a key out."""
     config = model.config.to_dict()
     arch = {"gemma3_text": "gemma3", "mistral": "llama"}.get(config["model_type"], config["model_type"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     shape = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
@@ -126,26 +108,34 @@ def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: An
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config["head_dim"] if config.get("head_dim") else 0,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         **extra,
     }
+    names = converter_names(arch, config["num_hidden_layers"])
     tensors = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
-        tensors[_gguf_name(name, arch)] = _as_converter(name, tensor, arch, config).numpy()
-    named = {f"{arch}.{key}": value for key, value in shape.items()}
+        tensors[names(name)] = _as_converter(name, tensor, arch, config).numpy()
+    if (rope := config["rope_parameters"]).get("rope_type") == "llama3":
+        tensors["rope_freqs.weight"] = _rotary_divisors(rope, head_dim)
+    named = {f"{arch}.{key}": value for key, value in shape.items() if value is not None}
     write_gguf(path, arch, {**named, **metadata}, tensors)
 
 
-def _gguf_name(name: str, arch: str) -> str:
-    stem, kind = name.rsplit(".", 1)
-    names = _NAMES | _GEMMA3_NAMES if arch == "gemma3" else _NAMES
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{names[part]}.{kind}"
-    return f"{names[stem]}.{kind}"
+def converter_names(arch: str, layers: int) -> Callable[[str], str]:
+    """Hugging Face's tensor names to GGUF's, by the very table that llama.cpp's converter uses."""
+    known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(known[arch], layers)
+
+    def translate(name: str) -> str:
+        found = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, f"llama.cpp's converter does not know {name} in {arch}"
+        return found
+
+    return translate
 
 
 def _as_converter(name: str, tensor: torch.Tensor, arch: str, config: dict[str, Any]) -> torch.Tensor:
@@ -158,3 +148,16 @@ def _as_converter(name: str, tensor: torch.Tensor, arch: str, config: dict[str, 
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
     return tensor
+
+
+def _rotary_divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """By how much Llama 3 divides each frequency: 1 for short waves, `factor` for long ones, a passage between."""
+    context, low, high = (
+        float(rope[key]) for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    divisors = []
+    for j in range(0, head_dim, 2):
+        turns = context * rope["rope_theta"] ** (-j / head_dim) / (2 * math.pi)
+        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+        divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(divisors, np.float32)

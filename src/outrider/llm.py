@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
@@ -23,11 +23,14 @@ from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
-from outrider.models.load import Placement, load_model, placement
+from outrider.models.load import Placement, load_model, missing_kernels, placement, settled
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel, Prepares, Speculation
+
+if TYPE_CHECKING:
+    import torch
 
 Prompt = str | Sequence[int]
 Message = dict[str, str]
@@ -40,11 +43,12 @@ class LLM:
     >>> llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text
 
     `drafter`: none, ngram, suffix, model:PATH, head[:PATH], auto, or a `Drafter` of your own. `draft_length`: nodes per
-    draft, or "auto" to stop when it does not pay. Neither changes the text. `bitwise` None means: on wherever it is
-    nearly free. `also`: further drafters that a request may name (`Speculation.drafter`), or "available" for all that
-    need no path; given at all, even empty, requests may also bring a prediction. `kv_tokens`: the most tokens that
-    running sequences may have together (None: what the cache has room for); more wait. `remember`: lookup may draft
-    from the answers to earlier requests; not for requests of different owners, who could tell by the time it takes.
+    draft, or "auto" to stop when it does not pay. Neither changes the text. `dtype`: auto, bf16, fp16, fp32 or int8, or
+    as PyTorch names or gives them ("bfloat16", torch.bfloat16). `bitwise` None means: on wherever it is nearly free.
+    `also`: further drafters that a request may name (`Speculation.drafter`), or "available" for all that need no path;
+    given at all, even empty, requests may also bring a prediction. `kv_tokens`: the most tokens that running sequences
+    may have together (None: what the cache has room for); more wait. `remember`: lookup may draft from the answers to
+    earlier requests; not for requests of different owners, who could tell by the time it takes.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class LLM:
         drafter: str | Drafter = "auto",
         also: Sequence[str] | Literal["available"] | None = None,
         draft_length: int | Literal["auto"] = "auto",
-        dtype: str = "auto",
+        dtype: str | torch.dtype = "auto",
         device: str = "auto",
         threads: int | None = None,
         bitwise: bool | None = None,
@@ -78,6 +82,9 @@ class LLM:
         self.tokenizer = checkpoint.tokenizer
         self.generation_config = checkpoint.generation_config
 
+        place = settled(checkpoint, place)
+        if note := missing_kernels(place):
+            progress.note(note)
         self.model = load_model(checkpoint, place)
         self._parts = _Parts(checkpoint, place, self.model, remember)
         if also is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
+from outrider.models.dtypes import short_name
 
 OURS = "outrider"
 PLAIN = "plain"
@@ -60,7 +61,7 @@ def parse(text: str) -> ArmName:
     dtype = None
     rest = text.strip()
     if found := _DTYPE.fullmatch(rest):
-        rest, dtype = found["rest"], found["dtype"]
+        rest, dtype = found["rest"], short_name(found["dtype"])
     name, *parts = rest.split(":")
     program, method = PEERS.get(name, (OURS, name))
     length = "auto"

@@ -109,6 +109,7 @@ def measure(
     from outrider.bench.results import Results
     from outrider.bench.run import Plan, run
     from outrider.cli.progress import TimedProgress
+    from outrider.models.dtypes import short_name
 
     plan = Plan(
         model=model,
@@ -118,7 +119,7 @@ def measure(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        dtype=dtype,
+        dtype=short_name(dtype),
         device=_device(device),
         threads=threads,
         endpoint=endpoint,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2-135m"
 """As in `models/checkpoints/catalog.py`, repeated so that --help need not import it; a test compares them."""
 
+Dtype = Literal["auto", "bf16", "fp16", "fp32", "int8", "bfloat16", "float16", "float32"]
+"""As in `models/dtypes.py`; a test compares them."""
+
 _model = partial(typer.Option, rich_help_panel="Model")
 _speculation = partial(typer.Option, rich_help_panel="Speculation")
 _sampling = partial(typer.Option, rich_help_panel="Sampling (not given: the model's own defaults)")
@@ -57,10 +60,11 @@ class Settings:
         _model("--model", "-m", metavar="MODEL", help="Known name, model folder, GGUF file or hub id."),
     ] = DEFAULT_MODEL
     dtype: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32", "int8"],
+        Dtype,
         _model(
             metavar="auto|bf16|fp16|fp32|int8",
-            help="Number format of weights and cache; int8 rounds the weights (CPU only): half the memory, faster.",
+            help="Number format of weights and cache (bfloat16, float16 and float32 are understood, too); "
+            "int8 rounds the weights (CPU only): half the memory, faster.",
         ),
     ] = "auto"
     device: Annotated[

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from outrider.cli.screen import notes
+from outrider.cli.screen import note, notes
 
 if TYPE_CHECKING:
     from outrider.models.checkpoints.progress import Advance
@@ -21,6 +21,9 @@ _EVERY = 20.0
 
 class RichProgress:
     """One bar per task, gone when it is done; where stderr is no terminal, one line per slow task."""
+
+    def note(self, message: str) -> None:
+        note(message)
 
     @contextmanager
     def task(self, description: str, total: int | None) -> Iterator[Advance]:

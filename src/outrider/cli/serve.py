@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from outrider.cli.options import DEFAULT_MODEL
+from outrider.cli.options import DEFAULT_MODEL, Dtype
 from outrider.cli.screen import note
 from outrider.errors import InvalidRequest
 
@@ -30,7 +30,7 @@ def serve(
         ),
     ] = "auto",
     dtype: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32", "int8"],
+        Dtype,
         _model("--dtype", metavar="auto|bf16|fp16|fp32|int8", help="Number format of weights and cache."),
     ] = "auto",
     device: Annotated[str, _model("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",

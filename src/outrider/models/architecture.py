@@ -107,7 +107,7 @@ class Architecture:
         for key in ("final_logit_softcapping", "attn_logit_softcapping"):
             if config.get(key):
                 raise UnsupportedArchitecture(f"the fast decoder does not do {key}")
-        bias = bool(config.get("attention_bias", False))
+        bias = "attention_bias" in options and bool(config.get("attention_bias", False))
         ropes, layers = _layers(family, config, head_dim)
         scalar = config.get("query_pre_attn_scalar")
         return Architecture(
@@ -126,7 +126,7 @@ class Architecture:
             activation=_ACTIVATIONS[activation],
             qkv_bias=bias or "qkv_bias" in options,
             output_bias=bias,
-            mlp_bias=bool(config.get("mlp_bias", False)),
+            mlp_bias="mlp_bias" in options and bool(config.get("mlp_bias", False)),
             qk_norm="qk_norm" in options,
             norm_offset=1.0 if "norm_offset" in options else 0.0,
             sandwich_norms="sandwich_norms" in options,
@@ -135,13 +135,15 @@ class Architecture:
         )
 
 
+# What each family always has, and under `attention_bias` and `mlp_bias` whether it reads these keys of its config:
+# transformers' Qwen2 has biases on queries, keys and values and on nothing else, whatever its config says.
 _FAMILIES: Mapping[str, frozenset[str]] = {
-    "llama": frozenset(),
+    "llama": frozenset({"attention_bias", "mlp_bias"}),
     "mistral": frozenset(),
     "qwen2": frozenset({"qkv_bias"}),
-    "qwen3": frozenset({"qk_norm"}),
-    "gemma": frozenset({"norm_offset", "embed_scale"}),
-    "gemma3_text": frozenset({"norm_offset", "embed_scale", "qk_norm", "sandwich_norms"}),
+    "qwen3": frozenset({"attention_bias", "qk_norm"}),
+    "gemma": frozenset({"attention_bias", "norm_offset", "embed_scale"}),
+    "gemma3_text": frozenset({"attention_bias", "norm_offset", "embed_scale", "qk_norm", "sandwich_norms"}),
 }
 
 

@@ -8,13 +8,13 @@ a model whose state cannot be cropped (recurrent or linear attention) is refused
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
+from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.slots import Slots
 from outrider.types import ROOT, Rows
 
@@ -38,15 +38,18 @@ class HFModel:
         self._check_rollback()
 
     @staticmethod
-    def from_folder(
-        folder: Path, dtype: torch.dtype, device: torch.device, *, max_batch: int, max_context: int | None
+    def load(
+        checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *, max_batch: int, max_context: int | None
     ) -> HFModel:
         from transformers import AutoModelForCausalLM
 
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
+            if checkpoint.path.is_dir():
+                model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=dtype).to(device)
+            else:
+                model = _from_gguf(checkpoint, dtype).to(device)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"transformers cannot load {folder}: {error}") from error
+            raise ModelError(f"transformers cannot load {checkpoint.path}: {error}") from error
         longest = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 4096)
         return HFModel(model, max_batch=max_batch, max_context=min(longest, max_context or 8192))
 
@@ -117,3 +120,12 @@ class HFModel:
             raise ModelError(f"{refusal} ({error})") from error
         finally:
             self.close(slot)
+
+
+def _from_gguf(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """From what we read in the file: transformers' own GGUF reader drops rotary scaling, for one."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(**checkpoint.config)
+    kind = getattr(transformers, checkpoint.config["architectures"][0])
+    return kind.from_pretrained(None, config=config, state_dict=dict(checkpoint.tensors(dtype)), dtype=dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,10 +10,13 @@ from outrider.errors import InvalidRequest
 from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
+from outrider.models.cpu import has_bf16
+from outrider.models.dtypes import short_name
 from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.library import library
 from outrider.models.native.stack import obstacle
-from outrider.models.precision import BF16, PRECISIONS, Precision
+from outrider.models.precision import BF16, FP32, PRECISIONS, Precision
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel
 
@@ -31,6 +34,8 @@ class Placement:
     threads: int
     max_batch: int
     max_context: int | None
+    auto: bool = False
+    """Nobody asked for the precision, so the model may change it (`settled`)."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -41,13 +46,13 @@ class Placement:
 def placement(
     *,
     device: str,
-    dtype: str,
+    dtype: str | torch.dtype,
     bitwise: bool | None,
     threads: int | None,
     max_batch: int,
     max_context: int | None,
 ) -> Placement:
-    """Check what was asked for against this machine."""
+    """Check what was asked for against this machine; `dtype` by either spelling, or as PyTorch's."""
     for name, value in (("threads", threads), ("max_batch", max_batch), ("max_context", max_context)):
         if value is not None and value < 1:
             raise InvalidRequest(f"{name} must be at least 1, got {value}")
@@ -57,12 +62,43 @@ def placement(
         raise InvalidRequest(f"device must be auto, cpu or cuda, got {device!r}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidRequest("device: PyTorch sees no CUDA GPU here; use cpu")
-    if dtype not in ("auto", *PRECISIONS):
-        raise InvalidRequest(f"dtype must be auto, {', '.join(PRECISIONS)}, got {dtype!r}")
-    precision = BF16 if dtype == "auto" else PRECISIONS[dtype]
+    name = short_name(dtype)
+    auto = name == "auto"
+    place = torch.device(device)
+    precision = automatic(place, kernels=library() is not None, bf16=has_bf16()) if auto else PRECISIONS[name]
     if threads is not None:
         torch.set_num_threads(threads)
-    return Placement(torch.device(device), precision, bitwise, torch.get_num_threads(), max_batch, max_context)
+    return Placement(place, precision, bitwise, torch.get_num_threads(), max_batch, max_context, auto)
+
+
+def automatic(device: torch.device, *, kernels: bool, bf16: bool) -> Precision:
+    """The number format where nobody asked for one. Our CPU kernels widen bf16 weights as they read them, on every CPU;
+    PyTorch needs bf16 instructions for that, and is tens of times slower than in fp32 without them."""
+    return FP32 if device.type == "cpu" and not kernels and not bf16 else BF16
+
+
+def settled(checkpoint: Checkpoint, place: Placement) -> Placement:
+    """The place with the number format that this model runs in there."""
+    if not place.auto:
+        return place
+    precision = place.precision
+    if place.device.type == "cpu":
+        try:
+            against = obstacle(Architecture.from_config(checkpoint.config), BF16)
+        except UnsupportedArchitecture as reason:
+            against = str(reason)
+        precision = automatic(place.device, kernels=against is None, bf16=has_bf16())
+    return replace(place, precision=precision, auto=False)
+
+
+def missing_kernels(place: Placement) -> str | None:
+    """What to tell a person whose CPU has to do without our kernels: that it is so, and what to do."""
+    if place.device.type != "cpu" or library() is not None:
+        return None
+    return (
+        f"the compiled CPU kernels are missing, so PyTorch decodes, slower, in {place.precision.name}; "
+        "install a C compiler, then Outrider again with pip's --force-reinstall --no-deps --no-cache-dir"
+    )
 
 
 def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
@@ -70,14 +106,15 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
 
     Bit-exact rows (level C) by default wherever our own kernels run, which compute no other way; elsewhere on request.
     """
+    place = settled(checkpoint, place)
     try:
         architecture = Architecture.from_config(checkpoint.config)
     except UnsupportedArchitecture as reason:
         _refuse_quantised(place.precision, str(reason))
         if place.bitwise:
             raise InvalidRequest(f"bitwise: {reason}, and transformers' own decoder cannot promise it") from reason
-        return HFModel.from_folder(
-            checkpoint.path, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
+        return HFModel.load(
+            checkpoint, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
         )
     size = {
         "max_batch": place.max_batch,

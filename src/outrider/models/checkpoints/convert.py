@@ -50,12 +50,11 @@ def convert_folder(folder: Path, gguf_sha256: str, progress: Progress) -> None:
     for name, text in texts.items():
         with hashed_file(folder / name, hashes) as write:
             write(text.encode("utf-8"))
-    shapes = {name: weights.shape(name) for name in weights.names}
     with (
         progress.task("Converting the weights", weights.parameters) as advance,
         hashed_file(folder / WEIGHTS_NAME, hashes) as write,
     ):
-        write_bf16(write, shapes, _counted(weights, advance))
+        write_bf16(write, weights.shapes, _counted(weights, advance))
     write_manifest(folder, hashes)
 
 

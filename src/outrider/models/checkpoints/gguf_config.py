@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,12 @@ _CONTROL_TOKEN = 3
 _TURN_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>"})
 """Control tokens after which a text is over, whichever of them the file calls its eos."""
 
+_YARN = {
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Every Llama 3.x with scaled rotary frequencies uses these; the file only holds the resulting factors."""
 
@@ -56,6 +63,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     if keys.integer("expert_count", 0):
         raise ModelError(f"{file.path} is a mixture of experts, which Outrider cannot read from GGUF.")
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    layers = keys.integer("block_count")
     try:
         vocabulary = file.tensors["token_embd.weight"].shape[0]
         query_rows = file.tensors["blk.0.attn_q.weight"].shape[0]
@@ -67,7 +75,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "vocab_size": vocabulary,
         "hidden_size": hidden,
         "intermediate_size": keys.integer("feed_forward_length"),
-        "num_hidden_layers": keys.integer("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "head_dim": query_rows // heads,
@@ -75,16 +83,32 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "hidden_act": "gelu_pytorch_tanh" if keys.arch.startswith("gemma") else "silu",
     }
+    if (turned := keys.integer("rope.dimension_count", config["head_dim"])) != config["head_dim"]:
+        raise ModelError(
+            f"{file.path} turns {turned} of {config['head_dim']} numbers of a head by position; Outrider turns all."
+        )
     if scaling := _rope_scaling(keys, config["head_dim"], config["rope_theta"]):
         config["rope_scaling"] = scaling
+    for option, parts in biases(keys.arch).items():
+        config[option] = any(f"blk.{i}.{part}.bias" in file.tensors for i in range(layers) for part in parts)
     _add_family_options(config, keys)
     for name in ("bos", "eos"):
         if (token := file.metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None:
             config[f"{name}_token_id"] = int(token)
     return config
+
+
+def biases(arch: str) -> Mapping[str, Sequence[str]]:
+    """Config options that give an architecture biases, and the GGUF tensors each of them gives one to.
+
+    Qwen2 has no such option: its queries, keys and values always have biases and nothing else does.
+    """
+    options = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")}
+    if arch == "llama":
+        return {**options, "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
+    return {} if arch == "qwen2" else options
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
@@ -146,12 +170,17 @@ def _shortest(value: float) -> float:
 def _rope_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any] | None:
     if "rope_freqs.weight" in keys.file.tensors:
         return _llama3_scaling(keys, head_dim, theta)
-    kind = keys.get("rope.scaling.type")
-    if kind in (None, "none"):
+    # A factor alone means linear, and once had another name: so llama.cpp reads it.
+    kind = keys.get("rope.scaling.type") or "linear"
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
+    if kind == "none" or factor in (0.0, 1.0):
         return None
-    scaling = {"rope_type": str(kind), "factor": keys.number("rope.scaling.factor")}
+    scaling: dict[str, Any] = {"rope_type": str(kind), "factor": factor}
     if (original := keys.get("rope.scaling.original_context_length")) is not None:
         scaling["original_max_position_embeddings"] = int(original)
+    for theirs, ours in _YARN.items():
+        if keys.get(theirs) is not None:
+            scaling[ours] = keys.number(theirs)
     return scaling
 
 
@@ -184,7 +213,15 @@ def _add_family_options(config: dict[str, Any], keys: _Keys) -> None:
         config |= {
             "hidden_activation": config.pop("hidden_act"),
             "query_pre_attn_scalar": scalar,
-            "sliding_window": window,
-            "sliding_window_pattern": 6,
+            "sliding_window": window or config["max_position_embeddings"],
+            "layer_types": _layer_types(keys, config["num_hidden_layers"], window),
             "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
         }
+        if cap := keys.number("final_logit_softcapping", 0.0):
+            config["final_logit_softcapping"] = cap
+
+
+def _layer_types(keys: _Keys, layers: int, window: int) -> list[str]:
+    """Gemma 3 looks at everything in every sixth layer, or as the file says; without a window in all of them."""
+    period = keys.integer("attention.sliding_window_pattern", 6)
+    return ["sliding_attention" if window and period and (i + 1) % period else "full_attention" for i in range(layers)]

@@ -25,6 +25,13 @@ _WORDS = (
 )
 """How Qwen 2 and Llama 3 cut text into words; they differ in how many digits stay together."""
 
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Mistral does since Nemo: a capital after small letters begins a word, every digit stands alone."""
+
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The texts of bos, eos, unk and pad, under the names chat templates use."""
@@ -125,18 +132,18 @@ def _falcon_like() -> PreTokenizer:
     )
 
 
-def _words(digits: str) -> Callable[[], PreTokenizer]:
+def _words(pattern: str) -> Callable[[], PreTokenizer]:
     def make() -> PreTokenizer:
         from tokenizers import Regex, pre_tokenizers
 
-        split = pre_tokenizers.Split(Regex(_WORDS.replace("DIGITS", digits)), "isolated")
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
         return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
     return make
 
 
-_LLAMA3 = _PreTokenizer(_words(r"\p{N}{1,3}"), whole_words_first=True, adds_bos=True)
-_QWEN2 = _PreTokenizer(_words(r"\p{N}"), nfc=True)
+_LLAMA3 = _PreTokenizer(_words(_WORDS.replace("DIGITS", r"\p{N}{1,3}")), whole_words_first=True, adds_bos=True)
+_QWEN2 = _PreTokenizer(_words(_WORDS.replace("DIGITS", r"\p{N}")), nfc=True)
 _PRE_TOKENIZERS = {
     "gpt-2": _PreTokenizer(_gpt2),
     "default": _PreTokenizer(_falcon_like),
@@ -146,6 +153,9 @@ _PRE_TOKENIZERS = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "tekken": _PreTokenizer(_words(_TEKKEN_WORDS), whole_words_first=True, adds_bos=True),
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from outrider.errors import ModelError
-from outrider.models.checkpoints.gguf_config import architecture
+from outrider.models.checkpoints.gguf_config import architecture, biases
 from outrider.models.checkpoints.gguf_file import GGUFFile
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -33,7 +34,11 @@ _SANDWICH = {
 
 
 class GGUFWeights:
-    """The weights of a GGUF model. `names` maps Hugging Face's names to the file's own, in file order."""
+    """The weights of a GGUF model. `names` maps Hugging Face's names to the file's own, in file order.
+
+    Every bias the config speaks of is there: one that the file leaves out is zero (files may have biases on queries,
+    keys and values alone, Hugging Face's Llama has them on the output too or not at all).
+    """
 
     def __init__(self, file: GGUFFile, config: Mapping[str, Any]) -> None:
         self._file = file
@@ -41,15 +46,26 @@ class GGUFWeights:
         self._heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
         layers = _LAYER | _SANDWICH if self._arch == "gemma3" else _LAYER
         self.names = {_translate(file, name, layers): name for name in file.tensors if name != "rope_freqs.weight"}
+        parts = [part for option, parts in biases(self._arch).items() if config.get(option) for part in parts]
+        self._zeros = {
+            name: (file.tensors[f"blk.{i}.{part}.weight"].shape[0],)
+            for i in range(config["num_hidden_layers"])
+            for part in parts
+            if (name := f"model.layers.{i}.{layers[part]}.bias") not in self.names
+        }
 
     @property
     def parameters(self) -> int:
-        return sum(self._file.tensors[name].numel for name in self.names.values())
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.tensors[self.names[name]].shape
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every tensor, in the order in which `tensors` gives them."""
+        return self._zeros | {name: self._file.tensors[source].shape for name, source in self.names.items()}
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shape in self._zeros.items():  # first, so that a layer is complete with the last of its tensors
+            yield name, torch.zeros(shape, dtype=dtype)
         for name, source in self.names.items():
             yield name, self._read(source, dtype)
 
