@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from outrider.errors import ModelError
 from outrider.sampling.chance import KeyedChance, Stream
 
 
@@ -50,6 +51,17 @@ def test_categorical_never_returns_a_zero_weight(u: float) -> None:
     for scale in (1.0, 0.1, 3e-300, 7.7e10):
         weights = torch.tensor([0.0, 0.3, 0.0, 0.0, 0.7, 0.0, 0.0], dtype=torch.float64) * scale
         assert Fixed(u).categorical(weights, Stream.DRAFT, 0) in (1, 4)
+
+
+@pytest.mark.parametrize("weights", [[0.2, math.nan, 0.8], [math.inf, 0.5, 0.5], [0.0, 0.0, 0.0]])
+def test_what_is_no_distribution_is_refused(weights: list[float]) -> None:
+    with pytest.raises(ModelError, match="not numbers"):
+        KeyedChance(0, 0, 0).categorical(torch.tensor(weights), Stream.TARGET, 0)
+
+
+def test_what_is_no_probability_is_refused() -> None:
+    with pytest.raises(ModelError, match="not numbers"):
+        KeyedChance(0, 0, 0).bernoulli(math.nan, Stream.ACCEPT, 0)
 
 
 def test_keys_are_independent() -> None:

@@ -102,6 +102,19 @@ def test_same_tokens_as_plain(
     assert refused > 0, "nothing was refused: the comparison means little"
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-38])
+def test_temperatures_that_fp32_does_not_know(
+    model: Any, target: NativeDecoder | TorchDecoder, temperature: float
+) -> None:
+    """A head ranks in fp32: what it drafts must not fall apart where the inverse of the temperature is infinite."""
+    params = SamplingParams(temperature=temperature, seed=3)
+    tokens, accepted, _ = run(target, drafter_for(model, target, 8), params, 16, 1)
+    near = SamplingParams(temperature=1e-6, seed=3)
+    assert (tokens, accepted) == run(target, drafter_for(model, target, 8), near, 16, 1)[:2]
+    assert tokens == run(target, NoDrafter(), params, 0, 1)[0]
+    assert accepted > 0
+
+
 class Watched:
     """A `HeadDrafter` whose every draft is compared with that of a fresh head given the text so far."""
 

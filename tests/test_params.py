@@ -6,6 +6,7 @@ import math
 import sys
 from typing import Any
 
+import numpy
 import pytest
 
 from outrider.errors import InvalidRequest
@@ -21,31 +22,35 @@ def resolve(generation_config: dict[str, Any] | None = None, **options: Any) -> 
     ("name", "values"),
     [
         ("max_tokens", [0, -1, 1.5, True, "8"]),
-        ("temperature", [-0.1, math.nan, math.inf, True, "hot"]),
-        ("top_k", [-2, 1.5, True, "5"]),
+        ("temperature", [-0.1, math.nan, math.inf, True, "hot", 10**400, -(10**5000)]),
+        ("top_k", [-2, 1.5, True, "5", -(10**5000)]),
         ("top_p", [0, 0.0, -0.1, 1.1, math.nan, True, "0.9"]),
         ("min_p", [-0.1, 1.1, math.nan, False]),
-        ("repetition_penalty", [0, -1, math.nan, math.inf, True]),
-        ("frequency_penalty", [-2.1, 2.1, math.nan, None, True]),
-        ("presence_penalty", [-2.1, 2.1, math.nan, None, True]),
+        ("repetition_penalty", [0, -1, math.nan, math.inf, True, 1e-307, 0.009, 101, 1e307, 10**5000]),
+        ("frequency_penalty", [-2.1, 2.1, math.nan, None, True, 1e308]),
+        ("presence_penalty", [-2.1, 2.1, math.nan, None, True, -1e308]),
         (
             "logit_bias",
-            [{1: 101}, {1: -101}, {1: math.nan}, {-1: 0}, {"1": 0}, {True: 0}, {1: None}, [1], None],
+            [
+                *({1: 101}, {1: -101}, {1: math.nan}, {-1: 0}, {"1": 0}, {True: 0}, {1: None}, [1], None),
+                *({1: math.inf}, {1: -math.inf}, {1: 1e308}, {1: 10**5000}, {10**5000: "x"}),
+            ],
         ),
-        ("seed", [1.0, True, "7"]),
+        ("seed", [1.0, True, "7", 10**5000, -(10**5000), 2**128]),
         ("stop", ["", ["a", ""], [1], 5, None]),
         ("stop_token_ids", [[-1], [1.0], [True], "12", {1: 2}, 5, None]),
         ("ignore_eos", [1, None, "yes"]),
         ("min_tokens", [-1, 1.5, True, None]),
         ("logprobs", [-1, 21, 1.5, True]),
         ("processed_logprobs", [1, None]),
-        ("verify", ["exact", "", None, 1]),
+        ("verify", ["exact", "", None, 1, numpy.array(["coupled", "coupled"])]),
     ],
 )
 def test_refused_with_the_name_of_the_parameter(name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(InvalidRequest, match=name):
+        with pytest.raises(InvalidRequest, match=name) as refused:
             SamplingParams(**{name: value})
+        assert len(str(refused.value)) < 250
 
 
 def test_min_tokens_above_max_tokens() -> None:
@@ -53,8 +58,22 @@ def test_min_tokens_above_max_tokens() -> None:
         SamplingParams(max_tokens=8, min_tokens=9)
 
 
+def test_numbers_of_thousands_of_digits_are_named_without_writing_them_out() -> None:
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        SamplingParams(min_tokens=10**5000)
+    with pytest.raises(InvalidRequest, match="stop_token_ids names token"):
+        resolve(stop_token_ids=[10**5000])
+
+
+def test_a_top_k_of_the_whole_vocabulary_is_none() -> None:
+    assert resolve(top_k=99).top_k == 99
+    for top_k in (100, 2**31, 2**32 + 3, 10**400, 10**5000):
+        assert resolve(top_k=top_k).top_k == 0
+
+
 def test_limits_are_allowed() -> None:
     SamplingParams(
+        repetition_penalty=0.01,
         max_tokens=None,
         temperature=0,
         top_k=-1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from ctypes import byref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +136,34 @@ def test_truncations(options: dict[str, Any], wide: bool) -> None:
             left += compare(logits, params) if kind != "nearly flat" else 0 * compare(logits, params)
             checked += 40
     assert left <= 0.02 * checked
+
+
+@needs_sampler
+@pytest.mark.parametrize("top_k", [2**31, 2**32 + 1, 2**70])
+def test_a_top_k_beyond_the_samplers_integers(top_k: int) -> None:
+    logits = rows_like("normal", 40, 300, np.random.default_rng(5))
+    assert compare(logits, replace(resolved(300, temperature=1.5), top_k=top_k)) == 0
+
+
+@needs_sampler
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("distance", [0.0, 1e-9, 3e-9, 1e-8, 3e-8, 1e-7])
+def test_the_edge_of_top_p(distance: float, wide: bool) -> None:
+    """The token that would win without top-p weighs in just before or just behind it, closer than the sampler's fp32
+    sums can tell."""
+    rng = np.random.default_rng(11)
+    sides = set()
+    for row in range(60):
+        logits = rows_like("normal", 1, 500, rng).to(torch.float64 if wide else torch.float32) / 2
+        winner = reference(logits[0], resolved(500), 0)
+        shares = torch.softmax(logits[0].double(), dim=-1)
+        above = float(shares[logits[0] > logits[0, winner]].sum())
+        if above == 0:
+            continue
+        params = resolved(500, top_p=above + (distance if row % 2 else -distance))
+        sides.add(reference(logits[0], params, 0) == winner)
+        compare(logits, params)
+    assert distance == 0 or sides == {True, False}
 
 
 @needs_sampler

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 from toy import Sequence_, resolved, sequence
 
+from outrider.errors import ModelError
 from outrider.sampling import target
+from outrider.sampling.chance import KeyedChance
 from outrider.sampling.noise import gumbel
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.sampling.warp import warp
 from outrider.types import ROOT, Draft
+from outrider.verify import RULES
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 VOCAB = 300
@@ -59,6 +62,20 @@ def test_choices_are_the_definition(device: str) -> None:
                 logp = logp + gumbel(seq.params.seed, seq.params.choice, position, VOCAB, device)
             assert rows.choose(node) == int(logp.argmax())
         start += 1 + len(draft)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("where", [ROOT, 1])
+def test_scores_that_are_no_numbers_are_refused(where: int, options: dict[str, Any], device: str) -> None:
+    """By either rule, wherever on the accepted path they stand; no token is made up."""
+    logits = torch.full((3, VOCAB), -5.0, device=device)
+    logits[0, 8] = logits[1, 9] = 200.0  # the draft is accepted up to where nothing can be said
+    logits[1 + where, 17] = math.nan
+    seq, draft = sequence([5, 6], resolved(VOCAB, **options)), Draft([8, 9], [ROOT, 0], [0.1, 0.1])
+    rows = target_rows(logits, [seq], [draft])[0]
+    with pytest.raises(ModelError, match="not numbers"):
+        RULES[seq.params.verify](draft, rows, KeyedChance(0, 0, 0))
 
 
 def test_a_batch_equals_its_sequences_one_by_one() -> None:

@@ -3,6 +3,9 @@
 The command line prints `OutriderError` as that sentence and exits non-zero; anything else is a bug.
 """
 
+_LONGEST = 80
+"""Characters of a value in a message."""
+
 
 class OutriderError(Exception):
     """Base of every error Outrider raises on purpose."""
@@ -38,3 +41,12 @@ class Unavailable(OutriderError):
 
 class RequestFailed(OutriderError):
     """One request could not be carried through; the others go on."""
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, and short, whatever was given."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an integer of thousands of digits has no repr, and a repr is anybody's code
+        return f"this {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

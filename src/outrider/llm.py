@@ -18,6 +18,7 @@ from outrider.drafters.router import RouterDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
+from outrider.engine.turns import Turns
 from outrider.errors import DrafterError, InvalidRequest
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress, SilentProgress
@@ -49,6 +50,8 @@ class LLM:
     given at all, even empty, requests may also bring a prediction. `kv_tokens`: the most tokens that running sequences
     may have together (None: what the cache has room for); more wait. `remember`: lookup may draft from the answers to
     earlier requests; not for requests of different owners, who could tell by the time it takes.
+
+    Any number of threads may use one LLM, and streams may be read by turns: everybody gets what they would get alone.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class LLM:
         self._engine = Engine(self.model, self.drafter, controller, kv_tokens=kv_tokens)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0), kv_tokens=kv_tokens)
         self._prepare(progress, self._parts.made, self._engine, self._plain)
+        self._turns = Turns()
         self._ids = count()
         self._grammars = Grammars(self.tokenizer, self.model.vocab_size)
 
@@ -106,7 +110,7 @@ class LLM:
         return other
 
     def with_drafter(self, drafter: str | Drafter, controller: Controller) -> LLM:
-        """Another way to decode with the same weights and cache slots; use one of the two at a time."""
+        """Another way to decode with the same weights and cache slots; the two take turns where both are used."""
         if isinstance(drafter, str):
             drafter = build(drafter, self._parts)
         engine = Engine(self.model, drafter, controller)
@@ -118,6 +122,8 @@ class LLM:
         other = copy(self)
         other.model, other.drafter = engine.model, engine.drafter
         other._engine = engine
+        if engine.model is not self.model:
+            other._turns = Turns()
         return other
 
     @staticmethod
@@ -156,7 +162,8 @@ class LLM:
     ) -> Iterator[Chunk]:
         """As `generate`, one `Chunk` per sequence and step as it happens; `chunk.index` is the prompt's index.
 
-        Closing the iterator early (or Ctrl-C) lets go of everything still running.
+        Closing the iterator early, or losing it (or Ctrl-C), lets go of everything still running. What others ask for
+        meanwhile runs in the same batch, and this one's chunks wait to be read.
         """
         batch = _as_batch(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
@@ -175,7 +182,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """What runs sequences; for those who step it themselves, such as the server."""
+        """What runs sequences; for those who step it themselves, such as the server. Leave `generate` alone then."""
         return self._engine
 
     @property
@@ -190,19 +197,7 @@ class LLM:
         return self._parts.place
 
     def _run(self, engine: Engine, sequences: list[Running]) -> Iterator[Chunk]:
-        index = {sequence.id: i for i, sequence in enumerate(sequences)}
-        by_id = {sequence.id: sequence for sequence in sequences}
-        for sequence in sequences:
-            engine.add(sequence)
-        try:
-            while any(s.finish_reason is None for s in sequences):
-                for chunk in engine.step():
-                    sequence = by_id[chunk.index]
-                    done = sequence.completion() if sequence.finish_reason is not None else None
-                    yield replace(chunk, index=index[sequence.id], completion=done)
-        finally:
-            for sequence in sequences:
-                engine.remove(sequence)
+        return self._turns.read(engine, sequences)
 
     def sequence(
         self,

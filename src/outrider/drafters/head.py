@@ -13,7 +13,7 @@ from outrider.drafters.beam import WIDTH, Beam
 from outrider.drafters.children import in_turn, sampled_offers, samples
 from outrider.drafters.growth import Growth, Offer
 from outrider.drafters.quiet import chosen, copied, joined
-from outrider.drafters.reduced import ReducedVocabulary, plainly_ranked
+from outrider.drafters.reduced import ReducedVocabulary, fp32_temperature, plainly_ranked
 from outrider.drafters.remains import Remains
 from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
@@ -320,7 +320,7 @@ class _Plan:
         if params.temperature == 0:
             return [None] * len(level)
         position = self.held.history.generated + self.growth.depth
-        return [NoiseKey(params.temperature, *row_key(params.seed, params.choice, position))] * len(level)
+        return [NoiseKey(fp32_temperature(params), *row_key(params.seed, params.choice, position))] * len(level)
 
     def offers(self, logits: Tensor, vocabulary: ReducedVocabulary, branching: int) -> list[Offer]:
         """From the logits [nodes, draft vocabulary] of the last level."""

@@ -17,6 +17,8 @@ from outrider.sampling.history import History
 from outrider.sampling.noise import Key, gumbel_at, rough_gumbel
 from outrider.types import ResolvedParams
 
+_COOLEST, _HOTTEST = 1e-6, 1e6
+
 
 def plainly_ranked(params: ResolvedParams, depth: int) -> bool:
     """Whether temperature alone decides which followers are proposed `depth` levels down. A proposal need not be exact:
@@ -24,6 +26,11 @@ def plainly_ranked(params: ResolvedParams, depth: int) -> bool:
     over the whole vocabulary at every node, which costs more than the better drafts bring (and makes all drafts look
     dear to the controller). A grammar is asked for the first level only; what it forbids further down is refused."""
     return params.grammar is None or depth > 0
+
+
+def fp32_temperature(params: ResolvedParams) -> float:
+    """The temperature as far as fp32 can divide by it; beyond, what is drafted hardly changes any more."""
+    return min(max(params.temperature, _COOLEST), _HOTTEST)
 
 
 class ReducedVocabulary:
@@ -52,7 +59,7 @@ class ReducedVocabulary:
             return self._offers_on_device(logits, params, history, paths, count)
         rows = logits.numpy()
         if params.temperature > 0 and params.temperature != 1:
-            rows = rows / np.float32(params.temperature)
+            rows = rows / np.float32(fp32_temperature(params))
         noise: dict[int, NDArray[np.float32]] = {}  # by depth: siblings stand at the same position
         offers = []
         for row, path in zip(rows, paths, strict=True):
@@ -84,7 +91,7 @@ class ReducedVocabulary:
         self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
     ) -> list[Offer]:
         """The same where the logits are: only the children come to the host, in one wait."""
-        scores = logits / params.temperature if params.temperature > 0 else logits
+        scores = logits / fp32_temperature(params) if params.temperature > 0 else logits
         count = min(count, scores.shape[1])
         chances = torch.softmax(scores, dim=-1)
         columns = likely = torch.topk(scores, count).indices

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Runs sequences over one target model. One thread owns it; nothing here knows about text beyond stop strings."""
+    """Runs sequences over one target model. One thread at a time has it (`Turns`, `Service`); nothing here knows about
+    text beyond stop strings."""
 
     def __init__(
         self,

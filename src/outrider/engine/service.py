@@ -1,31 +1,26 @@
 """The engine behind an asyncio face: one thread owns it, any number of coroutines read from it.
 
 What happens to one request stays with it. Its reader may leave (cancelled before the next step), fall too far behind
-(cancelled, so that unread text cannot pile up), or it may itself make a step fail: then everybody is taken out of the
-engine and tried alone, the culprit is told, and the others go on from the tokens they have.
+(cancelled, so that unread text cannot pile up), or make a step fail (`Crew`): then it is told so, and the others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
 
+from outrider.engine.crew import Crew
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import NO_SLOT
 from outrider.engine.sequence import Sequence as Running
-from outrider.engine.tickets import Delivery, Load, Stream, Ticket
+from outrider.engine.tickets import Delivery, Load, Stream
 from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
-from outrider.types import Chunk
 
 log = logging.getLogger("outrider.engine")
-
-_UNEXPLAINED = 3
-"""Failed steps in a row that nobody, tried alone, can be blamed for: then it is the engine."""
 
 
 class Service:
@@ -52,16 +47,14 @@ class Service:
         """Why the engine is of no use any more."""
         self._engine = engine
         self._buffer = buffer
-        self._probe = probe
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._streams: set[Stream] = set()
         self._typical = 1.0
         """Seconds a sequence lately took from coming to leaving."""
-        self._tickets: dict[int, Ticket] = {}
-        """The engine thread's: every sequence it holds, by id."""
-        self._unexplained = 0
+        self._crew: Crew[Stream] = Crew(engine, self._engine_hand_out, self._engine_fail, probe)
+        """The engine thread's: every sequence it holds."""
         self._over = False
         self._thread = Thread(target=self._engine_run, name="outrider-engine", daemon=True)
 
@@ -95,7 +88,7 @@ class Service:
             raise Busy("too many requests are waiting; ask again later", min(60.0, max(1.0, seconds)))
         stream = Stream(sequences, self._buffer, self._cancel)
         self._streams.add(stream)
-        self._orders.put(partial(self._engine_add, stream))
+        self._orders.put(partial(self._crew.add, stream))
         return stream
 
     async def stop(self, grace: float = 30.0) -> None:
@@ -114,7 +107,7 @@ class Service:
         """Nobody wants it any more."""
         if stream in self._streams:
             self._streams.discard(stream)
-            self._orders.put(partial(self._engine_drop, stream))
+            self._orders.put(partial(self._crew.drop, stream))
 
     def _end(self, stream: Stream, error: Exception) -> None:
         self._cancel(stream)
@@ -141,7 +134,7 @@ class Service:
     def _engine_run(self) -> None:
         try:
             while self._engine_obey():
-                self._engine_step()
+                self._crew.step()
                 self._engine_note()
         except BaseException as error:
             log.exception("the engine has failed")
@@ -149,116 +142,28 @@ class Service:
 
     def _engine_obey(self) -> bool:
         """Carry out what the loop asked for; waits while there is nothing to do. False: the end."""
-        wait = not self._tickets
+        wait = self._crew.idle
         while True:
             try:
                 order = self._orders.get(block=wait)
             except Empty:
                 return not self._over
             order()
-            wait = not self._tickets and not self._over
+            wait = self._crew.idle and not self._over
             if wait:
                 self._engine_note()
 
-    def _engine_add(self, stream: Stream) -> None:
-        for index, sequence in enumerate(stream.sequences):
-            self._tickets[sequence.id] = Ticket(sequence, stream, index)
-            self._engine.add(sequence)
-
-    def _engine_drop(self, stream: Stream) -> None:
-        for sequence in stream.sequences:
-            if self._tickets.pop(sequence.id, None) is not None:
-                self._engine.remove(sequence)
-
     def _engine_stop(self) -> None:
-        for ticket in list(self._tickets.values()):
-            self._engine.remove(ticket.sequence)
-        self._tickets.clear()
+        self._crew.clear()
         self._over = True
 
-    def _engine_step(self) -> None:
-        started = perf_counter()
-        if not self._tickets:
-            return
-        try:
-            chunks = self._engine.step()
-        except Exception as error:
-            log.exception("a step has failed")
-            self._engine_recover(error)
-            return
-        self._unexplained = 0
-        now = perf_counter()
-        for ticket in self._tickets.values():
-            ticket.note_admission(started)
-        for chunk in chunks:
-            if gaining := self._tickets.get(chunk.index):
-                self._engine_hand_out(gaining, gaining.delivery(chunk, now))
+    def _engine_hand_out(self, stream: Stream, delivery: Delivery) -> None:
+        self._engine_tell(self._take, stream, delivery)
 
-    def _engine_hand_out(self, ticket: Ticket, delivery: Delivery) -> None:
-        if ticket.sequence.finish_reason is not None:
-            del self._tickets[ticket.sequence.id]
-        self._engine_tell(self._take, ticket.stream, delivery)
-
-    def _engine_fail(self, ticket: Ticket, error: Exception) -> None:
-        """The whole request goes: an answer short of a choice is none."""
-        self._engine_drop(ticket.stream)
+    def _engine_fail(self, stream: Stream, error: Exception) -> None:
+        log.error("a request has failed", exc_info=error)
         told = RequestFailed(f"this request could not be carried through: {type(error).__name__}: {error}")
-        self._engine_tell(self._end, ticket.stream, told)
-
-    def _engine_recover(self, error: Exception) -> None:
-        """A step has failed, and nobody knows over whom: all leave, those that ran are tried one by one, and whoever
-        passes comes back and is computed again from its tokens."""
-        held = list(self._tickets.values())
-        ran = [ticket for ticket in held if ticket.sequence.slot != NO_SLOT] or held
-        for ticket in held:
-            self._engine.remove(ticket.sequence)
-        guilty = False
-        for ticket in ran:
-            if (missed := ticket.missed(perf_counter())) is not None:
-                self._engine_hand_out(ticket, missed)
-            if ticket.sequence.id in self._tickets:
-                guilty = not self._engine_passes(ticket) or guilty
-        if guilty:
-            self._engine_check()
-        else:
-            self._unexplained += 1
-            if self._unexplained >= _UNEXPLAINED:
-                raise error
-        for ticket in held:
-            if ticket.sequence.id in self._tickets:
-                self._engine.add(ticket.sequence)
-
-    def _engine_passes(self, ticket: Ticket) -> bool:
-        """One step of this sequence alone; it is out of the engine again afterwards."""
-        try:
-            self._engine.add(ticket.sequence)
-            chunks = self._engine_first(ticket.sequence)
-        except Exception as error:
-            log.exception("a request has failed")
-            self._engine_fail(ticket, error)
-            return False
-        finally:
-            self._engine.remove(ticket.sequence)
-        for chunk in chunks:
-            self._engine_hand_out(ticket, ticket.delivery(chunk, perf_counter()))
-        return True
-
-    def _engine_first(self, sequence: Running) -> Sequence[Chunk]:
-        """Steps until the sequence gains something; those before only fill its cache."""
-        while not (chunks := self._engine.step()):
-            pass
-        return [chunk for chunk in chunks if chunk.index == sequence.id]
-
-    def _engine_check(self) -> None:
-        """Does the engine still work? Raises where it does not."""
-        if self._probe is None:
-            return
-        probe = self._probe()
-        self._engine.add(probe)
-        try:
-            self._engine_first(probe)
-        finally:
-            self._engine.remove(probe)
+        self._engine_tell(self._end, stream, told)
 
     def _engine_note(self) -> None:
         self.load = Load.of(self._engine)

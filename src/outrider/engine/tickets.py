@@ -1,4 +1,4 @@
-"""What the service keeps for each request: a stream on the event loop's side, a ticket per sequence on the engine's."""
+"""What is kept for each request: a reader on the caller's side, a ticket per sequence on the engine's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import NO_SLOT
@@ -22,6 +22,20 @@ class Delivery(NamedTuple):
 
     chunk: Chunk
     seconds: float
+
+
+class Reader(Protocol):
+    """Whoever reads what a few sequences gain."""
+
+    @property
+    def sequences(self) -> tuple[Running, ...]: ...
+    @property
+    def begun(self) -> float:
+        """When it asked."""
+        ...
+
+
+R = TypeVar("R", bound=Reader)
 
 
 class Load(NamedTuple):
@@ -95,11 +109,11 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Ticket:
+class Ticket(Generic[R]):
     """One sequence in the engine, and how much of it has been handed out. Lives on the engine's thread."""
 
     sequence: Running
-    stream: Stream
+    stream: R
     index: int
     tokens: int = 0
     characters: int = 0

@@ -8,12 +8,14 @@ independent.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from outrider.sampling.draw import not_a_number
 from outrider.sampling.noise import hash64
 
 
@@ -32,11 +34,12 @@ class Chance(Protocol):
     """The random outcomes of one step of one sequence."""
 
     def bernoulli(self, p: float, stream: Stream, node: int) -> bool:
-        """True with probability p (at least 1: always; at most 0: never)."""
+        """True with probability p (at least 1: always; at most 0: never). NaN is refused."""
         ...
 
     def categorical(self, weights: Tensor, stream: Stream, node: int) -> int:
-        """An index drawn in proportion to `weights` [V] (fp64, not negative, positive sum)."""
+        """An index drawn in proportion to `weights` [V] (fp64, not negative). A sum that is not positive and finite is
+        refused."""
         ...
 
 
@@ -51,11 +54,15 @@ class KeyedChance:
         self._key = (seed, choice, step)
 
     def bernoulli(self, p: float, stream: Stream, node: int) -> bool:
+        if p != p:
+            raise not_a_number()
         return self._uniform(stream, node) < p
 
     def categorical(self, weights: Tensor, stream: Stream, node: int) -> int:
         # Inverse CDF, on the host: its running sum never decreases, which a parallel scan does not promise.
         edges = weights.to("cpu", torch.float64).cumsum(0)
+        if not 0 < float(edges[-1]) < math.inf:
+            raise not_a_number()
         point = edges[-1] * self._uniform(stream, node)
         index = int(torch.searchsorted(edges, point, right=True))  # the first edge beyond the point: weight > 0
         if index == len(edges):  # the product was rounded up to the total

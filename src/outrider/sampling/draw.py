@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.errors import ModelError
 from outrider.sampling.noise import Key, gumbel_at, gumbel_rows
 
 
@@ -18,6 +19,21 @@ def argmax(scores: Tensor) -> Tensor:
         # NumPy's argmax also promises the first of equals and is some 20 times faster than torch's on a CPU.
         return torch.from_numpy(np.asarray(scores.numpy().argmax(axis=-1)))
     return scores.argmax(dim=-1)
+
+
+def choices(scores: Tensor) -> Tensor:
+    """`argmax`, but -1 for a row without a largest number (NaN among them, which truncation turns into nothing at all):
+    no token may be chosen there, see `not_a_number`."""
+    best = argmax(scores)
+    largest = scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    return torch.where(largest > -math.inf, best, -1)
+
+
+def not_a_number() -> ModelError:
+    return ModelError(
+        "the model gave scores that are not numbers (NaN), so no token can be chosen; its weights may be damaged, or "
+        "too large for this number format: fetch them again, or try fp32"
+    )
 
 
 def perturb(scores: Tensor, keys: Sequence[Key]) -> Tensor:

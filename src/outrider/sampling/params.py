@@ -9,11 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, shown
 from outrider.sampling.grammar import Grammar, Grammars
 from outrider.types import ResolvedParams, VerifyRule
 
 _MAX_LOGPROBS = 20
+_MAX_SEED = 2**128 - 1
+_LEAST_REPETITION, _MOST_REPETITION = 0.01, 100
+"""Far beyond any use, and logits stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +32,19 @@ class SamplingParams:
     temperature: float | None = None
     """0: always the likeliest token."""
     top_k: int | None = None
-    """0 or -1: off."""
+    """0 or -1: off, as is anything from the size of the vocabulary on."""
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    """Over prompt and output; 1: off."""
+    """Over prompt and output, 0.01 to 100; 1: off."""
     frequency_penalty: float = 0.0
-    """Over the output only, per occurrence."""
+    """Over the output only, per occurrence; -2 to 2."""
     presence_penalty: float = 0.0
-    """Over the output only, once."""
+    """Over the output only, once; -2 to 2."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Token id → what to add to its logit, -100 to 100."""
     seed: int | None = None
-    """None: drawn, and reported with the result."""
+    """Any number of up to 128 bits. None: drawn, and reported with the result."""
     stop: str | Sequence[str] = ()
     stop_token_ids: Collection[int] = ()
     ignore_eos: bool = False
@@ -61,7 +64,9 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, low=1)
         _integer("min_tokens", self.min_tokens, low=0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+            raise InvalidRequest(
+                f"min_tokens ({shown(self.min_tokens)}) must not exceed max_tokens ({self.max_tokens})"
+            )
         for name in _MODEL_DEFAULTS:
             value = getattr(self, name)
             if value is not None:
@@ -70,16 +75,18 @@ class SamplingParams:
         _number("presence_penalty", self.presence_penalty, -2, 2)
         if self.seed is not None:
             _integer("seed", self.seed)
+            if abs(self.seed) > _MAX_SEED:
+                raise InvalidRequest("seed must have at most 128 bits; give a smaller number")
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, _MAX_LOGPROBS)
         for name in ("ignore_eos", "processed_logprobs"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} must be true or false, not {getattr(self, name)!r}")
-        if self.verify not in get_args(VerifyRule):
+                raise InvalidRequest(f"{name} must be true or false, not {shown(getattr(self, name))}")
+        if not isinstance(self.verify, str) or self.verify not in get_args(VerifyRule):
             names = " or ".join(map(repr, get_args(VerifyRule)))
-            raise InvalidRequest(f"verify must be {names}, not {self.verify!r}")
+            raise InvalidRequest(f"verify must be {names}, not {shown(self.verify)}")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise InvalidRequest(f"grammar must be a Grammar, such as Grammar.json_object(), not {self.grammar!r}")
+            raise InvalidRequest(f"grammar must be a Grammar, such as Grammar.json_object(), not {shown(self.grammar)}")
         # The containers are copied, so that later changes to the caller's own cannot reach a running request.
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         object.__setattr__(self, "stop", _stops(self.stop))
@@ -100,7 +107,7 @@ class SamplingParams:
             outside = [token for token in ids if token >= vocab_size]
             if outside:
                 raise InvalidRequest(
-                    f"{name} names token {outside[0]}, but the model's tokens are 0 to {vocab_size - 1}"
+                    f"{name} names token {shown(outside[0])}, but the model's tokens are 0 to {vocab_size - 1}"
                 )
         if not self.ignore_eos:
             stop_ids |= {token for token in eos_token_ids if token < vocab_size}
@@ -113,7 +120,7 @@ class SamplingParams:
         return ResolvedParams(
             max_tokens=sys.maxsize if self.max_tokens is None else self.max_tokens,
             temperature=asked["temperature"],
-            top_k=max(0, int(asked["top_k"])),
+            top_k=int(asked["top_k"]) if 0 < asked["top_k"] < vocab_size else 0,
             top_p=asked["top_p"],
             min_p=asked["min_p"],
             repetition_penalty=asked["repetition_penalty"],
@@ -136,14 +143,14 @@ class SamplingParams:
         """The value asked for, else the model's, else the neutral one; greedy unless the model samples."""
         value = getattr(self, name)
         if value is not None:
-            return float(value)
+            return _as_float(value)
         if name == "temperature" and not generation_config.get("do_sample"):
             return 0.0
         default = generation_config.get(name)
         if default is None:
             return _MODEL_DEFAULTS[name]
         _check(name, default, f"{name} of the model's generation_config")
-        return float(default)
+        return _as_float(default)
 
 
 _MODEL_DEFAULTS = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -163,18 +170,26 @@ def _check(name: str, value: object, label: str = "") -> None:
         case "min_p":
             _number(label, value, 0, 1)
         case "repetition_penalty":
-            _number(label, value, 0, math.inf, above=True)
+            _number(label, value, _LEAST_REPETITION, _MOST_REPETITION)
+
+
+def _as_float(value: float) -> float:
+    """Also of an integer beyond all floats (a top_k, which is then off)."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
     """A finite number from low (itself excluded where `above`) to high."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_as_float(value))
     if good and isinstance(value, int | float):
         good = low <= value <= high and not (above and value == low)
     if not good:
         bounds = f"above {low}" if above else f"at least {low}"
         bounds += f" and at most {high}" if high < math.inf else ""
-        raise InvalidRequest(f"{name} must be a number {bounds}, not {value!r}")
+        raise InvalidRequest(f"{name} must be a number {bounds}, not {shown(value)}")
 
 
 def _integer(name: str, value: object, low: int | None = None, high: int | None = None) -> None:
@@ -184,22 +199,22 @@ def _integer(name: str, value: object, low: int | None = None, high: int | None 
     if not good:
         bounds = "" if low is None else f" of at least {low}"
         bounds += "" if high is None else f" and at most {high}"
-        raise InvalidRequest(f"{name} must be a whole number{bounds}, not {value!r}")
+        raise InvalidRequest(f"{name} must be a whole number{bounds}, not {shown(value)}")
 
 
 def _bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, Mapping):
-        raise InvalidRequest(f"logit_bias must map token ids to numbers, not be {bias!r}")
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, not be {shown(bias)}")
     for token, value in bias.items():
         _integer("a token id of logit_bias", token, low=0)
-        _number(f"logit_bias of token {token}", value, -100, 100)
+        _number(f"logit_bias of token {shown(token)}", value, -100, 100)
     return {token: float(value) for token, value in bias.items()}
 
 
 def _stops(stop: object) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
-        raise InvalidRequest(f"stop must be a string or a list of strings, not {stop!r}")
+        raise InvalidRequest(f"stop must be a string or a list of strings, not {shown(stop)}")
     if "" in stops:
         raise InvalidRequest("stop must not contain an empty string: it would end every text at once")
     return tuple(stops)
@@ -207,7 +222,7 @@ def _stops(stop: object) -> tuple[str, ...]:
 
 def _ids(ids: object) -> tuple[int, ...]:
     if not isinstance(ids, Collection) or isinstance(ids, str | bytes | Mapping):
-        raise InvalidRequest(f"stop_token_ids must be a list of token ids, not {ids!r}")
+        raise InvalidRequest(f"stop_token_ids must be a list of token ids, not {shown(ids)}")
     for token in ids:
         _integer("a token id of stop_token_ids", token, low=0)
     return tuple(ids)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.sampling.draw import argmax, perturb
+from outrider.sampling.draw import choices, not_a_number, perturb
 from outrider.sampling.history import History
 from outrider.sampling.native.sampler import HostRows, Row, Runner, sample
 from outrider.sampling.noise import Key
@@ -70,7 +70,11 @@ class TargetRows:
         token = self._chosen.get(node)
         if token is None and (row := self.row(node)) is not None:
             token = sample([row])[0]
-        return token if token is not None else int(_choices([(self, range(node, node + 1))]))
+        if token is None:
+            token = int(_choices([(self, range(node, node + 1))]))
+        if token < 0:
+            raise not_a_number()
+        return token
 
     def row(self, node: int) -> Row | None:
         """What the compiled sampler needs to choose at `node`; None where it cannot."""
@@ -163,7 +167,7 @@ def _settle(rows: Sequence[TargetRows], logits: Tensor) -> None:
     ahead = [row for row in rows if row.params.verify == "coupled" and row.params.grammar is None]
     batches = list(_batches(ahead, logits.shape[-1]))
     if len(ahead) == len(rows) and all(_plain(row.params) for row in rows):
-        chosen = [argmax(logits)]
+        chosen = [choices(logits)]
     else:
         chosen = [_choices([(row, row.nodes) for row in batch]) for batch in batches]
     read = torch.cat(chosen).tolist() if chosen else []
@@ -174,7 +178,7 @@ def _settle(rows: Sequence[TargetRows], logits: Tensor) -> None:
 
 
 def _choices(parts: Sequence[tuple[TargetRows, range]]) -> Tensor:
-    """The choices [sum of nodes] at some nodes of sequences that agree in temperature and truncation."""
+    """The choices [sum of nodes] at some nodes of sequences that agree in temperature and truncation; -1 for none."""
     params = parts[0][0].params
     pieces = [rows.processed(nodes) for rows, nodes in parts]
     scores = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -182,7 +186,7 @@ def _choices(parts: Sequence[tuple[TargetRows, range]]) -> Tensor:
         # Truncation works in place, so on a copy: the logits are still needed.
         scores = truncate(scores.to(torch.float64, copy=len(pieces) == 1), params)
         scores = perturb(scores, [key for rows, nodes in parts for key in rows.keys(nodes)])
-    return argmax(scores)
+    return choices(scores)
 
 
 def _batches(rows: Sequence[TargetRows], vocab: int) -> Iterator[list[TargetRows]]:

@@ -26,7 +26,7 @@ _MASS = 2.0**52
 
 
 def warp(logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> Tensor:
-    """Log-probabilities [R, V] fp64 of `logits` [R, V].
+    """Log-probabilities [R, V] fp64 of `logits` [R, V]; NaN where those are no numbers, which whoever draws refuses.
 
     Row r stands at the end of `paths[r]`, the drafted tokens between the history and it. Temperature 0 gives
     0 at the likeliest token (the lowest id on ties) and -inf elsewhere.
@@ -35,7 +35,9 @@ def warp(logits: Tensor, params: ResolvedParams, history: History, paths: Sequen
     if params.temperature > 0:
         return torch.log_softmax(truncate(z, params), dim=-1)
     best = argmax(z).unsqueeze(-1)
-    return torch.full_like(z, -math.inf).scatter_(-1, best, 0.0)
+    largest = z.gather(-1, best)
+    certain = torch.where(largest.isnan(), largest, torch.zeros_like(largest))
+    return torch.full_like(z, -math.inf).scatter_(-1, best, certain)
 
 
 def process(logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> Tensor:

@@ -32,7 +32,7 @@ def rejection(draft: Draft, target: Target, chance: Chance) -> Verdict:
             # What was not sampled (no q, or a token outside its support) is a bare proposal: a point mass.
             sampled = bool(q[x] > 0)
             odds = float(p[x] / q[x]) if sampled else float(p[x])
-            if chance.bernoulli(min(1.0, odds), Stream.ACCEPT, child):
+            if chance.bernoulli(min(odds, 1.0), Stream.ACCEPT, child):  # in this order a NaN stays one
                 path.append(child)
                 node = child
                 break

@@ -129,5 +129,5 @@ def _ask(rows: HostRows, row: int, params: ResolvedParams, position: int) -> tup
         params.temperature,
         params.top_p,
         math.log(params.min_p) if params.min_p > 0 else -math.inf,
-        params.top_k,
+        min(params.top_k, rows.vocab),  # 32 bits there
     )

@@ -1,0 +1,147 @@
+"""Many callers, from any thread, over the engines of one model.
+
+There is no thread of its own: whoever waits for something takes the turn and steps, and what the step brings for others
+waits for them. So a caller that reads alone pays nothing, and one that stops reading does not stop the rest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from threading import Condition, get_ident
+from time import perf_counter
+
+from outrider.engine.crew import Crew
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence as Running
+from outrider.engine.tickets import Delivery
+from outrider.errors import InvalidRequest
+from outrider.types import Chunk
+
+
+class _Caller:
+    """One call: its sequences, and what they have gained that was not read yet."""
+
+    def __init__(self, engine: Engine, sequences: Sequence[Running]) -> None:
+        self.engine = engine
+        self.sequences = tuple(sequences)
+        self.begun = perf_counter()
+        self.unread: deque[Chunk] = deque()
+        self.left = len(self.sequences)
+        """Sequences that have not ended."""
+        self.error: Exception | None = None
+        """Why no more will come."""
+
+
+class Turns:
+    """Who steps, and whose engine.
+
+    Invariants: engines, and what is held for callers in them, are touched only by the thread that has the turn. One
+    engine at a time holds anything of the model: engines share its slots and know nothing of each other, so a caller of
+    another one waits until the first is idle, and later callers wait behind it (nobody waits for ever).
+
+    Leaving never waits: a generator may be collected anywhere, also in the middle of a step.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()  # over an RLock: whoever is collected inside leaves from there
+        self._turn: int | None = None
+        """The thread that has the turn."""
+        self._coming: deque[_Caller] = deque()
+        """In order; not in an engine yet."""
+        self._leaving: deque[_Caller] = deque()
+        self._crew: Crew[_Caller] | None = None
+
+    def read(self, engine: Engine, sequences: Sequence[Running]) -> Iterator[Chunk]:
+        """What these sequences gain, as it comes; they join the engine with the first `next`. Closing the iterator, or
+        losing it, lets go of those that still run."""
+        caller = _Caller(engine, sequences)
+        try:
+            with self._changed:
+                self._coming.append(caller)
+            while (chunk := self._next(caller)) is not None:
+                yield chunk
+        finally:
+            self._leave(caller)
+
+    def _next(self, caller: _Caller) -> Chunk | None:
+        """What the caller reads next; None at the end. Steps for everybody where nobody else does."""
+        me = get_ident()
+        if self._turn == me:
+            raise InvalidRequest("a step cannot ask its own LLM for text; let a drafter use another one")
+        while True:
+            try:
+                with self._changed:
+                    while self._turn is not None and not caller.unread:
+                        self._changed.wait()
+                    if caller.unread:
+                        return caller.unread.popleft()
+                    if caller.error is not None:
+                        raise caller.error
+                    if not caller.left:
+                        return None
+                    self._turn = me
+                self._step()
+            finally:
+                if self._turn == me:  # also if interrupted before the step
+                    self._end_turn()
+
+    def _step(self) -> None:
+        self._let_go()
+        crew = self._seated()
+        try:
+            crew.step()
+        except Exception as error:  # not over any one of them
+            callers = crew.readers
+            crew.clear()
+            for caller in callers:
+                self._fail(caller, error)
+
+    def _seated(self) -> Crew[_Caller]:
+        """The crew whose turn it is, with all who may join it now."""
+        crew = self._crew
+        with self._changed:
+            if crew is None or crew.idle:
+                crew = self._crew = Crew(self._coming[0].engine, self._take, self._fail)
+            while self._coming and self._coming[0].engine is crew.engine:
+                crew.add(self._coming.popleft())
+        return crew
+
+    def _take(self, caller: _Caller, delivery: Delivery) -> None:
+        with self._changed:
+            caller.unread.append(delivery.chunk)
+            caller.left -= delivery.chunk.completion is not None
+
+    def _fail(self, caller: _Caller, error: Exception) -> None:
+        with self._changed:
+            caller.error, caller.left = error, 0
+
+    def _leave(self, caller: _Caller) -> None:
+        """Whoever has the turn lets go of it; if nobody has, at once."""
+        self._leaving.append(caller)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        with self._changed:
+            if self._turn is not None or not self._leaving:
+                return
+            self._turn = get_ident()
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        try:
+            self._let_go()
+        finally:
+            with self._changed:
+                self._turn = None
+                self._changed.notify_all()
+        self._tidy()  # somebody may have left since, and seen that the turn was taken
+
+    def _let_go(self) -> None:
+        while self._leaving:
+            caller = self._leaving.popleft()
+            with self._changed:
+                if caller in self._coming:
+                    self._coming.remove(caller)
+            if self._crew is not None:
+                self._crew.drop(caller)
