@@ -19,7 +19,9 @@ MESSAGES: Any = [{"role": "user", "content": "Write one sentence about rivers."}
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    with live_server(LLM(MODEL, also="available", remember=False, max_batch=4, max_context=1024)) as server:
+    """Drafts have a fixed length: whether they pay is the machine's to say, and nothing here may depend on it."""
+    llm = LLM(MODEL, also="available", draft_length=4, remember=False, max_batch=4, max_context=1024)
+    with live_server(llm) as server:
         yield server
 
 
@@ -172,7 +174,6 @@ def test_bias_penalties_and_other_servers_fields(live: Live) -> None:
 def test_speculation_is_the_clients_to_control_and_to_see(live: Live) -> None:
     options: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 32, "temperature": 0}
     plain = live.openai.chat.completions.create(**options, extra_body={"outrider": {"speculate": False, "trace": True}})
-    # The controller may find that drafting does not pay on a busy machine; it does with the answer in hand.
     guess: Any = {"type": "content", "content": plain.choices[0].message.content}
     traced = live.openai.chat.completions.create(**options, prediction=guess, extra_body={"outrider": {"trace": True}})
     assert traced.choices[0].message.content == plain.choices[0].message.content
@@ -293,6 +294,21 @@ def test_predicted_outputs_are_drafted_and_counted(live: Live) -> None:
     assert (details.accepted_prediction_tokens or 0) > answer.usage.completion_tokens // 3
     assert (details.rejected_prediction_tokens or 0) > 0
     assert answer.model_extra["metrics"]["speculative_decoding"]["steps"] < answer.usage.completion_tokens // 2
+
+
+def test_a_prediction_is_tried_whether_or_not_drafting_pays() -> None:
+    """The first step is the only one that may draft here, and the first of an engine that knows nothing yet."""
+    llm = LLM(MODEL, also="available", remember=False, max_batch=1, max_context=256)
+    with live_server(llm) as fresh:
+        for _ in range(2):
+            guess: Any = {"type": "content", "content": "Rivers flow."}
+            answer = fresh.openai.chat.completions.create(
+                model=MODEL, messages=MESSAGES, max_tokens=2, temperature=0, prediction=guess
+            )
+            assert answer.usage is not None
+            details = answer.usage.completion_tokens_details
+            assert details is not None
+            assert (details.accepted_prediction_tokens or 0) + (details.rejected_prediction_tokens or 0) == 1
 
 
 def test_the_next_turn_does_not_run_the_first_again(live: Live) -> None:
