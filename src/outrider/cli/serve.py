@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from outrider.cli.options import DEFAULT_MODEL
+from outrider.cli.options import DEFAULT_MODEL, draft_length_option
 from outrider.cli.screen import note
 from outrider.errors import InvalidRequest
 
@@ -27,6 +27,15 @@ def serve(
             "--drafter",
             metavar="DRAFTER",
             help="Who proposes tokens: none, ngram, suffix, head[:PATH] (a trained head), model:PATH or auto.",
+        ),
+    ] = "auto",
+    draft_length: Annotated[
+        str,
+        _model(
+            "--draft-length",
+            parser=draft_length_option,
+            metavar="N|auto",
+            help="Most tokens drafted per step and answer; auto stops drafting when it does not pay.",
         ),
     ] = "auto",
     dtype: Annotated[
@@ -106,6 +115,7 @@ def serve(
             model,
             drafter=drafter,
             also="available",
+            draft_length="auto" if draft_length == "auto" else int(draft_length),
             dtype=dtype,
             device=device,
             threads=threads,
