@@ -131,10 +131,6 @@ def _job(
     if n * len(prompts) > served.service.capacity:
         most = served.service.capacity
         raise ApiError(400, f"n: at most {most} answers fit into one request, over all its prompts", param="n")
-    context = served.llm.model.max_context
-    if max_tokens is not None and max_tokens > context:
-        name = "max_completion_tokens" if getattr(asked, "max_completion_tokens", None) else "max_tokens"
-        raise ApiError(400, f"{name} must not exceed the context of {context} tokens", param=name)
     seed = secrets.randbits(53) if asked.seed is None else asked.seed  # 53 bits survive JSON
     speculation = _speculation(served, options, asked.prediction)
     fields = {*type(asked).model_fields, "n"}
@@ -190,9 +186,8 @@ def _sampling(asked: Sampled, generation_config: Mapping[str, Any]) -> dict[str,
     """Sampling parameters by the library's names. A temperature that is not given is the model's own, else OpenAI's 1;
     whatever else is not given is the library's default."""
     given = {name: value for name in _SAME_NAME if (value := getattr(asked, name)) is not None}
-    given["temperature"] = asked.temperature
-    if asked.temperature is None:
-        given["temperature"] = generation_config.get("temperature", 1.0)
+    own = generation_config.get("temperature")
+    given["temperature"] = asked.temperature if asked.temperature is not None else 1.0 if own is None else own
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     if len(stops) > _MAX_STOPS:
         raise ApiError(400, f"stop: at most {_MAX_STOPS} strings", param="stop")
