@@ -314,7 +314,7 @@ def test_a_prediction_is_tried_whether_or_not_drafting_pays() -> None:
 def test_the_next_turn_does_not_run_the_first_again(live: Live) -> None:
     first: Any = [{"role": "user", "content": "List the rivers of Europe that you know, with the seas they end in."}]
     said = live.openai.chat.completions.create(model=MODEL, messages=first, max_tokens=24, temperature=0)
-    before = live.metric("prefix_cache_tokens_total")
+    before = live.llm.engine.stats.prefix_tokens
     again = [
         *first,
         {"role": "assistant", "content": said.choices[0].message.content},
@@ -324,7 +324,7 @@ def test_the_next_turn_does_not_run_the_first_again(live: Live) -> None:
     assert (
         second.choices[0].message.content == alone(live, live.llm.encode_chat(again), max_tokens=16, temperature=0).text
     )
-    assert live.metric("prefix_cache_tokens_total") - before >= 24
+    assert live.llm.engine.stats.prefix_tokens - before >= 24
 
 
 def test_conversations_with_parts_and_roles(live: Live) -> None:

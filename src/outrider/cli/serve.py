@@ -108,6 +108,10 @@ def serve(
     log_to_stderr()
     if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
         note(f"{host} can be reached from other machines, and anybody there may use the model: think of --api-key")
+    shared = "all who have the key" if api_key else "everybody"
+    note(
+        f"requests without cache_salt reuse what {shared} sent, and can tell by the time they take; see docs/server.md"
+    )
     backend = Backend(_name(model), max_queue=max_queue)
 
     def load() -> LLM:
