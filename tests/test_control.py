@@ -252,6 +252,22 @@ def test_the_room_is_kept(make: Callable[[], Controller], tree: bool) -> None:
             controller.observe(commits, 3, 0.0, 0.013)
 
 
+def test_a_prediction_is_tried_once_whatever_is_believed() -> None:
+    """In the very first step of all, after drafts have never paid, and where a batch has no rows to spare."""
+    hopeless = World(rows=rising(1.0), chance=lambda sequence, step: 0.0)
+    for steps, others in ((0, 0), (300, 40)):
+        controller = AutoLength()
+        hopeless.run(controller, steps)
+        told = Running(10**6, speculation=Speculation(prediction=(1, 2, 3)))
+        running = [Running(10**6 + 1 + i) for i in range(others)] + [told]
+        first, second = (controller.budgets(running, True, [1000] * len(running)) for _ in range(2))
+        assert [budget.nodes > 0 for budget in first] == [False] * others + [True]
+        assert first[-1].floor == 0, "nothing of it is held back"
+        assert not any(budget.nodes for budget in second), "from then on it has to pay"
+        tight = AutoLength().budgets([told, replace(told, id=7)], True, [1, 0])
+        assert [budget.nodes for budget in tight] == [1, 0]
+
+
 def test_ended_sequences_are_forgotten() -> None:
     controller = AutoLength()
     World(flat).run(controller, 100, sequences=2, length=10)

@@ -221,6 +221,29 @@ def test_choices_of_one_prompt_run_it_once(model: NativeDecoder) -> None:
     assert said == [alone(model, one) for one in sequences]
 
 
+@pytest.mark.parametrize("name", ["none", "suffix", "head", "model", "head+suffix"])
+@pytest.mark.parametrize("how", ["left", "running", "together"])
+def test_only_sequences_of_one_salt_share(source: Any, model: NativeDecoder, name: str, how: str) -> None:
+    """Whether the other has ended, is decoding or is still reading its prompt; the text is the same in any case."""
+    begin = text(60, 70)
+    for salts in (("a", "a"), (None, None), ("a", "b"), ("a", None), (None, "a")):
+        engine = Engine(model, drafter_for(name, source, model), FixedLength(4))
+        pair = [sequence(i, [*begin, *text(9, 71 + i)], 1.0, 12) for i in range(2)]
+        for each, salt in zip(pair, salts, strict=True):
+            each.cache_salt = salt
+        if how == "left":
+            finish(engine, pair[0])
+        elif how == "running":
+            engine.add(pair[0])
+            while not engine.step():
+                pass
+        finish(engine, *(each for each in pair if not each.finish_reason and each not in engine.scheduler.running))
+        assert (engine.stats.prefix_hits, engine.stats.prefix_tokens > 0) == (
+            (1, True) if salts[0] == salts[1] else (0, False)
+        )
+        assert [each.tokens[each.prompt_length :] for each in pair] == [alone(model, each) for each in pair]
+
+
 class Blind:
     """A head's drafter that cannot follow."""
 

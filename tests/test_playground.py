@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import urllib.request
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing())),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-WAIT = 60_000  # ms; the model is small, but the machine may be busy
+WAIT = 300_000  # ms; the model is small, but the machine may be busy
 QUESTION = "Why is the sky blue?"
 OTHERS = ("Tell a story about a fox.", "Name the planets.", "How is bread made?")
 
@@ -27,20 +25,9 @@ OTHERS = ("Tell a story about a fox.", "Name the planets.", "How is bread made?"
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     pytest.importorskip("fastapi", reason='the server is an extra: pip install "outrider[serve]"')
-    with playground_site.live("--api-key", playground_site.KEY) as address:
-        _warm(address)
+    # A fixed length: whether drafting pays on this machine is not what these tests are about.
+    with playground_site.live("--api-key", playground_site.KEY, "--draft-length", "4") as address:
         yield address
-
-
-def _warm(address: str) -> None:
-    """Nothing is drafted before the engine has learned that it pays, which on a busy machine takes a few answers."""
-    asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64, "temperature": 0}
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {playground_site.KEY}"}
-    request = urllib.request.Request(f"{address}v1/chat/completions", json.dumps(asked).encode(), headers)
-    for _ in range(20):
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            if json.load(answer)["metrics"]["speculative_decoding"]["mean_acceptance_length"] > 2:
-                return
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +141,7 @@ def test_refused_drafts_are_seen_with_pointer_and_keyboard(page: Page) -> None:
 def test_the_race_ends_identical(page: Page) -> None:
     sent: list[Any] = []
     page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
-    options(page, temperature="0.8", max_tokens="128")
+    options(page, temperature="0.8")
     page.locator("#prompt").fill(QUESTION)
     page.locator("#race").click()
     page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)

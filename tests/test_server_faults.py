@@ -119,8 +119,6 @@ def test_ten_megabytes_are_too_many(live: Live, chunked: bool) -> None:
         ("repetition_penalty", 0, "repetition_penalty"),
         ("max_tokens", 0, "max_tokens"),
         ("max_tokens", -5, "max_tokens"),
-        ("max_tokens", 10**30, "max_tokens"),
-        ("max_tokens", 513, "max_tokens"),
         ("max_tokens", 2.0, "max_tokens"),
         ("max_completion_tokens", 5, "max_completion_tokens"),
         ("min_tokens", 99, "min_tokens"),

@@ -30,6 +30,7 @@ class Sequence_:
     id: int
     tokens: list[int]
     prompt_length: int = field(default=-1)
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_length < 0:
@@ -287,7 +288,36 @@ def test_closed_requests_leave_only_the_bounded_history() -> None:
     for i in range(60):
         finish(drafter, i, [draw.randrange(50) for _ in range(50)], [draw.randrange(50) for _ in range(100)])
     assert not drafter._texts
-    assert drafter._history.live.size < 500
+    assert 0 < drafter._memory.size < 500
+
+
+def test_what_was_said_stays_with_its_salt() -> None:
+    drafter = SuffixDrafter(SuffixConfig(shared_tokens=500))
+    said = Sequence_(0, [10, 11, 12], cache_salt="ann")
+    drafter.open(said)
+    said.tokens.extend([20, 21, 22, 23])
+    drafter.close(said)
+    for number, salt in enumerate(("ann", "bob", None), 1):
+        asking = Sequence_(number, [50, 51, 20, 21], cache_salt=salt)
+        drafter.open(asking)
+        assert list(propose(drafter, asking).tokens[:2]) == ([22, 23] if salt == "ann" else [])
+        drafter.close(asking)
+
+
+def test_salts_made_up_without_end_take_no_more_room() -> None:
+    drafter = SuffixDrafter(SuffixConfig(shared_tokens=200))
+    draw = random.Random(0)
+    for i in range(300):
+        said = Sequence_(i, [1, 2], cache_salt=f"salt {i}")
+        drafter.open(said)
+        asking = Sequence_(1000 + i, [5], cache_salt=f"salt {i - 1}")
+        drafter.open(asking)
+        said.tokens.extend(draw.randrange(50) for _ in range(draw.randrange(1, 90)))
+        drafter.close(said)
+        asking.tokens.extend(said.tokens)
+        propose(drafter, asking)
+        drafter.close(asking)
+        assert drafter._memory.size <= 200
 
 
 @pytest.mark.parametrize("field_name", ["shared_tokens", "request_tokens"])

@@ -130,6 +130,7 @@ class Sequence_:
     history: History
     id: int = field(default_factory=itertools.count().__next__)
     speculation: Speculation = field(default_factory=Speculation)
+    cache_salt: str | None = None
 
     @property
     def generated(self) -> int:

@@ -206,9 +206,11 @@ class LLM:
         *,
         choice: int = 0,
         speculation: Speculation | None = None,
+        cache_salt: str | None = None,
         trace: bool = False,
     ) -> Running:
-        """A sequence for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed."""
+        """A sequence for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed.
+        `cache_salt`: work is shared with sequences of the same salt alone."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise InvalidRequest("prompt: it is empty; give at least one token of text")
@@ -231,6 +233,7 @@ class LLM:
             history=History(tokens),
             keep_trace=trace,
             speculation=self._checked(speculation or Speculation()),
+            cache_salt=cache_salt,
         )
         if sequence.stuck:
             raise InvalidRequest("grammar: nothing can be written under it with these stop tokens and min_tokens")

@@ -115,6 +115,10 @@ class SequenceView(Protocol):
     def params(self) -> ResolvedParams: ...
     @property
     def speculation(self) -> Speculation: ...
+    @property
+    def cache_salt(self) -> str | None:
+        """What is kept of a sequence may serve those of the same salt alone."""
+        ...
 
 
 class Commit(NamedTuple):

@@ -34,7 +34,8 @@ _SAMPLING_FIELDS = (
 )
 
 
-def _draft_length(value: str) -> str:
+def draft_length_option(value: str) -> str:
+    """A number of tokens, or auto, as typed."""
     if value != "auto" and not (value.isascii() and value.isdigit()):
         raise typer.BadParameter(f"{value!r} is neither a whole number from 0 on nor auto")
     return value
@@ -99,7 +100,7 @@ class Settings:
     draft_length: Annotated[
         str,
         _speculation(
-            parser=_draft_length,
+            parser=draft_length_option,
             metavar="N|auto",
             help="Most tokens drafted per step; auto stops drafting when it does not pay.",
         ),

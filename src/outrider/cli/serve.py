@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.options import DEFAULT_MODEL, Dtype
+from outrider.cli.options import DEFAULT_MODEL, Dtype, draft_length_option
 from outrider.cli.screen import note
 from outrider.errors import InvalidRequest
 
@@ -27,6 +27,15 @@ def serve(
             "--drafter",
             metavar="DRAFTER",
             help="Who proposes tokens: none, ngram, suffix, head[:PATH] (a trained head), model:PATH or auto.",
+        ),
+    ] = "auto",
+    draft_length: Annotated[
+        str,
+        _model(
+            "--draft-length",
+            parser=draft_length_option,
+            metavar="N|auto",
+            help="Most tokens drafted per step and answer; auto stops drafting when it does not pay.",
         ),
     ] = "auto",
     dtype: Annotated[
@@ -99,6 +108,10 @@ def serve(
     log_to_stderr()
     if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
         note(f"{host} can be reached from other machines, and anybody there may use the model: think of --api-key")
+    shared = "all who have the key" if api_key else "everybody"
+    note(
+        f"requests without cache_salt reuse what {shared} sent, and can tell by the time they take; see docs/server.md"
+    )
     backend = Backend(_name(model), max_queue=max_queue)
 
     def load() -> LLM:
@@ -106,6 +119,7 @@ def serve(
             model,
             drafter=drafter,
             also="available",
+            draft_length="auto" if draft_length == "auto" else int(draft_length),
             dtype=dtype,
             device=device,
             threads=threads,

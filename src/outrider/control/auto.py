@@ -76,6 +76,8 @@ class _State:
     """Drafting steps in a row that were decided, not probed."""
     issued: deque[Budget] = field(default_factory=deque)
     """Of the steps that have not been observed yet, the oldest first: a device is asked to draft one step ahead."""
+    promised: bool = False
+    """Whether a draft is owed in its next step: what the caller predicts is tried once, whatever is believed of it."""
 
 
 _Route = tuple[str | None, bool]
@@ -88,7 +90,7 @@ def _route(sequence: SequenceView) -> _Route:
 
 class AutoLength:
     """Budgets of at most `nodes` nodes per sequence and `rows` verified rows per step (one per sequence
-    included)."""
+    included), but for the first step of a sequence that brings a prediction."""
 
     lengths = (0, 1, 2, 3, 4, 6, 8)
 
@@ -125,6 +127,7 @@ class AutoLength:
             budgets = [Budget(0, 0, 0.0, tree) for _ in states]
         else:
             budgets = self._decide(states, limits, tree)
+        budgets = [self._kept(*each) for each in zip(states, limits, budgets, strict=True)]
         for state, budget in zip(states, budgets, strict=True):
             state.issued.append(budget)
         self.issued = [budget.nodes for budget in budgets]
@@ -159,6 +162,16 @@ class AutoLength:
             spare -= probe
             budgets.append(Budget(probe, probe, 0.0, tree))
         return budgets
+
+    @staticmethod
+    def _kept(state: _State, limit: int, budget: Budget) -> Budget:
+        """The budget, with what was promised. Only the first step is sure to find the prediction with something to say:
+        nothing has been written yet that could differ from it."""
+        if not state.promised:
+            return budget
+        state.promised = False
+        nodes = max(budget.nodes, min(_PROBE_NODES, limit))
+        return Budget(nodes, nodes, 0.0, budget.tree)
 
     def _probe_due(self, state: _State, plain: int, nodes: int) -> bool:
         if state.probes:
@@ -256,7 +269,8 @@ class AutoLength:
     def _state(self, sequence: SequenceView) -> _State:
         state = self._states.get(sequence.id)
         if state is None:
-            state = self._states[sequence.id] = _State(self._lately.get(_route(sequence), ""))
+            route = _route(sequence)
+            state = self._states[sequence.id] = _State(self._lately.get(route, ""), promised=route[1])
         return state
 
     def _known(self, name: str) -> _Source:

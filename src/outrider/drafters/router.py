@@ -12,8 +12,9 @@ from outrider.drafters.quiet import joined
 from outrider.errors import DrafterError
 from outrider.types import Budget, Commit, Draft, Drafter, FollowsPrefixes, ReadsFeatures, Rows, SequenceView
 
-_WORTH = 1.0
-"""Tokens that a prediction must promise to be asked before the drafter."""
+_WORTH, _SURE = 1.0, 0.75
+"""Tokens that a prediction must promise to be asked before the drafter; less is enough where the budget has no room for
+so many, if it is as sure as this of each."""
 
 
 def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
@@ -88,7 +89,7 @@ class RouterDrafter:
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         predicted = self._prediction.propose(sequences, budgets)
         left = [
-            Budget(0, 0, budget.floor, budget.tree) if sum(draft.confidence) >= _WORTH else budget
+            Budget(0, 0, budget.floor, budget.tree) if _worth_asking(draft, budget) else budget
             for draft, budget in zip(predicted, budgets, strict=True)
         ]
         drafts = list(predicted)
@@ -111,6 +112,10 @@ class RouterDrafter:
             groups.setdefault(id(self._route[sequence.id]), []).append(i)
         for members in groups.values():
             yield self._route[sequences[members[0]].id], members
+
+
+def _worth_asking(predicted: Draft, budget: Budget) -> bool:
+    return bool(predicted.tokens) and sum(predicted.confidence) >= min(_WORTH, _SURE * budget.nodes)
 
 
 class ReadingRouter(RouterDrafter):

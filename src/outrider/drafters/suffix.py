@@ -1,8 +1,8 @@
 """Suffix lookup: every earlier continuation of every suffix of the text, as one tree, the likeliest first.
 
-Two texts are searched: the request's own prompt and output, and the outputs of finished requests. In both a
-suffix automaton is grown token by token, so the longest match is always at hand (see `automaton`). What the
-target may say next is estimated like a data compressor would (PPM): the longest matching suffix predicts with
+Two texts are searched: the request's own prompt and output, and the outputs of finished requests of the same
+salt. In both a suffix automaton is grown token by token, so the longest match is always at hand (see `automaton`).
+What the target may say next is estimated like a data compressor would (PPM): the longest matching suffix predicts with
 a trust that grows with its length and with how often it was seen, and passes the rest of the probability to
 the next shorter suffix, of either text. The draft is then the most probable set of continuations that fits
 the budget.
@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from outrider.drafters.automaton import NO_TOKEN, RollingAutomaton, SuffixAutomaton
+from outrider.drafters.memory import Memory
 from outrider.errors import InvalidRequest
 from outrider.types import ROOT, Budget, Commit, Draft, SequenceView
 
@@ -74,13 +75,14 @@ class _Text:
     """One running request: the automaton of its text and its place in the shared history; `size` tokens are
     in."""
 
-    __slots__ = ("_epoch", "_matched", "_size", "_state", "own")
+    __slots__ = ("_epoch", "_history", "_matched", "_size", "_state", "own")
 
     def __init__(self, limit: int) -> None:
         self.own = RollingAutomaton(limit)
         self._size = 0
         self._state = 0
         self._matched = 0
+        self._history: RollingAutomaton | None = None
         self._epoch = -1
 
     def update(self, tokens: Sequence[int], history: RollingAutomaton) -> None:
@@ -89,8 +91,8 @@ class _Text:
         self.own.extend(new)
         self._size = len(tokens)
         live = history.live
-        if self._epoch != history.epoch:
-            self._epoch = history.epoch
+        if self._history is not history or self._epoch != history.epoch:
+            self._history, self._epoch = history, history.epoch
             self._state, self._matched = live.match(tokens[-_REMATCH:])
             return
         state, matched = live.settle(self._state, self._matched), self._matched
@@ -113,7 +115,7 @@ class SuffixDrafter:
     def __init__(self, config: SuffixConfig | None = None) -> None:
         self.config = config or SuffixConfig()
         self._texts: dict[int, _Text] = {}
-        self._history = RollingAutomaton(self.config.shared_tokens)  # stays empty if not shared
+        self._memory = Memory(self.config.shared_tokens)  # stays empty if not shared
 
     @property
     def held(self) -> int:
@@ -121,27 +123,28 @@ class SuffixDrafter:
 
     def open(self, sequence: SequenceView) -> None:
         text = self._texts[sequence.id] = _Text(self.config.request_tokens)
-        text.update(sequence.tokens, self._history)
+        text.update(sequence.tokens, self._memory.of(sequence.cache_salt))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
-            self._texts[commit.sequence.id].update(commit.sequence.tokens, self._history)
+            sequence = commit.sequence
+            self._texts[sequence.id].update(sequence.tokens, self._memory.of(sequence.cache_salt))
 
     def close(self, sequence: SequenceView) -> None:
         known = self._texts.pop(sequence.id, None)
         if known is not None and self.config.shared_history and len(sequence.tokens) > sequence.prompt_length:
-            self._history.restart()
-            self._history.extend(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
+            said = sequence.tokens[max(0, sequence.prompt_length - _LEAD) :]
+            self._memory.learn(sequence.cache_salt, said)
 
     def _propose(self, sequence: SequenceView, budget: Budget) -> Draft:
         if min(budget.nodes, budget.depth) <= 0:
             return Draft(source=self.name)
-        text = self._texts[sequence.id]
-        text.update(sequence.tokens, self._history)
-        own, history = text.own.live, self._history.live
+        text, known = self._texts[sequence.id], self._memory.of(sequence.cache_salt)
+        text.update(sequence.tokens, known)
+        own, history = text.own.live, known.live
         floor = max(budget.floor, _LEAST)
         tokens: list[int] = []
         parents: list[int] = []

@@ -17,7 +17,8 @@ class _Found(NamedTuple):
 
 class Places:
     """Slots of one target and one drafter. Whatever is reused, the next logits are those of a fresh prefill: only what
-    both sequences begin with is taken over, and no more than the drafter can follow."""
+    both sequences begin with is taken over, and no more than the drafter can follow. Nothing passes between sequences
+    of different salts, in the drafter's caches neither: it is told here whom to go on from."""
 
     def __init__(self, model: LanguageModel, drafter: Drafter) -> None:
         self._model = model
@@ -74,7 +75,8 @@ class Places:
         length = self._model.length(slot)
         self._model.close(slot)
         if self._keeps is not None and length >= LEAST:
-            self._prefixes.leave(Holder(slot, sequence.tokens, length, sequence.id, self._keeps.epoch(slot)))
+            epoch = self._keeps.epoch(slot)
+            self._prefixes.leave(Holder(slot, sequence.tokens, length, sequence.id, sequence.cache_salt, epoch))
         self._drafter.close(sequence)
 
     def trim(self, most: int) -> None:
@@ -92,9 +94,13 @@ class Places:
         """The slot with most of the sequence's tokens; one that nobody uses where there is a choice."""
         if self._keeps is None:
             return None
-        held = (Holder(s.slot, s.tokens, self._model.length(s.slot), s.id, None) for s in running if s.slot != NO_SLOT)
+        held = [
+            Holder(s.slot, s.tokens, self._model.length(s.slot), s.id, s.cache_salt, None)
+            for s in running
+            if s.slot != NO_SLOT
+        ]
         best: _Found | None = None
-        for holder, common in matches(sequence.tokens, [*self._left(), *held]):
+        for holder, common in matches(sequence.tokens, sequence.cache_salt, [*self._left(), *held]):
             reach = common if self._follows is None else self._follows.reach(sequence, holder.sequence, common)
             length = min(reach, common, holder.cached, len(sequence.tokens) - 1)
             if length >= LEAST and (best is None or length > best.length):
@@ -106,7 +112,7 @@ class Places:
         if self._keeps is None:
             return None
         for other in running:
-            if other.slot != NO_SLOT and other.missing:
+            if other.slot != NO_SLOT and other.missing and other.cache_salt == sequence.cache_salt:
                 shared = min(common_prefix(sequence.tokens, other.tokens), len(sequence.tokens) - 1)
                 if shared - max(length, self._model.length(other.slot)) >= LEAST:
                     return other

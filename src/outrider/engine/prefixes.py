@@ -1,7 +1,8 @@
 """Which cache slots hold the beginning of a new sequence. Books only; no torch here.
 
 Conversations come back with all they said before, and requests share instructions. A slot that a sequence has left
-keeps its tokens until it is needed, and a new sequence that begins alike goes on from there.
+keeps its tokens until it is needed, and a new sequence that begins alike goes on from there, if it has the same salt:
+how soon it answers tells how much of it somebody has sent before.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ LEAST = 16
 
 
 class Holder(NamedTuple):
-    """A slot and what is in it: `cached` of these tokens, run for the sequence of this id."""
+    """A slot and what is in it: `cached` of these tokens, run for the sequence of this id and salt."""
 
     slot: int
     tokens: Sequence[int]
     cached: int
     sequence: int
+    salt: str | None
     epoch: int | None
     """Of the slot when its sequence left it; None: it is still running there."""
 
@@ -65,9 +67,9 @@ class Match(NamedTuple):
     """How many tokens both begin with, those included that are not cached."""
 
 
-def matches(tokens: Sequence[int], holders: Iterable[Holder], least: int = LEAST) -> list[Match]:
-    """The holders that share at least so many tokens, the most first."""
-    found = [Match(holder, common_prefix(tokens, holder.tokens)) for holder in holders]
+def matches(tokens: Sequence[int], salt: str | None, holders: Iterable[Holder], least: int = LEAST) -> list[Match]:
+    """The holders of this salt that share at least so many tokens, the most first."""
+    found = [Match(holder, common_prefix(tokens, holder.tokens)) for holder in holders if holder.salt == salt]
     return sorted((match for match in found if match.common >= least), key=lambda match: -match.common)
 
 

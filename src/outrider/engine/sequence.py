@@ -35,6 +35,8 @@ class Sequence:
     history: History
     keep_trace: bool = False
     speculation: Speculation = field(default_factory=Speculation)
+    cache_salt: str | None = None
+    """Only sequences of the same salt reuse what was computed or said for one another."""
     slot: int = NO_SLOT
     missing: int = 0
     """Tokens before the last that the target's cache does not hold yet; 0 once it decodes."""

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.server.errors import ApiError
+from outrider.server.salts import note_owner
 
 _OPEN = ("/health", "/docs", "/openapi.json", "/", "/favicon.ico")
 """No secret and no work behind these: how the server feels, and pages that ask for the key themselves."""
@@ -34,6 +35,7 @@ class Auth:
             error = ApiError(401, "a valid API key is needed, as in: Authorization: Bearer KEY", code="invalid_api_key")
             await error.response()(scope, receive, send)
             return
+        note_owner(scope, self._digest)
         await self._app(scope, receive, send)
 
 

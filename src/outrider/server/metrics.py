@@ -76,7 +76,8 @@ class Metrics:
 
 
 class _Gauges:
-    """What is true now."""
+    """What is true now. Nothing here may depend on what was reused: whoever reads that before and after a request of
+    their own knows how many tokens of it somebody else has sent."""
 
     def __init__(self, model: str, load: Callable[[], Load]) -> None:
         self._model = model
@@ -87,8 +88,6 @@ class _Gauges:
         yield self._gauge("num_requests_running", "Sequences being decoded", stats.running)
         yield self._gauge("num_requests_waiting", "Sequences waiting for room", stats.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the cache in use, 0 to 1", stats.kv_used / stats.kv_total)
-        yield self._counter("prefix_cache_hits", "Sequences that began with cached tokens", stats.prefix_hits)
-        yield self._counter("prefix_cache_tokens", "Tokens they did not have to run", stats.prefix_tokens)
         yield self._counter("num_preemptions", "Sequences sent back to wait", stats.preemptions)
         yield self._gauge("controller_budget_nodes", "Nodes that may be drafted in a step, over all", sum(budgets))
         yield self._gauge(

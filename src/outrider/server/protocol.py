@@ -65,6 +65,9 @@ class Sampled(Request):
     max_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    cache_salt: (
+        Annotated[str, Field(min_length=1, max_length=1024, description="Share work with these only.")] | None
+    ) = None
     outrider: OutriderOptions | None = None
 
 

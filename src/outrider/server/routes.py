@@ -19,6 +19,7 @@ from outrider.server.generation import Generation
 from outrider.server.metrics import Metrics
 from outrider.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from outrider.server.reading import read
+from outrider.server.salts import salt_of
 from outrider.server.translate import chat_job, completion_job, encode, encode_chat
 
 
@@ -31,7 +32,7 @@ def generating(backend: Backend, metrics: Metrics) -> APIRouter:
         """Answer a conversation. With `stream`, server-sent events that end with `data: [DONE]`."""
         asked = await read(request, ChatRequest)
         served = backend.served(asked.model)
-        job = await asyncio.to_thread(chat_job, served, asked)
+        job = await asyncio.to_thread(chat_job, served, asked, salt_of(request.scope, asked.cache_salt))
         return await Generation(request, served, job, ChatForm(), metrics).respond()
 
     @router.post("/completions", openapi_extra=body(CompletionRequest), responses=errors(400, 404, 413, 429, 503))
@@ -39,7 +40,7 @@ def generating(backend: Backend, metrics: Metrics) -> APIRouter:
         """Continue texts, given as such or as token ids."""
         asked = await read(request, CompletionRequest)
         served = backend.served(asked.model)
-        job = await asyncio.to_thread(completion_job, served, asked)
+        job = await asyncio.to_thread(completion_job, served, asked, salt_of(request.scope, asked.cache_salt))
         return await Generation(request, served, job, TextForm(), metrics).respond()
 
     return router

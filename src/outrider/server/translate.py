@@ -47,7 +47,7 @@ class Job:
     """Per sequence, the text to repeat before the answer."""
 
 
-def chat_job(served: Served, asked: ChatRequest) -> Job:
+def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
@@ -55,10 +55,10 @@ def chat_job(served: Served, asked: ChatRequest) -> Job:
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     prompt = encode_chat(served, asked.messages)
-    return _job(served, asked, [prompt], [""], most, logprobs)
+    return _job(served, asked, salt, [prompt], [""], most, logprobs)
 
 
-def completion_job(served: Served, asked: CompletionRequest) -> Job:
+def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -> Job:
     if asked.echo and asked.logprobs is not None:
         raise ApiError(400, "echo with logprobs is not supported; ask for one of them", param="echo")
     several = _prompts(asked.prompt)
@@ -70,7 +70,7 @@ def completion_job(served: Served, asked: CompletionRequest) -> Job:
         decode = served.llm.tokenizer.decode
         echoes = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in several]
     most = _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-    return _job(served, asked, prompts, echoes, most, asked.logprobs)
+    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs)
 
 
 def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -122,6 +122,7 @@ def _text(content: Content | None, place: str) -> str:
 def _job(
     served: Served,
     asked: ChatRequest | CompletionRequest,
+    salt: str | None,
     prompts: Sequence[Sequence[int]],
     echoes: Sequence[str],
     max_tokens: int | None,
@@ -131,10 +132,6 @@ def _job(
     if n * len(prompts) > served.service.capacity:
         most = served.service.capacity
         raise ApiError(400, f"n: at most {most} answers fit into one request, over all its prompts", param="n")
-    context = served.llm.model.max_context
-    if max_tokens is not None and max_tokens > context:
-        name = "max_completion_tokens" if getattr(asked, "max_completion_tokens", None) else "max_tokens"
-        raise ApiError(400, f"{name} must not exceed the context of {context} tokens", param=name)
     seed = secrets.randbits(53) if asked.seed is None else asked.seed  # 53 bits survive JSON
     speculation = _speculation(served, options, asked.prediction)
     fields = {*type(asked).model_fields, "n"}
@@ -149,7 +146,7 @@ def _job(
             grammar=grammar,
         )
         sequences = [
-            served.llm.sequence(prompt, params, choice=k, speculation=speculation)
+            served.llm.sequence(prompt, params, choice=k, speculation=speculation, cache_salt=salt)
             for prompt in prompts
             for k in range(n)
         ]
@@ -190,9 +187,8 @@ def _sampling(asked: Sampled, generation_config: Mapping[str, Any]) -> dict[str,
     """Sampling parameters by the library's names. A temperature that is not given is the model's own, else OpenAI's 1;
     whatever else is not given is the library's default."""
     given = {name: value for name in _SAME_NAME if (value := getattr(asked, name)) is not None}
-    given["temperature"] = asked.temperature
-    if asked.temperature is None:
-        given["temperature"] = generation_config.get("temperature", 1.0)
+    own = generation_config.get("temperature")
+    given["temperature"] = asked.temperature if asked.temperature is not None else 1.0 if own is None else own
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     if len(stops) > _MAX_STOPS:
         raise ApiError(400, f"stop: at most {_MAX_STOPS} strings", param="stop")

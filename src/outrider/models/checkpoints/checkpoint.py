@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,7 +60,8 @@ class Checkpoint:
 def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
     """Find a model by catalogue name, folder, GGUF file or hub id, in this order; weights are read later."""
     if model in catalog.CATALOG:
-        return _open_folder(model, hub.installed(model, progress), progress)
+        found = _open_folder(model, hub.installed(model, progress), progress)
+        return replace(found, generation_config={**catalog.find(model).generation, **found.generation_config})
     path = Path(model).expanduser()
     if path.is_dir():
         return _open_folder(model, path, progress)
