@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import INTERNAL, ApiError
+from outrider.server.safety import hardened
 
 log = logging.getLogger("outrider.server")
 
@@ -56,11 +57,7 @@ class Tracking:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", mine.id.encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                ]
+                message["headers"] = hardened([*message.get("headers", ()), (b"x-request-id", mine.id.encode())])
             await send(message)
 
         try:
