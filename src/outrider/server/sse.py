@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outrider.server.connections import CUT
-from outrider.server.tracking import record
+from outrider.server.records import record
 
 DONE = b"data: [DONE]\n\n"
 
