@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
@@ -15,16 +16,19 @@ from openai import OpenAI
 from outrider import LLM
 from outrider.server.app import make_app
 from outrider.server.backend import Backend
+from outrider.server.connections import Limits
 from outrider.server.run import Server, listen
 
 
 class Live:
     """The server's address, its parts, and ways to talk to it."""
 
-    def __init__(self, url: str, llm: LLM, backend: Backend) -> None:
-        self.url = url
+    def __init__(self, port: int, llm: LLM, backend: Backend, server: Server) -> None:
+        self.port = port
+        self.url = url = f"http://127.0.0.1:{port}"
         self.llm = llm
         self.backend = backend
+        self.server = server
         self.http = httpx.Client(base_url=url, timeout=60)
         self.openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
 
@@ -34,6 +38,17 @@ class Live:
     def chat(self, content: str = "Name a colour.", **body: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", messages=[{"role": "user", "content": content}], **body)
 
+    def settled(self) -> bool:
+        """Whether everything is let go of, soon."""
+        service = self.backend.served(None).service
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            # The load is as of the last step, the engine's own state as of now.
+            if not service.open and self.llm.engine.idle and service.load.stats.running == 0:
+                return True
+            time.sleep(0.02)
+        return False
+
     def metric(self, name: str) -> float:
         """The sum over a metric's labels."""
         lines = self.http.get("/metrics").text.splitlines()
@@ -41,10 +56,17 @@ class Live:
 
 
 @contextmanager
-def live_server(llm: LLM, *, max_queue: int = 64, api_key: str | None = None, send_buffer: int = 0) -> Iterator[Live]:
+def live_server(
+    llm: LLM,
+    *,
+    max_queue: int = 64,
+    api_key: str | None = None,
+    send_buffer: int = 0,
+    limits: Limits | None = None,
+) -> Iterator[Live]:
     """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go."""
     backend = Backend("smollm2-135m", max_queue=max_queue)
-    server = Server(make_app(backend, api_key=api_key), backend, grace=1.0)
+    server = Server(make_app(backend, api_key=api_key), backend, grace=1.0, limits=limits)
     listener: socket.socket = listen("127.0.0.1", 0)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
@@ -55,7 +77,7 @@ def live_server(llm: LLM, *, max_queue: int = 64, api_key: str | None = None, se
 
     thread = Thread(target=lambda: asyncio.run(main()))
     thread.start()
-    live = Live(f"http://127.0.0.1:{listener.getsockname()[1]}", llm, backend)
+    live = Live(listener.getsockname()[1], llm, backend, server)
     try:
         for _ in range(200):
             if backend.status == "ready" and server.started:

@@ -42,19 +42,8 @@ def _still_well(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "live" in request.fixturenames:
         live: Live = request.getfixturevalue("live")
-        assert settled(live)
+        assert live.settled()
         assert live.post("/v1/chat/completions", **SAY).status_code == 200
-
-
-def settled(live: Live) -> bool:
-    """Whether everything is let go of, soon."""
-    service = live.backend.served(None).service
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        if not service.open and service.load.stats.running == service.load.stats.waiting == 0:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def refused(answer: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
@@ -269,7 +258,7 @@ def test_fifty_clients_that_leave(live: Live) -> None:
     for _ in range(3):
         with ThreadPoolExecutor(50) as pool:
             list(pool.map(lambda i: leave_early(live, i), range(50)))
-        assert settled(live)
+        assert live.settled()
         memory.append(psutil.Process().memory_info().rss)
     assert memory[2] - memory[1] < 20e6, "what was held is free again"
 
@@ -283,7 +272,7 @@ def test_a_full_queue_says_when_to_come_back(llm: LLM) -> None:
             answer = small.post("/v1/completions", prompt="y", max_tokens=2)
             assert refused(answer, 429)["code"] == "queue_full"
             assert 1 <= int(answer.headers["retry-after"]) <= 60
-        assert settled(small)
+        assert small.settled()
         assert small.post("/v1/completions", prompt="y", max_tokens=2).status_code == 200
 
 
@@ -312,7 +301,7 @@ def test_a_slow_reader_is_cut_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
         while not errors:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert settled(small)
+        assert small.settled()
     assert "too slowly" in errors[0]
     assert max(most) == 4 * 8
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from outrider import __version__
-from outrider.server import documents, errors, pages
+from outrider.server import documents, errors, faults, pages
 from outrider.server.auth import Auth
 from outrider.server.backend import Backend
 from outrider.server.metrics import Metrics
+from outrider.server.reading import Reader
 from outrider.server.routes import describing, generating, watching
 from outrider.server.tracking import Tracking
 
@@ -22,11 +23,12 @@ def make_app(backend: Backend, *, api_key: str | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
+    app.state.reader = Reader()
     metrics = Metrics(backend.name, lambda: backend.load)
     for router in (generating(backend, metrics), describing(backend), watching(backend, metrics)):
         app.include_router(router)
     pages.install(app)
-    errors.install(app)
+    errors.install(app, faults.note)
     app.openapi = lambda: documents.describe(app)  # type: ignore[method-assign]
     # The last is the outermost.
     if api_key:

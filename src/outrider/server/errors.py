@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -24,7 +24,10 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` names the field at fault, `code` is for programs."""
+    """An answer that is an error. `param` names the field at fault, `code` is for programs.
+
+    `reason` is for the log, which holds nothing a client has said: a few words of our own, never made from values. The
+    message may quote them."""
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -41,6 +45,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.reason = reason or code or "refused"
 
     @property
     def body(self) -> dict[str, Any]:
@@ -82,17 +87,19 @@ def _param(message: str, fields: Collection[str]) -> str | None:
     return next((word for word in re.findall(r"\w+", message) if word in fields), None)
 
 
-def install(app: FastAPI) -> None:
-    """Have every error leave in this form. What nobody foresaw is `tracking`'s to answer."""
+def install(app: FastAPI, note: Callable[[Request, ApiError], None]) -> None:
+    """Have every error leave in this form, and be told to `note`. What nobody foresaw is `tracking`'s to answer."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
+        told = as_api_error(error)
+        note(request, told)
         if isinstance(error, AnyHTTPException) and error.status_code in (404, 405):
             phrase = HTTPStatus(error.status_code).phrase
             message = f"{request.method} {request.url.path}: {phrase.lower()}; /docs lists what there is"
             response = ApiError(error.status_code, message).response()
             response.headers.update(error.headers or {})
             return response
-        return as_api_error(error).response()
+        return told.response()
 
     for kind in (ApiError, OutriderError, HTTPException, AnyHTTPException):
         app.add_exception_handler(kind, answer)

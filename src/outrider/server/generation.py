@@ -20,8 +20,8 @@ from outrider.server.answers import Answer
 from outrider.server.backend import Served
 from outrider.server.errors import as_api_error
 from outrider.server.metrics import Metrics
+from outrider.server.records import Record, record
 from outrider.server.sse import DONE, EventStream, Gone, event, unless_gone
-from outrider.server.tracking import Record, record
 from outrider.server.translate import Job
 
 log = logging.getLogger("outrider.server")

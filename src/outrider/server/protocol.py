@@ -1,18 +1,23 @@
 """What clients may send: OpenAI's fields, a few that others add, and our own `outrider`.
 
-Types are strict (a number in quotes is no number). Ranges are checked where the parameters are made, once for library,
-command line and server. Fields nobody knows are kept aside for `unsupported` to judge.
+Types are strict (a number in quotes is no number), and a list is read up to its first fault. Ranges are checked where
+the parameters are made, once for library, command line and server. Fields nobody knows are kept aside for `unsupported`
+to judge.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from outrider.server.schemas import modest
 
 _SEED = 2**63
 Seed = Annotated[int, Field(ge=-_SEED, lt=_SEED)]
 TokenId = Annotated[int, Field(ge=0, lt=_SEED)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 18)]
+Stop = Annotated[str, Field(max_length=256)]
 
 
 class Request(BaseModel):
@@ -52,8 +57,8 @@ class Sampled(Request):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -76,7 +81,7 @@ class ContentPart(Request):
     text: str | None = None
 
 
-Content = str | list[ContentPart]
+Content = str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=1024)]
 
 
 class Message(Request):
@@ -84,9 +89,12 @@ class Message(Request):
     content: Content | None = None
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=4096)]
+
+
 class JsonSchema(Request):
     name: str | None = None
-    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema"), AfterValidator(modest)] = None
     strict: bool | None = None
 
 
@@ -101,7 +109,7 @@ class Prediction(Request):
 
 
 class ChatRequest(Sampled):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -110,7 +118,12 @@ class ChatRequest(Sampled):
 
 
 class CompletionRequest(Sampled):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True, max_length=1024)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True, max_length=1024)]
+    )
     echo: bool | None = None
     logprobs: int | None = None
     response_format: ResponseFormat | None = None
@@ -122,11 +135,11 @@ class TokenizeRequest(Request):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
 
 class DetokenizeRequest(Request):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

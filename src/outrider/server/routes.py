@@ -94,11 +94,9 @@ def describing(backend: Backend) -> APIRouter:
         """The text of token ids."""
         asked = await read(request, DetokenizeRequest)
         served = backend.served(asked.model)
-        outside = [token for token in asked.tokens if token >= served.llm.model.vocab_size]
-        if outside:
-            message = f"tokens: {outside[0]} is outside the vocabulary of {served.llm.model.vocab_size}"
-            raise ApiError(400, message, param="tokens")
-        return JSONResponse({"prompt": served.llm.tokenizer.decode(asked.tokens)})
+        if max(asked.tokens, default=0) >= (size := served.llm.model.vocab_size):
+            raise ApiError(400, f"tokens: {max(asked.tokens)} is outside the vocabulary of {size}", param="tokens")
+        return JSONResponse({"prompt": await asyncio.to_thread(served.llm.tokenizer.decode, asked.tokens)})
 
     return router
 

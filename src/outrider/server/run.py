@@ -15,9 +15,13 @@ from fastapi import FastAPI
 from outrider.errors import InvalidRequest
 from outrider.llm import LLM
 from outrider.server.backend import Backend
+from outrider.server.connections import Limits, connections
+from outrider.server.strays import catch_strays
 
 GRACE = 30.0
 """Seconds that requests have to finish once the server is told to stop."""
+_BACKLOG = 128
+"""Connections that wait to be accepted; so many are accepted at once, before any limit on them is looked at."""
 _SWITCH = 0.0005
 """Seconds until another thread may take over from one that runs Python: what the loop does must not hold up the
 engine's next pass for Python's usual 5 ms."""
@@ -29,11 +33,12 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise InvalidRequest(f"host: {host!r} is no address of this machine ({error.strerror}).") from error
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's delay off for sockets that say they are TCP, and for no others.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(512)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == EADDRINUSE:
@@ -47,14 +52,28 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Drains the engine first: then nothing is left for connections to wait for. A second Ctrl-C does not wait."""
 
-    def __init__(self, app: FastAPI, backend: Backend, grace: float = GRACE) -> None:
+    def __init__(self, app: FastAPI, backend: Backend, grace: float = GRACE, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
         super().__init__(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
+                app,
+                http=connections(limits),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=limits.idle,
+                timeout_graceful_shutdown=5,
             )
         )
         self._backend = backend
         self._grace = grace
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        catch_strays(asyncio.get_running_loop())
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = asyncio.ensure_future(self._backend.stop(self._grace))
@@ -66,12 +85,17 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    app: FastAPI, backend: Backend, listener: socket.socket, make: Callable[[], LLM], ready: Callable[[], None]
+    app: FastAPI,
+    backend: Backend,
+    listener: socket.socket,
+    make: Callable[[], LLM],
+    ready: Callable[[], None],
+    limits: Limits | None = None,
 ) -> None:
     """Serve until a signal comes. `make` loads the model, `ready` is called once it answers; what loading raises ends
     the server and is raised."""
     sys.setswitchinterval(_SWITCH)
-    server = Server(app, backend)
+    server = Server(app, backend, limits=limits)
 
     async def both() -> None:
         async def load() -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events: sent while they come, given up when the reader goes or stalls."""
+"""Server-sent events: sent while they come, given up when the reader goes (`connections` has a stalled one go)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outrider.server.tracking import record
+from outrider.server.connections import CUT
+from outrider.server.records import record
 
-STALL = 60.0
-"""Seconds a reader may take none of what is sent to it."""
 DONE = b"data: [DONE]\n\n"
 
 Result = TypeVar("Result")
@@ -28,33 +27,28 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], close: Callable[[], None], stall: float = STALL) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], close: Callable[[], None]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
-        self._stall = stall
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await unless_gone(self._send(scope, send), receive)
+            await unless_gone(self._send(send), receive)
         except Gone:
-            record(scope).facts["ended"] = "client left"
+            record(scope).facts["ended"] = scope["state"].get(CUT, "client left")
         finally:
             self._close()
             await self._events.aclose()
 
-    async def _send(self, scope: Scope, send: Send) -> None:
-        try:
-            async for body in self._events:
-                # Waits while the connection's buffer is full.
-                await asyncio.wait_for(
-                    send({"type": "http.response.body", "body": body, "more_body": True}), self._stall
-                )
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
-            record(scope).facts["ended"] = "reader stalled"
+    async def _send(self, send: Send) -> None:
+        async for body in self._events:
+            # Waits while the connection's buffer is full. There must be no time limit around it: `wait_for` of Python
+            # 3.11 does not pass a cancellation on that comes as the wait ends, as it does when the client leaves.
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Gone(Exception):

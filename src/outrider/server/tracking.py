@@ -8,33 +8,18 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import INTERNAL, ApiError
+from outrider.server.records import Record, begin_record
+from outrider.server.safety import hardened
 
 log = logging.getLogger("outrider.server")
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_KEY = "outrider.record"
-
-
-@dataclass(slots=True)
-class Record:
-    """What is known of one request."""
-
-    id: str
-    started: float = field(default_factory=perf_counter)
-    ignored: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-def record(scope: Scope) -> Record:
-    known: Record = scope[_KEY]
-    return known
 
 
 class Tracking:
@@ -48,19 +33,14 @@ class Tracking:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        mine = Record(given if _ID.fullmatch(given) else uuid.uuid4().hex)
-        scope[_KEY] = mine
+        mine = begin_record(scope, given if _ID.fullmatch(given) else uuid.uuid4().hex)
         status = 0
 
         async def tell(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", mine.id.encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                ]
+                message["headers"] = hardened([*message.get("headers", ()), (b"x-request-id", mine.id.encode())])
             await send(message)
 
         try:

@@ -64,6 +64,7 @@ def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -
     several = _prompts(asked.prompt)
     if not several:
         raise ApiError(400, "prompt: it is empty; give at least one token of text", param="prompt")
+    _check_number(served, (asked.n or 1) * len(several))  # before they are encoded
     prompts = [encode(served, prompt, "prompt") if isinstance(prompt, str) else prompt for prompt in several]
     echoes = [""] * len(prompts)
     if asked.echo:
@@ -129,9 +130,7 @@ def _job(
     logprobs: int | None,
 ) -> Job:
     n, options = asked.n or 1, asked.outrider or OutriderOptions()
-    if n * len(prompts) > served.service.capacity:
-        most = served.service.capacity
-        raise ApiError(400, f"n: at most {most} answers fit into one request, over all its prompts", param="n")
+    _check_number(served, n * len(prompts))
     seed = secrets.randbits(53) if asked.seed is None else asked.seed  # 53 bits survive JSON
     speculation = _speculation(served, options, asked.prediction)
     fields = {*type(asked).model_fields, "n"}
@@ -162,6 +161,11 @@ def _job(
         include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
         echoes=[echo for echo in echoes for _ in range(n)],
     )
+
+
+def _check_number(served: Served, answers: int) -> None:
+    if answers > (most := served.service.capacity):
+        raise ApiError(400, f"n: at most {most} answers fit into one request, over all its prompts", param="n")
 
 
 _OURS = {"prompt": "messages", "grammar": "response_format", "drafter": "outrider.speculate.drafter"}

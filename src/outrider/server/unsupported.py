@@ -58,6 +58,9 @@ _IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
 }
 
+NAMES = frozenset({*_HARMLESS, *_IN_MESSAGES})
+"""Every name that may be refused."""
+
 
 def ignored(request: BaseModel) -> list[str]:
     """Names of the fields that are left unread; `ApiError` names one that may not be."""
@@ -67,7 +70,8 @@ def ignored(request: BaseModel) -> list[str]:
         for name, value in extra.items():
             full = _joined(path, name)
             if name in refused and value is not None and not any(_same(value, known) for known in refused[name]):
-                raise ApiError(400, f"{full} is not supported by this server; leave it out", param=full)
+                message = f"{full} is not supported by this server; leave it out"
+                raise ApiError(400, message, param=full, reason="not supported")
             names.append(full)
     return names
 

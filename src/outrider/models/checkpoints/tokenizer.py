@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequest, ModelError
 from outrider.models.checkpoints.chat_template import ChatTemplate
+from outrider.models.checkpoints.encoding import encoded
 from outrider.models.checkpoints.spelled import Spelling
 from outrider.models.checkpoints.token_bytes import byte_rule
 
@@ -56,8 +57,7 @@ class Tokenizer:
             raise InvalidRequest(
                 f"prompt: the character at position {error.start} is half of a surrogate pair, not text"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return encoded(self._backend, text, add_special_tokens)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as text, by the model's own template."""
