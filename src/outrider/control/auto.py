@@ -18,7 +18,7 @@ could not be known.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.control.calibration import Calibration
@@ -112,6 +112,9 @@ class AutoLength:
         self._tokens_per_step = 0.0
         self._since_plain = 0
         self._gap = 8
+        self._silent = 0
+        """Steps of a device without a draft."""
+        self._silence = _SHORTEST_PAUSE
 
     @property
     def held(self) -> int:
@@ -132,6 +135,30 @@ class AutoLength:
             state.issued.append(budget)
         self.issued = [budget.nodes for budget in budgets]
         return budgets
+
+    def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
+        """The length with the most tokens expected a second. Where that is 0, another is tried now and then."""
+        states = [self._state(s) for s in sequences]
+        allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
+        most = min([limit, *allowed])
+        if not seconds:  # a guess, until something is measured
+            seconds = {length: 1 + 0.1 * length for length in self.lengths}
+        levels = [self._chances(state).levels for state in states]
+
+        def rate(length: int) -> float:
+            return sum(1 + sum(chances.expected(length)[0]) for chances in levels) / seconds[length]
+
+        best = max((length for length in seconds if length <= most), key=rate, default=0)
+        self._silent = 0 if best else self._silent + 1
+        if self._silent >= self._silence:
+            self._silent, self._silence = 0, min(_LONGEST_PAUSE, 2 * self._silence)
+            best = min((length for length in seconds if 0 < length <= most), default=0)
+        elif best:
+            self._silence = _SHORTEST_PAUSE
+        for state in states:
+            state.issued.append(Budget(best, best, 0.0, tree=False))
+        self.issued = [best] * len(states)
+        return best
 
     def _decide(self, states: list[_State], limits: list[int], tree: bool) -> list[Budget]:
         plain = len(states)

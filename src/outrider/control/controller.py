@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from outrider.errors import InvalidRequest
@@ -32,6 +32,11 @@ class Controller(Protocol):
         nodes the context still allows sequence i; neither nodes nor depth exceed it."""
         ...
 
+    def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
+        """How long the chains are that a device drafts next, for all sequences alike; at most `limit`. `seconds`: what
+        a step takes with each length it has prepared (empty: it has measured none)."""
+        ...
+
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
         """One step is over: `rows` rows were verified for all `commits` together, drafting took
         `draft_seconds`, everything else `target_seconds`."""
@@ -54,6 +59,12 @@ class FixedLength:
         sizes = [max(0, min(self.nodes, most)) for _, most in zip(sequences, room, strict=True)]
         self.issued = sizes
         return [Budget(size, size, 0.0, tree) for size in sizes]
+
+    def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
+        allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
+        length = min([self.nodes, limit, *allowed])
+        self.issued = [length] * len(sequences)
+        return length
 
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
         pass

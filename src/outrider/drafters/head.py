@@ -144,20 +144,21 @@ class HeadDrafter:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
         begins. A step's wait until it is known what was accepted, and then for a draft or for more of them."""
         start = 0
+        features = copied(features)
         full: list[_Held] = []
         for sequence, rows in zip(sequences, batch, strict=True):
             held = self._held[sequence.id]
             piece = features[start : start + len(rows.tokens)]
             start += len(rows.tokens)
             if rows.logits is None:
-                held.passed = copied(piece)
+                held.passed = piece
                 if len(held.tokens) > PENDING:
                     full.append(held)
                 continue
             full.append(held)
             after = self._head.length(held.slot) + len(held.tokens) + 1
             held.tokens += sequence.tokens[after : after + len(rows.tokens)]
-            held.features.append(copied(piece))
+            held.features.append(piece)
         self._catch_up(full)
 
     def observe(self, commits: Sequence[Commit]) -> None:
@@ -190,6 +191,8 @@ class HeadDrafter:
         held.tokens, held.features = list(tokens[-len(features) :]), [features.clone()]
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        if not any(budget.nodes for budget in budgets):
+            return [Draft(source=self.name)] * len(budgets)
         plans = [self._plan(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         active = [plan for plan in plans if plan.growth.growing]
         if active:

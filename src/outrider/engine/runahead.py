@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from outrider.control.controller import Controller
 from outrider.drafters.head import HeadDrafter
@@ -36,9 +39,6 @@ from outrider.types import (
     SteppingModel,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BURST = 8
 """Plain steps taken in a row before a drafter on the host is asked again, once its controller had it draft nothing."""
@@ -101,6 +101,8 @@ class Runahead:
         """None: one that has left; its part of the step under way is dropped."""
         self._under_way: list[int] = []
         """Draft lengths of the steps launched and not yet collected."""
+        self._keys: dict[int, Tensor] = {}
+        """Noise keys of the first positions of the sequences that run here, [positions, 2] each."""
         self._reached = 0
         """Most tokens a lane may have gained since `begin`, those under way included."""
         self.takes: Callable[[SequenceView], bool] = lambda sequence: True
@@ -126,6 +128,7 @@ class Runahead:
     def drop(self, sequence: Sequence) -> None:
         """It has lost its slot. Should it come back, it is a newcomer."""
         self._lanes = [None if lane is sequence else lane for lane in self._lanes]
+        self._keys.pop(sequence.id, None)
 
     def _step(self, running: list[Sequence]) -> Round | None:
         started = perf_counter()
@@ -169,7 +172,6 @@ class Runahead:
     def _lane(self, s: Sequence, given: HandedOver) -> Lane:
         p = s.params
         reach = 1 + self._burst if self._drafts_on_host else self._stepper.horizon
-        positions = range(s.generated, s.generated + reach)
         return Lane(
             slot=s.slot,
             draft_slot=given.slot,
@@ -178,18 +180,26 @@ class Runahead:
             length=len(s.tokens) - 1,
             generated=s.generated,
             temperature=p.temperature,
-            words=words([Key(p.seed, p.choice, i) for i in positions]) if p.temperature > 0 else None,
+            words=self._noise(s, reach) if p.temperature > 0 else None,
             features=given.features,
         )
+
+    def _noise(self, s: Sequence, reach: int) -> Tensor:
+        """Keys of the positions it generates next. Whoever joins makes all begin anew, so they are hashed once only."""
+        known, stop = self._keys.get(s.id), min(s.generated + reach, s.limit)
+        start = 0 if known is None else len(known)
+        if start < stop:
+            more = words([Key(s.params.seed, s.params.choice, i) for i in range(start, stop)])
+            known = self._keys[s.id] = more if known is None else torch.cat((known, more))
+        assert known is not None, "a sequence that runs has tokens left to generate"
+        return known[s.generated : stop]
 
     def _launch(self, running: list[Sequence]) -> None:
         length = 0
         if self._drafter is not None:
-            budgets = self._controller.budgets(running, False, [s.room for s in running])
-            wanted, limit = max(budget.nodes for budget in budgets), self._stepper.limit(len(running))
-            # Only what was recorded: near its end a sequence may be drafted for beyond it, which is cut off.
-            lengths = self._controller.lengths
-            length = min([limit, lengths[-1], *(length for length in lengths if length >= wanted)])
+            # Near its end a sequence may be drafted for beyond it, which is cut off: only few lengths are recorded.
+            lanes = len(running)
+            length = self._controller.length(running, self._stepper.seconds(lanes), self._stepper.limit(lanes))
         self._stepper.launch(length)
         self._under_way.append(length)
         self._reached += length + 1

@@ -122,7 +122,9 @@ class Passes(StaticCache, Generic[N]):
 def _in_order(span: Span, i: int) -> int:
     """How many of the row's pending ancestors (itself included) lie at the index of their own position."""
     path = span.paths[i]
-    in_order = next((j for j, index in enumerate(path) if index != span.base + j), len(path))
+    if path[-1] == span.base + len(path) - 1:  # indices rise along a path, so all are in order where the last one is
+        return len(path)
+    in_order = next(j for j, index in enumerate(path) if index != span.base + j)
     if len(path) - in_order > PATH:
         raise ValueError(f"a draft deeper than {PATH} tokens off the first path is not supported")
     return in_order

@@ -7,8 +7,9 @@ Rollback is that integer: rows of refused drafts lie beyond it and are overwritt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,10 @@ from outrider.types import Lane, LaneOutcome, StepOutcome
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
+
+
+_MEASURED = 5
+"""Steps by which each size is measured."""
 
 
 class DeviceStepper:
@@ -49,6 +54,8 @@ class DeviceStepper:
         self._results = [Result(self._board.out, device) for _ in range(3)]
         self._under_way: list[Result] = []
         self._collected: list[LaneOutcome] = []
+        self._seconds: dict[int, dict[int, float]] = {}
+        """By bucket of lanes: what steps of each length prepared take."""
         self._lanes = 0
         self._sampled = False
 
@@ -56,19 +63,34 @@ class DeviceStepper:
         """The longest chain that fits one pass of the target with its logits."""
         return min(MAX_LENGTH, HEAD_ROWS // bucket(lanes) - 1)
 
+    def seconds(self, lanes: int) -> Mapping[int, float]:
+        """What a step of so many lanes takes, by the lengths prepared; nothing before `prepare`."""
+        return self._seconds.get(bucket(lanes), {})
+
     @torch.inference_mode()
     def prepare(self, lengths: Sequence[int]) -> Iterator[None]:
-        """Record steps of every number of lanes with chains of these lengths; yields after each. Nothing is begun."""
+        """Record and measure steps of every number of lanes with chains of these lengths; yields after each. Nothing is
+        begun."""
         self._board.load(())
         for count in buckets(self._board.most):
-            self._lanes = count
-            for self._sampled in (False, True):
-                for length in sorted({min(length, self.limit(count)) for length in lengths}):
+            self._lanes, self._seconds[count] = count, {}
+            for length in sorted({min(length, self.limit(count)) for length in lengths}):
+                for self._sampled in (True, False):
                     if self._chains is not None:
                         self._chains.prepare(self._graphs, count, length, self._sampled)
                     self._run(count, length)
                     yield
+                self._seconds[count][length] = self._measured(length)
         self._lanes = 0
+
+    def _measured(self, length: int) -> float:
+        """The median of a few steps; where there is no clock, all take alike."""
+        times = []
+        for _ in range(_MEASURED):
+            self.launch(length)
+            outcome = self.collect()
+            times.append(outcome.draft_seconds + outcome.target_seconds)
+        return median(times) or 1.0
 
     @torch.inference_mode()
     def begin(self, lanes: Sequence[Lane]) -> None:
