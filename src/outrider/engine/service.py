@@ -192,9 +192,12 @@ class Service:
             ticket.note_admission(started)
         for chunk in chunks:
             if gaining := self._tickets.get(chunk.index):
-                self._engine_hand_out(gaining, gaining.delivery(chunk, now))
+                self._engine_gained(gaining, gaining.delivery(chunk, now))
 
-    def _engine_hand_out(self, ticket: Ticket, delivery: Delivery) -> None:
+    def _engine_gained(self, ticket: Ticket, delivery: Delivery) -> None:
+        if ticket.sequence.failure is not None:
+            self._engine_fail(ticket, ticket.sequence.failure)
+            return
         if ticket.sequence.finish_reason is not None:
             del self._tickets[ticket.sequence.id]
         self._engine_tell(self._take, ticket.stream, delivery)
@@ -202,8 +205,9 @@ class Service:
     def _engine_fail(self, ticket: Ticket, error: Exception) -> None:
         """The whole request goes: an answer short of a choice is none."""
         self._engine_drop(ticket.stream)
-        told = RequestFailed(f"this request could not be carried through: {type(error).__name__}: {error}")
-        self._engine_tell(self._end, ticket.stream, told)
+        if not isinstance(error, RequestFailed):
+            error = RequestFailed(f"this request could not be carried through: {type(error).__name__}: {error}")
+        self._engine_tell(self._end, ticket.stream, error)
 
     def _engine_recover(self, error: Exception) -> None:
         """A step has failed, and nobody knows over whom: all leave, those that ran are tried one by one, and whoever
@@ -214,8 +218,8 @@ class Service:
             self._engine.remove(ticket.sequence)
         guilty = False
         for ticket in ran:
-            if (missed := ticket.missed(perf_counter())) is not None:
-                self._engine_hand_out(ticket, missed)
+            if ticket.sequence.id in self._tickets and (missed := ticket.missed(perf_counter())) is not None:
+                self._engine_gained(ticket, missed)
             if ticket.sequence.id in self._tickets:
                 guilty = not self._engine_passes(ticket) or guilty
         if guilty:
@@ -240,7 +244,7 @@ class Service:
         finally:
             self._engine.remove(ticket.sequence)
         for chunk in chunks:
-            self._engine_hand_out(ticket, ticket.delivery(chunk, perf_counter()))
+            self._engine_gained(ticket, ticket.delivery(chunk, perf_counter()))
         return True
 
     def _engine_first(self, sequence: Running) -> Sequence[Chunk]:
