@@ -52,7 +52,7 @@ export class Race {
   constructor(say) {
     this.say = say;
     this.plain = new Lane("Plain", "one token a pass");
-    this.speculative = new Lane("Speculative", "several a pass");
+    this.speculative = new Lane("Speculative", "drafts where it pays");
     this.note = element("p", { class: "verdict" });
     this.again = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.#toggle() }, "Replay");
     this.element = element(
