@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from enumeration import Shape, error, model_drafter, plain_distribution, specula
 from prompts import PROMPTS
 from toy import between, language, resolved, rows_of, sequence
 
-from outrider import LLM, Grammar, InvalidRequest, SamplingParams
+from outrider import LLM, Grammar, InvalidRequest, RequestFailed, SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.sampling.grammar import CompiledGrammar, Grammars, Walk, allowed
 from outrider.sampling.history import History
@@ -262,6 +263,80 @@ def test_no_dead_ends(llm: LLM) -> None:
 def test_what_cannot_be_kept_is_refused_when_asked(llm: LLM, grammar: Grammar) -> None:
     with pytest.raises(InvalidRequest, match=r"grammar: .*compiled or satisfied"):
         llm.sequence("Hello", SamplingParams(grammar=grammar))
+
+
+# ---- llguidance's limits ---------------------------------------------------------------------------------
+
+
+def branches(count: int) -> dict[str, Any]:
+    """So many kinds of objects: beyond 2,000 llguidance gives up after the brace."""
+    kinds = [
+        {"type": "object", "properties": {f"k{i}": {"type": "integer"}}, "required": [f"k{i}"]} for i in range(count)
+    ]
+    return {"anyOf": kinds}
+
+
+def holding(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": value}, "required": ["x"], "additionalProperties": False}
+
+
+LONG = holding({"type": "string", "pattern": "^a{50000}$"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        branches(5000),
+        {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(3000)}},
+        {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(60_000)}},
+    ],
+    ids=["branches", "properties", "schema"],
+)
+def test_what_is_too_large_is_refused_when_asked(llm: LLM, schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"grammar: .*too large"):
+        llm.sequence("Hello", SamplingParams(grammar=Grammar.json_schema(schema)))
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+def test_what_turns_out_too_large_is_an_error_and_no_end(llm: LLM, speculate: bool) -> None:
+    grammar = Grammar.json_schema(holding(branches(2500)))
+    params = SamplingParams(temperature=0, max_tokens=60, grammar=grammar)
+    with pytest.raises(RequestFailed, match=r"grammar: it is too large.* items"):
+        llm.generate([ask(llm, "An object as JSON.")], params, speculate=speculate)
+    assert llm.engine.idle
+    assert llm.engine.leaks() == []
+    cut = llm.generate([ask(llm, "An object as JSON.")], replace(params, max_tokens=1), speculate=speculate)[0]
+    assert cut.finish_reason == "length", "whoever asks for no more is not told"
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+def test_a_long_pattern_goes_on_after_a_limit(llm: LLM, speculate: bool) -> None:
+    """One that was met because of all that was asked before, and not by this output."""
+    params = SamplingParams(temperature=0, max_tokens=40, grammar=Grammar.json_schema(LONG))
+    done = llm.generate([ask(llm, "An object as JSON.")] * 2, params, speculate=speculate)
+    for each in done:
+        assert each.finish_reason == "length"
+        assert re.fullmatch(r'\{\s*"x"\s*:\s*"a{20,}', each.text)
+
+
+def test_one_walks_limit_is_not_anothers(llm: LLM) -> None:
+    """Copies of a matcher share what it has used up, and one that is spoiled silently takes nothing."""
+    grammars = Grammars(llm.tokenizer, llm.model.vocab_size)
+    begin = llm.tokenizer.encode('{"x": "', add_special_tokens=False)
+    four = llm.tokenizer.encode("aaaa", add_special_tokens=False)
+
+    def walk(of: Grammars) -> Walk:
+        return of.compile(Grammar.json_schema(LONG), llm.tokenizer.eos_token_ids).start()
+
+    expected = names(walk(Grammars(llm.tokenizer, llm.model.vocab_size)), begin)
+    first, second = walk(grammars), walk(grammars)
+    for path in ([], begin, [*begin, *four], [*begin, *four, *four]):
+        assert names(first, path), "a fresh matcher gets there"
+        assert first.limit(path) is None
+    assert first._restarts, "nothing was met, and nothing is shown"
+    assert names(second, begin) == names(walk(grammars), begin) == expected != set()
+    assert second.allowed([begin[0], begin[0]]) is None, "what may not be written still may not"
+    assert second.limit([begin[0], begin[0]]) is None
 
 
 def test_a_grammar_of_nothing_is_refused(llm: LLM) -> None:

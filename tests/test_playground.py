@@ -162,6 +162,22 @@ def test_the_race_ends_identical(page: Page) -> None:
     assert page.locator(".verdict").inner_text() == verdict
 
 
+def test_nothing_is_claimed_that_the_trace_does_not_show(page: Page) -> None:
+    """The answer was given before, but no drafter knew it; then nothing is drafted at all, and that is said."""
+    options(page, max_tokens="24")
+    ask(page)
+    page.locator("#race").click()
+    verdict = page.locator(".verdict", has=page.locator("b", has_text="identical"))
+    verdict.wait_for(timeout=WAIT)
+    assert re.fullmatch(r"\d+\.\d\d× as fast, and the text is identical: \d+ of \d+ tokens\.", verdict.inner_text())
+    options(page, max_nodes="0")
+    assert "nothing was drafted" in ask(page, "Say hello.").locator(".figures").inner_text()
+    page.locator("#race").click()
+    verdict.nth(1).wait_for(timeout=WAIT)
+    assert "Nothing was drafted: both sides wrote one token a pass." in verdict.nth(1).inner_text()
+    assert "before" not in page.locator("#log").inner_text()
+
+
 def test_with_the_keyboard_alone(page: Page) -> None:
     def tab_to(selector: str, key: str = "Tab") -> None:
         for _ in range(40):

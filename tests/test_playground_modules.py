@@ -144,6 +144,25 @@ def test_a_race_says_where_the_texts_part(page: Page) -> None:
     assert marked == [" fish", " dog"]
 
 
+@pytest.mark.parametrize(("drafts", "nothing"), [([0, 0, 0], True), ([0, 4, 0], False), ([None, None, None], False)])
+def test_a_race_says_when_nothing_was_drafted(page: Page, drafts: list[int | None], nothing: bool) -> None:
+    body = """
+      const race = new m.Race(() => {});
+      const token = (id) => ({id, text: "x", origin: "target", kind: "target"});
+      const step = (count) => count === null ? null : {drafted: Array(count).fill({text: "y", parent: -1})};
+      const side = (of) => of.map((count, id) => ({at: .01 * id, content: "x", tokens: [token(id)],
+        step: step(count)}));
+      race.plain.arrivals = side([0, 0, 0]);
+      race.speculative.arrivals = side(given);
+      document.body.append(race.element);
+      await race.replay();
+      return race.note.textContent;
+    """
+    verdict = call(page, "race", body, drafts)
+    assert "the text is identical: 3 of 3 tokens." in verdict
+    assert ("Nothing was drafted" in verdict) == nothing
+
+
 def test_a_race_is_replayed_at_its_true_speed(page: Page) -> None:
     body = """
       const race = new m.Race(() => {});

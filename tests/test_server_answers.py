@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -60,3 +62,52 @@ def test_a_temperature_not_given_is_the_models_own(live: Live) -> None:
     assert [own, cold, hot] == drawn[:3]
     assert len(set(drawn)) == 3
     assert drawn[3] == cold, "the library is greedy unless the model's generation_config says do_sample"
+
+
+def structured(schema: dict[str, Any]) -> dict[str, Any]:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {**CHAT, "response_format": wanted, "temperature": 0, "max_tokens": 30}
+
+
+def kinds(count: int) -> dict[str, Any]:
+    """More than 2,000 kinds of objects are too many for llguidance, which it notices after the brace."""
+    each = (
+        {"type": "object", "properties": {f"k{i}": {"type": "integer"}}, "required": [f"k{i}"]} for i in range(count)
+    )
+    return {"anyOf": list(each)}
+
+
+def holding(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": value}, "required": ["x"], "additionalProperties": False}
+
+
+def test_a_schema_too_large_is_refused(live: Live) -> None:
+    answer = live.post("/v1/chat/completions", **structured(kinds(5000)))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "response_format"
+    assert "too large" in answer.json()["error"]["message"]
+
+
+def test_a_schema_that_turns_out_too_large_is_an_error_and_never_a_stop(live: Live) -> None:
+    """Inside another object nobody sees it before the model gets there. Whoever is beside it goes on."""
+    late = structured(holding(kinds(2500)))
+    beside = {**TEXT, "max_tokens": 60, "ignore_eos": True, "seed": 5}
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(live.post, "/v1/completions", **beside)
+        whole = live.post("/v1/chat/completions", **late, n=2)
+        assert whole.status_code == 500, whole.text
+        error = whole.json()["error"]
+        assert (error["type"], "grammar: it is too large" in error["message"]) == ("server_error", True)
+        events = live.post("/v1/chat/completions", **late, stream=True).text.split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        *before, last = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+        assert "too large" in last["error"]["message"]
+        assert [each["choices"][0]["finish_reason"] for each in before] == [None] * len(before)
+        text = other.result().json()["choices"][0]["text"]
+    assert text == live.post("/v1/completions", **beside).json()["choices"][0]["text"]
+
+
+def test_a_pattern_too_long_to_finish_is_cut_like_any_other_text(live: Live) -> None:
+    answer = live.post("/v1/chat/completions", **structured(holding({"type": "string", "pattern": "^a{50000}$"})))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["finish_reason"] == "length"

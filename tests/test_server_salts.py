@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import playground_site
 import pytest
 from live_server import Live, live_server
 
@@ -84,6 +85,15 @@ def test_with_a_key_its_holders_share(llm: LLM) -> None:
         ask(unlocked, begin)
         ask(unlocked, begin, "ann")
         assert reused(unlocked) == before, "not with those who have no key"
+
+
+@pytest.mark.parametrize(("options", "who"), [((), "everybody"), (("--api-key", "k"), "all who have the key")])
+def test_who_shares_is_said_at_the_start(capfd: pytest.CaptureFixture[str], options: tuple[str, ...], who: str) -> None:
+    with playground_site.live("--max-context", "64", *options):
+        pass
+    said = [line for line in capfd.readouterr().err.splitlines() if "cache_salt" in line]
+    assert len(said) == 1
+    assert f"reuse what {who} sent" in said[0]
 
 
 @pytest.mark.parametrize("salt", ["", 5, ["ann"], "a" * 2000])

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.errors import DrafterError, InvalidRequest, ModelError, OutriderError
+    from outrider.errors import DrafterError, InvalidRequest, ModelError, OutriderError, RequestFailed
     from outrider.llm import LLM
     from outrider.sampling.grammar import Grammar
     from outrider.sampling.params import SamplingParams
@@ -24,6 +24,7 @@ _HOME = {
     "InvalidRequest": "outrider.errors",
     "ModelError": "outrider.errors",
     "OutriderError": "outrider.errors",
+    "RequestFailed": "outrider.errors",
 }
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "InvalidRequest",
     "ModelError",
     "OutriderError",
+    "RequestFailed",
     "SamplingParams",
 ]
 

@@ -146,7 +146,8 @@ class LLM:
     ) -> list[Completion]:
         """Complete every prompt (text, or token ids) in one ragged batch; results in the order of the prompts.
 
-        `speculate=False` decodes plainly: the same tokens (coupled rule), later.
+        `speculate=False` decodes plainly: the same tokens (coupled rule), later. `RequestFailed` where a grammar turns
+        out to be too large on the way; most that are, are refused at once (`InvalidRequest`).
         """
         chunks = self.stream(prompts, params, speculate=speculate, trace=trace)
         done = {chunk.index: chunk.completion for chunk in chunks if chunk.completion is not None}
@@ -235,6 +236,8 @@ class LLM:
             speculation=self._checked(speculation or Speculation()),
             cache_salt=cache_salt,
         )
+        if (limit := sequence.grammar_limit) is not None:
+            raise InvalidRequest(f"grammar: {limit}")
         if sequence.stuck:
             raise InvalidRequest("grammar: nothing can be written under it with these stop tokens and min_tokens")
         return sequence

@@ -443,7 +443,12 @@ class GrammarWalk(Protocol):
         ...
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
-        """Which tokens [V] may follow the output and then `path`; None where none may, or `path` itself may not."""
+        """Which tokens [V] may follow the output and then `path`; None where none may, or `path` itself may not, or
+        nobody can tell (`limit`)."""
+        ...
+
+    def limit(self, path: Sequence[int]) -> str | None:
+        """Why it cannot be told what may follow `path`, in words; None where it can."""
         ...
 
 

@@ -93,6 +93,10 @@ class Crew(Generic[R]):
                 self._hand_out(gaining, gaining.delivery(chunk, now))
 
     def _hand_out(self, ticket: Ticket[R], delivery: Delivery) -> None:
+        if ticket.sequence.failure is not None:
+            self.drop(ticket.stream)
+            self._fail(ticket.stream, ticket.sequence.failure)
+            return
         if ticket.sequence.finish_reason is not None:
             del self._tickets[ticket.sequence.id]
         self._deliver(ticket.stream, delivery)
@@ -121,7 +125,7 @@ class Crew(Generic[R]):
         for ticket in held:
             self.engine.remove(ticket.sequence)
         for ticket in held:
-            if (missed := ticket.missed(perf_counter())) is not None:
+            if ticket.sequence.id in self._tickets and (missed := ticket.missed(perf_counter())) is not None:
                 self._hand_out(ticket, missed)
         return held
 

@@ -102,7 +102,7 @@ class Engine:
         seconds = perf_counter() - started
         for sequence in running:
             sequence.seconds += seconds
-            if sequence.finish_reason is not None:
+            if sequence.ended:
                 self.remove(sequence)
         return chunks
 
@@ -214,7 +214,7 @@ class Engine:
             sequence.origins.append("target" if node_after is None else draft.source)
             text += sequence.push(token)
             kept += 1
-            if sequence.finish_reason is not None or node_after is None:
+            if sequence.ended or node_after is None:
                 break
             node = node_after
         tokens = tuple(sequence.tokens[-kept:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.engine.text import TextStream
+from outrider.errors import RequestFailed
 from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
 from outrider.types import (
@@ -43,6 +44,8 @@ class Sequence:
     leader: Sequence | None = None
     """A running sequence whose prompt begins alike and is being worked on: waited for, then copied from."""
     finish_reason: FinishReason | None = None
+    failure: RequestFailed | None = None
+    """Why it cannot go on, instead of a finish reason: what it has said is no answer."""
     origins: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     trace: list[StepTrace] = field(default_factory=list)
@@ -77,12 +80,23 @@ class Sequence:
         return left if most is None else min(left, most)
 
     @property
+    def ended(self) -> bool:
+        return self.finish_reason is not None or self.failure is not None
+
+    @property
     def stuck(self) -> bool:
         """Whether a grammar lets nothing follow, not even an end."""
-        if self.params.grammar is None:
-            return False
-        path = self.tokens[self.prompt_length + self.history.generated :]
-        return allowed(self.params, self.history, path) is None
+        return self.params.grammar is not None and allowed(self.params, self.history, self._path) is None
+
+    @property
+    def grammar_limit(self) -> str | None:
+        """Why it cannot be told what the grammar lets follow; None where it can."""
+        return None if self.params.grammar is None else self.history.walk(self.params.grammar).limit(self._path)
+
+    @property
+    def _path(self) -> list[int]:
+        """Tokens the history does not have yet."""
+        return self.tokens[self.prompt_length + self.history.generated :]
 
     def count(self, draft: Draft, accepted: int) -> None:
         """Note a step that took `accepted` tokens of `draft`."""
@@ -99,11 +113,15 @@ class Sequence:
         generated = self.generated
         may_stop = generated >= self.params.min_tokens
         text = self.stream.push(token, may_stop)
-        if self.stream.stopped or (may_stop and token in self.params.stop_token_ids) or self.stuck:
+        if self.stream.stopped or (may_stop and token in self.params.stop_token_ids):
             self.finish_reason = "stop"
-        elif generated >= self.limit:
+        elif generated >= self.limit and (self.grammar_limit or not self.stuck):
             self.finish_reason = "length"
-        return text if self.finish_reason is None else text + self.stream.finish()
+        elif (limit := self.grammar_limit) is not None:
+            self.failure = RequestFailed(f"grammar: {limit}")
+        elif self.stuck:
+            self.finish_reason = "stop"
+        return text if not self.ended else text + self.stream.finish()
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None, "only a finished sequence has a completion"

@@ -161,9 +161,10 @@ class Service:
         self._engine_tell(self._take, stream, delivery)
 
     def _engine_fail(self, stream: Stream, error: Exception) -> None:
-        log.error("a request has failed", exc_info=error)
-        told = RequestFailed(f"this request could not be carried through: {type(error).__name__}: {error}")
-        self._engine_tell(self._end, stream, told)
+        if not isinstance(error, RequestFailed):
+            log.error("a request has failed", exc_info=error)
+            error = RequestFailed(f"this request could not be carried through: {type(error).__name__}: {error}")
+        self._engine_tell(self._end, stream, error)
 
     def _engine_note(self) -> None:
         self.load = Load.of(self._engine)

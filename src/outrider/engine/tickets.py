@@ -125,7 +125,7 @@ class Ticket(Generic[R]):
             self.last = at
 
     def delivery(self, chunk: Chunk, now: float) -> Delivery:
-        ended = self.sequence.finish_reason is not None
+        ended = self.sequence.finish_reason is not None  # one that has failed is told so instead
         seconds = now - (self.last if self.last is not None else self.stream.begun)
         self.last = now
         self.tokens += len(chunk.token_ids)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -29,6 +30,8 @@ _WHITESPACE = r"( |\n[ \t]{0,40})?"
 """Between the parts of JSON: enough for every common style, and no endless runs of blanks."""
 _KEPT = 64
 """Compiled grammars kept: clients send the same few schemas again and again."""
+_RESTARTS = 3
+"""How often a walk that meets a limit is begun anew. It takes a compilation, which holds up everybody's next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,12 @@ class Grammars:
         """`stop_token_ids` end a sequence; those without text are allowed exactly where the grammar may end."""
         ends = sorted(token for token in stop_token_ids if not self._vocabulary.token_bytes(token))
         with self._lock:
-            return CompiledGrammar(self._matcher(grammar), ends, self._eos, self._size)
+            matcher = self._matcher(grammar)
+        return CompiledGrammar(matcher, partial(self._build, grammar), ends, self._eos, self._size)
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         matcher = self._compiled.pop(grammar, None)
-        if matcher is None:
+        if matcher is None or self._met_early(matcher) is not None:  # spoiled by a walk that met a limit
             matcher = self._new_matcher(grammar)
         self._compiled[grammar] = matcher
         if len(self._compiled) > _KEPT:
@@ -97,6 +101,16 @@ class Grammars:
         return matcher
 
     def _new_matcher(self, grammar: Grammar) -> LLMatcher:
+        """A matcher that is checked: what cannot work is refused before anything is written."""
+        matcher = self._build(grammar)
+        if matcher.is_error():
+            reason = " ".join(matcher.get_error().split())
+            raise InvalidRequest(f"grammar: it cannot be compiled or satisfied: {reason[:300]}")
+        if met := self._met_early(matcher):
+            raise InvalidRequest(f"grammar: {met}")
+        return matcher
+
+    def _build(self, grammar: Grammar) -> LLMatcher:
         try:
             from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
@@ -110,11 +124,24 @@ class Grammars:
             source = LLMatcher.grammar_from_regex(grammar.source)
         else:
             source = LLMatcher.grammar_from_json_schema(grammar.source, {"whitespace_pattern": _WHITESPACE})
-        matcher = LLMatcher(self._tokenizer, source, log_level=0)
-        if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())
-            raise InvalidRequest(f"grammar: it cannot be compiled or satisfied: {reason[:300]}")
-        return matcher
+        return LLMatcher(self._tokenizer, source, log_level=0)
+
+    def _met_early(self, matcher: LLMatcher) -> str | None:
+        """The limit that every output must meet, if it lies in what they all begin with: most grammars that are too
+        large do so at the first choice, which for JSON follows a brace."""
+        assert self._tokenizer is not None
+        ahead = matcher.deep_copy()
+        ahead.compute_bitmask()
+        ahead.try_consume_tokens(self._tokenizer.tokenize_bytes(ahead.compute_ff_bytes()))
+        ahead.compute_bitmask()
+        return _met(ahead)
+
+
+def _met(matcher: LLMatcher) -> str | None:
+    """The limit that has put an end to this matcher, in words. More than the first line would quote the output."""
+    if not matcher.is_error():
+        return None
+    return f"it is too large; simplify it (llguidance: {matcher.get_error().partition(chr(10))[0][:300]})"
 
 
 class _Wrapper:
@@ -137,11 +164,20 @@ class _Wrapper:
 class CompiledGrammar:
     """A grammar over the target's tokens; shared by all who walk it.
 
-    `ends` are the tokens that end an output. `eos` are those that llguidance would have end it.
+    `ends` are the tokens that end an output. `eos` are those that llguidance would have end it. `build` compiles it
+    once more: copies of one matcher share what it has learned, and all are spoiled once one of them meets a limit.
     """
 
-    def __init__(self, matcher: LLMatcher, ends: Sequence[int], eos: Sequence[int], size: int) -> None:
-        self.matcher, self.ends, self.eos, self.size = matcher, list(ends), list(eos), size
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        build: Callable[[], LLMatcher],
+        ends: Sequence[int],
+        eos: Sequence[int],
+        size: int,
+    ) -> None:
+        self.matcher, self.build = matcher, build
+        self.ends, self.eos, self.size = list(ends), list(eos), size
 
     def start(self) -> Walk:
         return Walk(self)
@@ -152,6 +188,10 @@ class Walk:
 
     The matcher stands at the end of `_at`, the path asked for last: a rule goes from node to child, so that the next
     path mostly begins with it. Masks are kept until the output grows, since several parts ask for the same ones.
+
+    llguidance gives up where work or memory would exceed its limits, and a matcher never recovers from that, nor do its
+    copies. What it had used up may be another request's, or of paths that were only drafted, so one of the walk's own
+    is then compiled and sent there straight; what that one meets is the limit of this grammar and output.
     """
 
     def __init__(self, grammar: CompiledGrammar) -> None:
@@ -162,31 +202,46 @@ class Walk:
         """The output has ended."""
         self._at: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
+        self._limits: dict[tuple[int, ...], str] = {}
+        self._restarts = 0
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The output has grown by `tokens`."""
         grown = tuple(tokens)
-        self._over = not self._move(grown)
+        moved = self._move(grown)
+        self._over = not moved and not self._matcher.is_error()
         self._output += grown
         self._masks = {(): self._masks[grown]} if grown in self._masks else {}
+        self._limits = {(): self._limits[grown]} if grown in self._limits else {}
         self._at = ()
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
-        """Which tokens [V] may follow the output and `path`; None where none may, or `path` itself may not be written.
-        The mask is not the caller's to change."""
+        """Which tokens [V] may follow the output and `path`; None where none may, `path` itself may not be written, or
+        nobody can tell (`limit`). The mask is not the caller's to change."""
         key = tuple(path)
         if key not in self._masks:
-            self._masks[key] = self._mask() if self._move(key) else None
+            self._masks[key] = self._look(key)
         return self._masks[key]
+
+    def limit(self, path: Sequence[int]) -> str | None:
+        """Why it cannot be told what may follow the output and `path`; None where it can."""
+        self.allowed(path)
+        return self._limits.get(tuple(path))
+
+    def _look(self, path: tuple[int, ...]) -> NDArray[np.bool_] | None:
+        mask = self._mask() if self._move(path) else None
+        if self._matcher.is_error() and self._restart():
+            mask = self._mask() if self._go(path) else None
+        if (met := _met(self._matcher)) is not None:
+            self._limits[path] = met
+            return None
+        return mask
 
     def _mask(self) -> NDArray[np.bool_] | None:
         """What may follow where the matcher stands."""
         may_end = self._matcher.is_accepting()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            # One of llguidance's limits: nothing follows here. A matcher does not recover, a new one may be elsewhere.
-            self._matcher, self._at = self._grammar.matcher.deep_copy(), ()
-            self._matcher.try_consume_tokens(self._output)
             return None
         mask = np.unpackbits(bits, bitorder="little", count=self._grammar.size).astype(np.bool_)
         mask[self._grammar.eos] = False
@@ -194,9 +249,25 @@ class Walk:
         return mask if mask.any() else None
 
     def _move(self, path: tuple[int, ...]) -> bool:
-        """Bring the matcher to the end of `path`, as far as that may be written; whether all of it may."""
+        """Bring the matcher to the end of `path`, as far as that may be written; whether all of it may. It is in error
+        afterwards only if a fresh one cannot be brought there either."""
         if self._over:
             return False
+        moved = self._go(path)
+        if self._matcher.is_error() and self._restart():
+            moved = self._go(path)
+        return moved
+
+    def _restart(self) -> bool:
+        """A matcher of our own, at the end of the output; False where that has been tried often enough."""
+        if self._restarts == _RESTARTS:
+            return False
+        self._restarts += 1
+        self._matcher, self._at = self._grammar.build(), ()
+        self._matcher.try_consume_tokens(self._output)
+        return True
+
+    def _go(self, path: tuple[int, ...]) -> bool:
         common = 0
         while common < min(len(self._at), len(path)) and self._at[common] == path[common]:
             common += 1
@@ -206,6 +277,11 @@ class Walk:
         text = next((i for i, token in enumerate(rest) if token in self._grammar.ends), len(rest))
         taken: int = self._matcher.try_consume_tokens(rest[:text])
         self._at = path[: common + taken]
+        if taken < text:
+            # A spoiled copy takes nothing and does not say why, unless it is asked what it would take.
+            known = self._masks.get(self._at)
+            if known is None or known[rest[taken]]:
+                self._matcher.compute_bitmask()
         return taken == len(rest)
 
 

@@ -16,7 +16,6 @@ const settings = new Settings(byId("controls"));
 const panel = new Panel();
 const tip = attachTip(byId("tip"), log);
 let history = []; // [{role, content}], without the system prompt
-const given = new Set(); // every answer so far: the server's drafters may remember it, too
 let model = null;
 let running = null; // AbortController of what is under way
 
@@ -112,7 +111,6 @@ async function send() {
       }
       say(`Answered. ${figures.textContent}`);
     } finally {
-      given.add(answer.text);
       if (answer.text) history = [...messages, { role: "assistant", content: answer.text }];
       else if (!prompt.value) prompt.value = question; // nothing came: let it be tried again
     }
@@ -139,8 +137,6 @@ async function race() {
       if (question !== null && !prompt.value) prompt.value = question;
       throw error;
     }
-    card.remembered = given.has(card.text);
-    given.add(card.text);
     if (question !== null) history = [...messages, { role: "assistant", content: card.text }];
     await card.replay(panel, signal);
     follow();
@@ -153,7 +149,7 @@ function summary({ finish, metrics }, answer) {
   return [
     `${count} tokens`,
     speculative.mean_acceptance_length && `${speculative.mean_acceptance_length.toFixed(2)} a step`,
-    speculative.drafted_tokens && `${Math.round(100 * speculative.draft_acceptance_rate)} % of drafts kept`,
+    drafts(speculative),
     metrics.tokens_per_second && `${metrics.tokens_per_second.toFixed(0)} tokens/s`,
     metrics.time_to_first_token && `first after ${(metrics.time_to_first_token * 1000).toFixed(0)} ms`,
     metrics.seed !== undefined && `seed ${metrics.seed}`,
@@ -161,6 +157,11 @@ function summary({ finish, metrics }, answer) {
   ]
     .filter(Boolean)
     .join(" · ");
+}
+
+function drafts({ drafted_tokens: drafted, draft_acceptance_rate: rate }) {
+  if (drafted === undefined) return ""; // a server that does not say
+  return drafted ? `${Math.round(100 * rate)} % of drafts kept` : "nothing was drafted";
 }
 
 function grow() {

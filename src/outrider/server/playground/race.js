@@ -2,7 +2,7 @@
 import { Answer } from "./answer.js";
 import { chat } from "./api.js";
 import { element } from "./dom.js";
-import { arrivedBy, duration, firstDifference, rateAt, ratio, tokenCount } from "./timing.js";
+import { arrivedBy, duration, firstDifference, nothingDrafted, rateAt, ratio, tokenCount } from "./timing.js";
 import { face } from "./tree.js";
 
 const REPORT = 300; // ms between signs of life while recording: painting takes time from a model on the same machine
@@ -51,9 +51,8 @@ export class Race {
   /** `say` tells those who cannot see it how it went. */
   constructor(say) {
     this.say = say;
-    this.remembered = false; // whether the server had given this very answer before
     this.plain = new Lane("Plain", "one token a pass");
-    this.speculative = new Lane("Speculative", "several a pass");
+    this.speculative = new Lane("Speculative", "drafts where it pays");
     this.note = element("p", { class: "verdict" });
     this.again = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.#toggle() }, "Replay");
     this.element = element(
@@ -141,7 +140,7 @@ export class Race {
     if (!difference && this.plain.answer.text === this.speculative.answer.text) {
       const count = tokenCount(sides[0]);
       this.note.replaceChildren(speed, " as fast, and the text is ", element("b", {}, "identical"), `: ${count} of ${count} tokens.`);
-      if (this.remembered) this.note.append(" The drafter knew this answer from before; a new question is a fairer race.");
+      if (nothingDrafted(sides[1])) this.note.append(" Nothing was drafted: both sides wrote one token a pass.");
       return;
     }
     if (!difference) {

@@ -18,6 +18,12 @@ export function tokenCount(arrivals, upTo = arrivals.length) {
   return arrivals.slice(0, upTo).reduce((sum, arrival) => sum + arrival.tokens.length, 0);
 }
 
+/** Whether the server says of its steps that none had a draft; without a trace nobody knows. */
+export function nothingDrafted(arrivals) {
+  const steps = arrivals.flatMap((arrival) => arrival.step ?? []);
+  return steps.length > 0 && steps.every((step) => !step.drafted.length);
+}
+
 /** When the last token came, in seconds. */
 export function duration(arrivals) {
   return arrivals.length ? arrivals[arrivals.length - 1].at : 0;
