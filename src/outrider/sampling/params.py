@@ -50,7 +50,7 @@ class SamplingParams:
     stop_token_ids: Collection[int] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    """No stop token is generated before."""
+    """No stop token is generated before, and a stop string that is complete before is text like any other."""
     logprobs: int | None = None
     """Report each token's log-probability and this many of the likeliest alternatives."""
     processed_logprobs: bool = False
