@@ -45,7 +45,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Token id → what to add to its logit, -100 to 100."""
     seed: int | None = None
-    """Any number of up to 128 bits. None: drawn, and reported with the result."""
+    """Any number of up to 128 bits. None: drawn, and reported with the result. Replays the text under `coupled`; under
+    `rejection` only where the drafts are the same."""
     stop: str | Sequence[str] = ()
     stop_token_ids: Collection[int] = ()
     ignore_eos: bool = False
