@@ -36,8 +36,8 @@ browser: setup ## A browser for the playground's tests, where there is none
 test: setup model browser ## The fast tests
 	@$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: setup model browser ## Every test, the long equality runs too
-	@$(BIN)/python -m pytest -q
+test-all: setup model browser ## Every test at its full size, the long equality runs too
+	@$(BIN)/python -m pytest -q --full
 
 lint: setup ## Style, types and the layer contract
 	@$(BIN)/ruff check .

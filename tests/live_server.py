@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
@@ -17,6 +17,7 @@ from outrider import LLM
 from outrider.server.app import make_app
 from outrider.server.backend import Backend
 from outrider.server.connections import Limits
+from outrider.server.hosts import names
 from outrider.server.run import Server, listen
 
 
@@ -63,10 +64,13 @@ def live_server(
     api_key: str | None = None,
     send_buffer: int = 0,
     limits: Limits | None = None,
+    hosts: Collection[str] = (),
 ) -> Iterator[Live]:
     """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go."""
     backend = Backend("smollm2-135m", max_queue=max_queue)
-    server = Server(make_app(backend, api_key=api_key), backend, grace=1.0, limits=limits)
+    server = Server(
+        make_app(backend, api_key=api_key, hosts=names("127.0.0.1", hosts)), backend, grace=1.0, limits=limits
+    )
     listener: socket.socket = listen("127.0.0.1", 0)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -85,6 +85,8 @@ def test_chains(decoder: NativeDecoder, one_by_one: torch.Tensor, tokens: list[i
 
 
 def fill(model: LanguageModel, slot: int, tokens: list[int]) -> None:
+    if not tokens:
+        return
     model.forward([Rows.chain(slot, tokens, logits=())])
     model.commit(slot, range(len(tokens)))
 
@@ -169,17 +171,16 @@ def test_pytorch_decoder_in_bitwise_mode(cut_checkpoint: Checkpoint, cut_layers:
     architecture = Architecture.from_config(checkpoint.config)
     tensors, cpu = checkpoint.tensors(torch.bfloat16), torch.device("cpu")
     decoder = TorchDecoder.load(architecture, tensors, torch.bfloat16, cpu, max_batch=3, max_context=128, bitwise=True)
-    one = decoder.open()
-    single = []
-    for token in text[:67]:  # one block of 64 keys and part of another
-        single.append(decoder.forward([Rows.chain(one, [token])])[0])
-        decoder.commit(one, [0])
-    expected = torch.stack(single)
-    two, three = decoder.open(), decoder.open()
-    assert torch.equal(decoder.forward([Rows.chain(two, text[:67])]), expected)
+    one, two, three = decoder.open(), decoder.open(), decoder.open()
+    together = decoder.forward([Rows.chain(two, text[:67])])  # one block of 64 keys and part of another
     decoder.commit(two, range(61))
+    for start, stop in ((0, 6), (61, 67)):
+        fill(decoder, one, text[decoder.length(one) : start])
+        for at in range(start, stop):
+            assert torch.equal(decoder.forward([Rows.chain(one, [text[at]])])[0], together[at])
+            decoder.commit(one, [0])
     fill(decoder, three, text[:5])
     nodes, parents = [3, text[61], 4, text[62]], [ROOT, ROOT, 1, 1]
     logits = decoder.forward([Rows(two, nodes, parents), Rows.chain(three, text[5:9])])
-    assert torch.equal(logits[[1, 3]], expected[61:63])
-    assert torch.equal(logits[4:], expected[5:9])
+    assert torch.equal(logits[[1, 3]], together[61:63])
+    assert torch.equal(logits[4:], together[5:9])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pace import Pace
 from prompts import PROMPTS
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from outrider import LLM, InvalidRequest, ModelError, SamplingParams
 from outrider.models.checkpoints.checkpoint import Checkpoint
@@ -23,12 +27,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40)
 def transformers_model(default_checkpoint: Checkpoint) -> Any:
     """transformers' Llama in fp32 with the very weights ours decodes."""
     config = AutoConfig.for_model(**default_checkpoint.config)
-    model = LlamaForCausalLM(config).eval()
-    missing, unexpected = model.load_state_dict(dict(default_checkpoint.tensors(torch.float32)), strict=False)
-    assert missing == ["lm_head.weight"]
-    assert not unexpected
-    model.tie_weights()
-    return model
+    state = dict(default_checkpoint.tensors(torch.float32))
+    model, report = LlamaForCausalLM.from_pretrained(
+        None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report.values())
+    return model.eval()
 
 
 def generate(model: Any, ids: list[int], eos: tuple[int, ...], tokens: int) -> list[int]:
@@ -40,30 +44,55 @@ def generate(model: Any, ids: list[int], eos: tuple[int, ...], tokens: int) -> l
 
 
 def test_default_model_logits(default_checkpoint: Checkpoint, transformers_model: Any) -> None:
+    """Two fp32 decoders differ by what both round, so each is held against the same model in fp64: ours rounds no worse
+    than transformers' (on ARM 0.3 times as much: 3.5e-5 at most, theirs 1.3e-4)."""
     llm = LLM(drafter="none", dtype="fp32", max_batch=1, max_context=256)
-    ids = default_checkpoint.tokenizer.encode("\n".join(PROMPTS))[:200]
-    slot = llm.model.open()
-    ours = llm.model.forward([Rows.chain(slot, ids)])
+    ids = default_checkpoint.tokenizer.encode("\n".join(PROMPTS))[:32]
+    ours = llm.model.forward([Rows.chain(llm.model.open(), ids)])
     with torch.inference_mode():
         theirs = transformers_model(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+        exact = in_fp64(transformers_model)(torch.tensor([ids])).logits[0]
+    assert exact.dtype == torch.float64
+    error, their_error = ((logits - exact).abs() for logits in (ours, theirs))
+    assert error.max() < 2e-4
+    assert error.max() < 3 * their_error.max()
+    assert error.square().mean() < (2 * their_error).square().mean()
+
+
+def in_fp64(model: Any) -> Any:
+    """A copy of transformers' Llama that computes in fp64, norms included (its own turn to fp32 for them)."""
+    wide = deepcopy(model).double()
+    norms = [name for name, module in wide.named_modules() if isinstance(module, LlamaRMSNorm)]
+    for name in norms:
+        old = wide.get_submodule(name)
+        new = torch.nn.RMSNorm(old.weight.shape, eps=old.variance_epsilon, dtype=torch.float64)
+        new.weight = old.weight
+        wide.set_submodule(name, new)
+    return wide
+
+
+@pytest.fixture(scope="module")
+def greedy_by_transformers(
+    default_checkpoint: Checkpoint, transformers_model: Any, pace: Pace, sixteen_rows: Callable[[], None]
+) -> dict[str, list[int]]:
+    prompts = PROMPTS[::4][: pace.fit(sixteen_rows, 1.0, least=4, most=10)]
+    tokenizer = default_checkpoint.tokenizer
+    return {
+        prompt: generate(transformers_model, tokenizer.encode(prompt), tokenizer.eos_token_ids, 40)
+        for prompt in prompts
+    }
 
 
 @pytest.mark.parametrize("drafter", ["model", "suffix"])
 def test_greedy_equals_transformers_generate(
-    drafter: str, truncated_model_dir: Path, default_checkpoint: Checkpoint, transformers_model: Any
+    drafter: str, truncated_model_dir: Path, greedy_by_transformers: dict[str, list[int]]
 ) -> None:
     """A real draft pair, and suffix lookup, against a decoder we did not write."""
     spec = f"model:{truncated_model_dir}" if drafter == "model" else drafter
     llm = LLM(drafter=spec, draft_length=4, dtype="fp32", max_batch=4, max_context=512)
-    prompts = PROMPTS[::4]
-    accepted = 0
-    for prompt, completion in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
-        ids = default_checkpoint.tokenizer.encode(prompt)
-        expected = generate(transformers_model, ids, default_checkpoint.tokenizer.eos_token_ids, 40)
-        assert completion.token_ids == expected
-        accepted += completion.accepted
-    assert accepted > 20
+    completions = llm.generate(list(greedy_by_transformers), GREEDY)
+    assert [completion.token_ids for completion in completions] == list(greedy_by_transformers.values())
+    assert sum(completion.accepted for completion in completions) > 2 * len(completions)
 
 
 @pytest.fixture(scope="module")

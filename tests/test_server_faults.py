@@ -241,7 +241,7 @@ def send(connection: socket.socket, live: Live, body: dict[str, Any]) -> None:
     """A request for text over a bare connection."""
     connection.connect(("127.0.0.1", int(live.url.rpartition(":")[2])))
     content = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
 

@@ -90,12 +90,27 @@ def serve(
     max_queue: Annotated[
         int, _server("--max-queue", min=0, metavar="N", help="Most answers waiting; beyond that clients get a 429.")
     ] = 64,
+    max_connections: Annotated[
+        int,
+        _server("--max-connections", min=2, metavar="N", help="Most connections; one address may have half of them."),
+    ] = 512,
+    allow_host: Annotated[
+        list[str] | None,
+        _server(
+            "--allow-host",
+            metavar="NAME",
+            help="Another name to answer to, as a proxy passes it on (may be given several times). On this machine "
+            "alone the server answers to localhost and HOST only; elsewhere to any name, unless one is given here.",
+        ),
+    ] = None,
 ) -> None:
     """Serve MODEL to OpenAI's clients, with a playground at /; Ctrl-C lets running requests finish."""
     try:
         from outrider.server import run
         from outrider.server.app import make_app
         from outrider.server.backend import Backend
+        from outrider.server.connections import Limits
+        from outrider.server.hosts import names
         from outrider.server.logs import log_to_stderr
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("outrider"):
@@ -139,7 +154,9 @@ def serve(
         print(f"  curl -N {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{said}'",
               file=sys.stderr, flush=True)  # fmt: skip
 
-    run.serve(make_app(backend, api_key=api_key), backend, listener, load, ready)
+    app = make_app(backend, api_key=api_key, hosts=names(host, allow_host or ()))
+    limits = Limits(connections=max_connections, per_address=max_connections // 2)
+    run.serve(app, backend, listener, load, ready, limits)
 
 
 def _name(model: str) -> str:
