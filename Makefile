@@ -13,7 +13,7 @@ help: ## List the targets
 
 setup: $(READY) ## Make the environment in .venv (again when pyproject.toml or C code changes)
 
-$(READY): pyproject.toml $(wildcard src/outrider/models/native/*.[ch])
+$(READY): pyproject.toml $(wildcard src/outrider/*/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or newer; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "==> Making the environment in .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -199,6 +199,28 @@ def test_drafts_after_reuse_are_those_of_a_fresh_start(source: Any, model: Nativ
     assert fresh.accepted > 3
 
 
+@pytest.mark.parametrize("common", [30, 49, 50], ids=["parts early", "parts late", "all of it"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_heads_cache_after_reuse_is_that_of_a_fresh_start(
+    source: Any, model: NativeDecoder, common: int, temperature: float
+) -> None:
+    """To the bit: one wrong row among many seldom changes which tokens are drafted, but always how sure the head is of
+    them. And all that can be reused is."""
+    before = text(50, 4)
+    prompt = [*before[:common], *(50 + token for token in text(50 - common, 5))]
+    fresh, asked = (sequence(1, prompt, temperature, 12) for _ in range(2))
+    finish(Engine(model, drafter_for("head", source, model), FixedLength(6)), fresh)
+    engine = Engine(model, drafter_for("head", source, model), FixedLength(6))
+    finish(engine, sequence(0, before, temperature, 3))
+    finish(engine, asked)
+    # The row of a token goes with the one after it, and the last token but one is run for its features.
+    assert engine.stats.prefix_tokens == min(common - 1, 48)
+    drafts, expected = ([step.draft for step in one.trace] for one in (asked, fresh))
+    assert [list(draft.tokens) for draft in drafts] == [list(draft.tokens) for draft in expected]
+    assert [list(draft.confidence) for draft in drafts] == [list(draft.confidence) for draft in expected]
+    assert drafts[0].source == "head"
+
+
 def test_a_conversation_runs_only_what_is_new(model: NativeDecoder) -> None:
     engine = Engine(model, NoDrafter(), FixedLength(0))
     first = sequence(0, text(40, 6))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import resolved
 
+from outrider.engine.sequence import Sequence
 from outrider.engine.text import TextStream
+from outrider.sampling.history import History
 
 
 def stream(pieces: list[bytes], stop: tuple[str, ...] = (), strip: bool = False) -> TextStream:
@@ -16,6 +22,33 @@ def test_half_characters_wait_for_their_other_half() -> None:
     euro = "€".encode()
     s = stream([b"a" + euro[:1], euro[1:2], euro[2:] + b"b"])
     assert [s.push(i) for i in range(3)] == ["a", "", "€b"]
+
+
+def written(pieces: list[bytes], min_tokens: int, **options: Any) -> Sequence:
+    """A sequence that says the pieces one by one until it ends."""
+    params = resolved(len(pieces), min_tokens=min_tokens, **options)
+    made = Sequence(0, [0], 1, params, 100, stream(pieces, params.stop), History([0]))
+    for token in range(len(pieces)):
+        if made.finish_reason is None:
+            made.push(token)
+    return made
+
+
+@pytest.mark.parametrize("min_tokens", [0, 2, 3])
+def test_a_stop_string_completed_by_the_last_token_that_must_be(min_tokens: int) -> None:
+    """The third token completes it: with three to be written that is enough."""
+    done = written([b"one ", b"E", b"ND", b" two", b" three"], min_tokens, stop="END")
+    assert (done.generated, done.stream.text, done.finish_reason) == (3, "one ", "stop")
+
+
+def test_a_stop_string_completed_too_early_is_text() -> None:
+    done = written([b"one ", b"E", b"ND", b" two", b" END", b"x"], 4, stop="END")
+    assert (done.generated, done.stream.text, done.finish_reason) == (5, "one END two ", "stop")
+
+
+@pytest.mark.parametrize(("min_tokens", "generated"), [(2, 3), (3, 3), (4, 5)])
+def test_a_stop_token_at_the_last_place_that_must_be_written(min_tokens: int, generated: int) -> None:
+    assert written([b"a", b"b", b"", b"c", b""], min_tokens, stop_token_ids=[2, 4]).generated == generated
 
 
 def test_half_character_at_the_end_is_replaced() -> None:

@@ -48,5 +48,5 @@ def shown(value: object) -> str:
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an integer of thousands of digits has no repr, and a repr is anybody's code
-        return f"this {type(value).__name__}"
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

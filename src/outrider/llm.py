@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from outrider import asked
+from outrider.checks import flag, whole
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.model import check_vocabularies
@@ -19,7 +22,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
 from outrider.engine.turns import Turns
-from outrider.errors import DrafterError, InvalidRequest
+from outrider.errors import DrafterError, InvalidRequest, shown
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.models.head.load import can_read, load_head
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 Prompt = str | Sequence[int]
-Message = dict[str, str]
+Message = Mapping[str, str]
 
 
 class LLM:
@@ -56,13 +59,13 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str | os.PathLike[str] = "smollm2-135m",
         *,
         drafter: str | Drafter = "auto",
         also: Sequence[str] | Literal["available"] | None = None,
         draft_length: int | Literal["auto"] = "auto",
         dtype: str | torch.dtype = "auto",
-        device: str = "auto",
+        device: str | torch.device = "auto",
         threads: int | None = None,
         bitwise: bool | None = None,
         max_batch: int = 8,
@@ -71,7 +74,12 @@ class LLM:
         remember: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        progress = progress or SilentProgress()
+        drafter = asked.drafter(drafter)
+        wanted = also if also is None or also == "available" else asked.names("also", also)
+        flag("remember", remember)
+        if kv_tokens is not None:
+            whole("kv_tokens", kv_tokens, 1)
+        progress = asked.progress(progress)
         place = placement(
             device=device,
             dtype=dtype,
@@ -81,7 +89,7 @@ class LLM:
             max_context=max_context,
         )
         controller = _controller(draft_length)
-        checkpoint = open_checkpoint(model, progress)
+        checkpoint = open_checkpoint(_name(model), progress)
         self.tokenizer = checkpoint.tokenizer
         self.generation_config = checkpoint.generation_config
 
@@ -90,8 +98,8 @@ class LLM:
             progress.note(note)
         self.model = load_model(checkpoint, place)
         self._parts = _Parts(checkpoint, place, self.model, remember)
-        if also is not None:
-            others = available(self._parts) if also == "available" else also
+        if wanted is not None:
+            others = available(self._parts) if wanted == "available" else wanted
             self.drafter: Drafter = build_router(drafter, others, self._parts)
         else:
             self.drafter = build(drafter, self._parts) if isinstance(drafter, str) else drafter
@@ -111,9 +119,10 @@ class LLM:
 
     def with_drafter(self, drafter: str | Drafter, controller: Controller) -> LLM:
         """Another way to decode with the same weights and cache slots; the two take turns where both are used."""
+        drafter = asked.drafter(drafter)
         if isinstance(drafter, str):
             drafter = build(drafter, self._parts)
-        engine = Engine(self.model, drafter, controller)
+        engine = Engine(self.model, drafter, asked.controller(controller))
         self._prepare(SilentProgress(), self._parts.made, engine)
         return self.with_engine(engine)
 
@@ -166,10 +175,9 @@ class LLM:
         Closing the iterator early, or losing it (or Ctrl-C), lets go of everything still running. What others ask for
         meanwhile runs in the same batch, and this one's chunks wait to be read.
         """
-        batch = _as_batch(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
-        if len(each) != len(batch):
-            raise InvalidRequest(f"params: {len(batch)} prompts need as many SamplingParams, got {len(each)}")
+        batch = asked.prompts(prompts)
+        each = asked.params(params, len(batch))
+        flag("speculate", speculate)
         sequences = [self.sequence(prompt, p, trace=trace) for prompt, p in zip(batch, each, strict=True)]
         return self._run(self._engine if speculate else self._plain, sequences)
 
@@ -179,7 +187,7 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The conversation as the token ids the model is asked to continue."""
-        return self.tokenizer.apply_chat_template(list(messages))
+        return self.tokenizer.apply_chat_template(asked.messages(messages))
 
     @property
     def engine(self) -> Engine:
@@ -212,17 +220,20 @@ class LLM:
     ) -> Running:
         """A sequence for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed.
         `cache_salt`: work is shared with sequences of the same salt alone."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else asked.token_ids("prompt", prompt)
         if not tokens:
             raise InvalidRequest("prompt: it is empty; give at least one token of text")
-        if bad := [t for t in tokens if not 0 <= t < self.model.vocab_size]:
-            raise InvalidRequest(f"prompt: token id {bad[0]} is outside the vocabulary of {self.model.vocab_size}")
+        self._known("prompt", tokens)
         if len(tokens) >= self.model.max_context:
             raise InvalidRequest(
                 f"prompt: {len(tokens)} tokens leave no room in a context of {self.model.max_context}; shorten it"
             )
-        resolved = params.resolve(
-            self.generation_config, self.tokenizer.eos_token_ids, self.model.vocab_size, choice, self._grammars
+        resolved = asked.params(params, 1)[0].resolve(
+            self.generation_config,
+            self.tokenizer.eos_token_ids,
+            self.model.vocab_size,
+            whole("choice", choice, 0),
+            self._grammars,
         )
         sequence = Running(
             id=next(self._ids),
@@ -232,8 +243,8 @@ class LLM:
             limit=min(resolved.max_tokens, self.model.max_context - len(tokens)),
             stream=TextStream(self.tokenizer.token_bytes, resolved.stop, self.tokenizer.strips_leading_space),
             history=History(tokens),
-            keep_trace=trace,
-            speculation=self._checked(speculation or Speculation()),
+            keep_trace=flag("trace", trace),
+            speculation=self._checked(Speculation() if speculation is None else speculation),
             cache_salt=cache_salt,
         )
         if (limit := sequence.grammar_limit) is not None:
@@ -242,15 +253,22 @@ class LLM:
             raise InvalidRequest("grammar: nothing can be written under it with these stop tokens and min_tokens")
         return sequence
 
+    def _known(self, name: str, tokens: Sequence[int]) -> None:
+        size = self.model.vocab_size
+        if bad := [token for token in tokens if not 0 <= token < size]:
+            raise InvalidRequest(f"{name}: token id {shown(bad[0])} is outside the vocabulary of {size}")
+
     def _checked(self, speculation: Speculation) -> Speculation:
         """What was asked for, in terms of the drafters there are; "none" is a budget of no nodes."""
-        name, most = speculation.drafter, speculation.max_nodes
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
-            raise InvalidRequest(f"max_nodes must be a whole number from 0 on, not {most!r}")
-        if name is not None and name not in self.drafters:
-            raise InvalidRequest(f"drafter: there is no {name!r} here; choose {', '.join(self.drafters)}")
-        if bad := [t for t in speculation.prediction if not 0 <= t < self.model.vocab_size]:
-            raise InvalidRequest(f"prediction: token id {bad[0]} is outside the vocabulary of {self.model.vocab_size}")
+        if not isinstance(speculation, Speculation):
+            raise InvalidRequest(f"speculation must be a Speculation(…), not {shown(speculation)}")
+        name = speculation.drafter
+        if speculation.max_nodes is not None:
+            whole("max_nodes", speculation.max_nodes, 0)
+        if name is not None and not (isinstance(name, str) and name in self.drafters):
+            raise InvalidRequest(f"drafter: there is no {shown(name)} here; choose {', '.join(self.drafters)}")
+        speculation = replace(speculation, prediction=tuple(asked.token_ids("prediction", speculation.prediction)))
+        self._known("prediction", speculation.prediction)
         routed = isinstance(self.drafter, RouterDrafter)
         if speculation.prediction and not routed:
             raise InvalidRequest("prediction: this LLM takes none; make it with also=() or more drafters")
@@ -297,18 +315,16 @@ class _Parts:
         return head
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [[item for item in items if isinstance(item, int)]]
-    return [item for item in items if not isinstance(item, int)]
+def _name(model: object) -> str:
+    name = os.fspath(model) if isinstance(model, os.PathLike) else model
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"model must be a known name, a model folder, a GGUF file or a hub id, not {shown(model)}")
+    return name
 
 
 def _controller(draft_length: int | Literal["auto"]) -> Controller:
-    if draft_length == "auto":
+    if isinstance(draft_length, str) and draft_length == "auto":
         return AutoLength()
     if isinstance(draft_length, bool) or not isinstance(draft_length, int) or draft_length < 0:
-        raise InvalidRequest(f'draft_length must be "auto" or a whole number from 0 on, got {draft_length!r}')
+        raise InvalidRequest(f'draft_length must be "auto" or a whole number from 0 on, got {shown(draft_length)}')
     return FixedLength(draft_length)

@@ -10,6 +10,8 @@ from outrider.bench.names import ArmName
 from outrider.bench.twin import twin_shape
 from outrider.bench.twin_model import CutVocabulary, load_twin, load_twin_head
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
+from outrider.drafters.mix import MixDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import DrafterError
 from outrider.llm import LLM, Message
 from outrider.models.architecture import Architecture
@@ -62,14 +64,18 @@ class Target:
         return self._loaded[wanted]
 
     def drafter(self, arm: ArmName, llm: LLM) -> str | Drafter:
-        """What `llm`, loaded here, drafts with in this arm. A head drafts trees where the arm asks for them."""
-        if arm.method != "head":
+        """What `llm`, loaded here, drafts with in this arm. A head drafts trees where the arm asks for them; it is made
+        here, alone or in a mix, because a twin's grows with it."""
+        if arm.method not in ("head", "head+suffix"):
             return f"{arm.method}:{arm.path}" if arm.path else arm.method
         folder = Path(arm.path).expanduser() if arm.path else shipped_head(self.checkpoint.name)
         if folder is None:
-            raise DrafterError(f"arms: no head for {self.checkpoint.name} comes with Outrider; name one: head:PATH")
+            raise DrafterError(
+                f"arms: no head for {self.checkpoint.name} comes with Outrider; name one: {arm.method}:PATH"
+            )
         branching = 1 if arm.length.isdigit() else 8 if arm.length.startswith("tree") else None
-        return HeadDrafter(self._head(folder, arm.dtype, llm), llm.model.vocab_size, HeadDrafterConfig(branching))
+        head = HeadDrafter(self._head(folder, arm.dtype, llm), llm.model.vocab_size, HeadDrafterConfig(branching))
+        return head if arm.method == "head" else MixDrafter(head, SuffixDrafter())
 
     def _head(self, folder: Path, dtype: str | None, llm: LLM) -> DraftHead:
         """Arms with one head share it."""

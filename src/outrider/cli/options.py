@@ -109,7 +109,8 @@ class Settings:
         Literal["coupled", "rejection"],
         _speculation(
             metavar="coupled|rejection",
-            help="coupled: the very tokens of plain decoding. rejection: the same distribution of texts.",
+            help="coupled: the very tokens of plain decoding. rejection: the same distribution of texts; "
+            "a seed need not replay one.",
         ),
     ] = "coupled"
 

@@ -27,16 +27,17 @@ class TextStream:
         return "".join(self._shown)
 
     def push(self, token: int, may_stop: bool = True) -> str:
-        """Add a token. With `may_stop`, a stop string that is now complete ends the text right before it."""
+        """Add a token. With `may_stop`, a stop string that is now complete ends the text right before it; without, one
+        that is complete is text, and one that has begun may still end it later."""
         self._held += self._decode(self._token_bytes(token))
-        if may_stop and self._stop:
-            found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
-            if found:
-                self._held = self._held[: min(found)]
-                self.stopped = True
-                return self._show(len(self._held))
-            return self._show(len(self._held) - self._pending())
-        return self._show(len(self._held))
+        if not self._stop:
+            return self._show(len(self._held))
+        found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0] if may_stop else []
+        if found:
+            self._held = self._held[: min(found)]
+            self.stopped = True
+            return self._show(len(self._held))
+        return self._show(len(self._held) - self._pending())
 
     def finish(self) -> str:
         """Release what was held back: no stop string can complete any more, half a character never will."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, shown
 
 DTYPES = ("bf16", "fp16", "fp32", "int8")
 
@@ -18,6 +18,6 @@ def short_name(asked: object) -> str:
     name = LONG.get(name, name)
     if name not in ("auto", *DTYPES):
         raise InvalidRequest(
-            f"dtype must be auto, {', '.join(DTYPES)} (or {', '.join(LONG)}, or such a torch.dtype), got {asked!r}"
+            f"dtype must be auto, {', '.join(DTYPES)} (or {', '.join(LONG)}, or such a torch.dtype), got {shown(asked)}"
         )
     return name

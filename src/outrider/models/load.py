@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from outrider.errors import InvalidRequest
+from outrider.checks import flag, whole
+from outrider.errors import InvalidRequest, shown
 from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
@@ -22,6 +23,9 @@ from outrider.types import LanguageModel
 
 DEFAULT_CONTEXT = 8192
 """Longest context a cache slot is made for unless asked otherwise."""
+
+_MOST_THREADS, _MOST_BATCH = 1024, 65536
+"""Beyond any machine; PyTorch and the caches would rather break than refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Placement:
 
 def placement(
     *,
-    device: str,
+    device: str | torch.device,
     dtype: str | torch.dtype,
     bitwise: bool | None,
     threads: int | None,
@@ -53,22 +57,36 @@ def placement(
     max_context: int | None,
 ) -> Placement:
     """Check what was asked for against this machine; `dtype` by either spelling, or as PyTorch's."""
-    for name, value in (("threads", threads), ("max_batch", max_batch), ("max_context", max_context)):
-        if value is not None and value < 1:
-            raise InvalidRequest(f"{name} must be at least 1, got {value}")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.split(":")[0] not in ("cpu", "cuda"):
-        raise InvalidRequest(f"device must be auto, cpu or cuda, got {device!r}")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidRequest("device: PyTorch sees no CUDA GPU here; use cpu")
+    if threads is not None:
+        whole("threads", threads, 1, _MOST_THREADS)
+    whole("max_batch", max_batch, 1, _MOST_BATCH)
+    if max_context is not None:
+        whole("max_context", max_context, 1)
+    if bitwise is not None:
+        flag("bitwise", bitwise)
+    place = _device(device)
     name = short_name(dtype)
     auto = name == "auto"
-    place = torch.device(device)
     precision = automatic(place, kernels=library() is not None, bf16=has_bf16()) if auto else PRECISIONS[name]
     if threads is not None:
         torch.set_num_threads(threads)
     return Placement(place, precision, bitwise, torch.get_num_threads(), max_batch, max_context, auto)
+
+
+def _device(asked: object) -> torch.device:
+    if isinstance(asked, str) and asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked) if isinstance(asked, str | torch.device) else None
+    except RuntimeError:  # not the form of a device, or none that PyTorch knows
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device must be auto, cpu, cuda or cuda:N, got {shown(asked)}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest("device: PyTorch sees no CUDA GPU here; use cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"device: there is no {device}; PyTorch sees {torch.cuda.device_count()} here, from 0 on")
+    return device
 
 
 def automatic(device: torch.device, *, kernels: bool, bf16: bool) -> Precision:

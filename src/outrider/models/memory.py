@@ -11,6 +11,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from outrider.errors import ModelError
+
 
 def give_back() -> None:
     """Return freed memory to the system. glibc keeps it otherwise, and loading frees as much as it keeps."""
@@ -31,7 +33,13 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 def _pages(size: int) -> mmap.mmap:
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    return mmap.mmap(-1, max(size, 1), **private)
+    try:
+        return mmap.mmap(-1, max(size, 1), **private)
+    except (OSError, OverflowError) as error:
+        raise ModelError(
+            f"the system does not give {size / 2**30:.1f} GiB of memory; lower max_batch or max_context, or use a "
+            "smaller model"
+        ) from error
 
 
 class Arena:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, shown
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -42,6 +42,14 @@ class Grammar:
     source: str
     """A JSON schema, or a regular expression that the whole output matches."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in ("json", "regex"):
+            raise InvalidRequest(f"grammar: kind must be 'json' or 'regex', not {shown(self.kind)}")
+        if not isinstance(self.source, str):
+            raise InvalidRequest(f"grammar: its source must be text, not {shown(self.source)}")
+        if not _is_text(self.source):
+            raise InvalidRequest("grammar: it holds half of a surrogate pair, which is not text")
+
     @staticmethod
     def json_object() -> Grammar:
         """Any JSON object."""
@@ -63,6 +71,14 @@ class Grammar:
         if not isinstance(pattern, str):
             raise InvalidRequest(f"grammar: a regular expression is a string, not {type(pattern).__name__}")
         return Grammar("regex", pattern)
+
+
+def _is_text(source: str) -> bool:
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Vocabulary(Protocol):
@@ -120,10 +136,13 @@ class Grammars:
         if self._tokenizer is None:
             wrapper = _Wrapper(self._vocabulary, self._size, self._eos)
             self._tokenizer = LLTokenizer(wrapper, eos_token=self._eos or None)
-        if grammar.kind == "regex":
-            source = LLMatcher.grammar_from_regex(grammar.source)
-        else:
-            source = LLMatcher.grammar_from_json_schema(grammar.source, {"whitespace_pattern": _WHITESPACE})
+        try:
+            if grammar.kind == "regex":
+                source = LLMatcher.grammar_from_regex(grammar.source)
+            else:
+                source = LLMatcher.grammar_from_json_schema(grammar.source, {"whitespace_pattern": _WHITESPACE})
+        except ValueError as error:
+            raise InvalidRequest(f"grammar: it cannot be read: {error}") from error
         return LLMatcher(self._tokenizer, source, log_level=0)
 
     def _met_early(self, matcher: LLMatcher) -> str | None:

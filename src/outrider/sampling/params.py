@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from outrider.checks import as_float, flag, number, whole
 from outrider.errors import InvalidRequest, shown
 from outrider.sampling.grammar import Grammar, Grammars
 from outrider.types import ResolvedParams, VerifyRule
@@ -44,12 +45,13 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Token id → what to add to its logit, -100 to 100."""
     seed: int | None = None
-    """Any number of up to 128 bits. None: drawn, and reported with the result."""
+    """Any number of up to 128 bits. None: drawn, and reported with the result. Replays the text under `coupled`; under
+    `rejection` only where the drafts are the same."""
     stop: str | Sequence[str] = ()
     stop_token_ids: Collection[int] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    """No stop token is generated before."""
+    """No stop token is generated before, and a stop string that is complete before is text like any other."""
     logprobs: int | None = None
     """Report each token's log-probability and this many of the likeliest alternatives."""
     processed_logprobs: bool = False
@@ -61,8 +63,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, low=1)
-        _integer("min_tokens", self.min_tokens, low=0)
+            whole("max_tokens", self.max_tokens, low=1)
+        whole("min_tokens", self.min_tokens, low=0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({shown(self.min_tokens)}) must not exceed max_tokens ({self.max_tokens})"
@@ -71,17 +73,16 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _check(name, value)
-        _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _number("presence_penalty", self.presence_penalty, -2, 2)
+        number("frequency_penalty", self.frequency_penalty, -2, 2)
+        number("presence_penalty", self.presence_penalty, -2, 2)
         if self.seed is not None:
-            _integer("seed", self.seed)
+            whole("seed", self.seed)
             if abs(self.seed) > _MAX_SEED:
                 raise InvalidRequest("seed must have at most 128 bits; give a smaller number")
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, _MAX_LOGPROBS)
-        for name in ("ignore_eos", "processed_logprobs"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} must be true or false, not {shown(getattr(self, name))}")
+            whole("logprobs", self.logprobs, 0, _MAX_LOGPROBS)
+        flag("ignore_eos", self.ignore_eos)
+        flag("processed_logprobs", self.processed_logprobs)
         if not isinstance(self.verify, str) or self.verify not in get_args(VerifyRule):
             names = " or ".join(map(repr, get_args(VerifyRule)))
             raise InvalidRequest(f"verify must be {names}, not {shown(self.verify)}")
@@ -143,14 +144,14 @@ class SamplingParams:
         """The value asked for, else the model's, else the neutral one; greedy unless the model samples."""
         value = getattr(self, name)
         if value is not None:
-            return _as_float(value)
+            return as_float(value)
         if name == "temperature" and not generation_config.get("do_sample"):
             return 0.0
         default = generation_config.get(name)
         if default is None:
             return _MODEL_DEFAULTS[name]
         _check(name, default, f"{name} of the model's generation_config")
-        return _as_float(default)
+        return as_float(default)
 
 
 _MODEL_DEFAULTS = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -162,52 +163,23 @@ def _check(name: str, value: object, label: str = "") -> None:
     label = label or name
     match name:
         case "temperature":
-            _number(label, value, 0, math.inf)
+            number(label, value, 0, math.inf)
         case "top_k":
-            _integer(label, value, low=-1)
+            whole(label, value, low=-1)
         case "top_p":
-            _number(label, value, 0, 1, above=True)
+            number(label, value, 0, 1, above=True)
         case "min_p":
-            _number(label, value, 0, 1)
+            number(label, value, 0, 1)
         case "repetition_penalty":
-            _number(label, value, _LEAST_REPETITION, _MOST_REPETITION)
-
-
-def _as_float(value: float) -> float:
-    """Also of an integer beyond all floats (a top_k, which is then off)."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
-    """A finite number from low (itself excluded where `above`) to high."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_as_float(value))
-    if good and isinstance(value, int | float):
-        good = low <= value <= high and not (above and value == low)
-    if not good:
-        bounds = f"above {low}" if above else f"at least {low}"
-        bounds += f" and at most {high}" if high < math.inf else ""
-        raise InvalidRequest(f"{name} must be a number {bounds}, not {shown(value)}")
-
-
-def _integer(name: str, value: object, low: int | None = None, high: int | None = None) -> None:
-    good = isinstance(value, int) and not isinstance(value, bool)
-    if good and isinstance(value, int):
-        good = (low is None or value >= low) and (high is None or value <= high)
-    if not good:
-        bounds = "" if low is None else f" of at least {low}"
-        bounds += "" if high is None else f" and at most {high}"
-        raise InvalidRequest(f"{name} must be a whole number{bounds}, not {shown(value)}")
+            number(label, value, _LEAST_REPETITION, _MOST_REPETITION)
 
 
 def _bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise InvalidRequest(f"logit_bias must map token ids to numbers, not be {shown(bias)}")
     for token, value in bias.items():
-        _integer("a token id of logit_bias", token, low=0)
-        _number(f"logit_bias of token {shown(token)}", value, -100, 100)
+        whole("a token id of logit_bias", token, low=0)
+        number(f"logit_bias of token {shown(token)}", value, -100, 100)
     return {token: float(value) for token, value in bias.items()}
 
 
@@ -224,5 +196,5 @@ def _ids(ids: object) -> tuple[int, ...]:
     if not isinstance(ids, Collection) or isinstance(ids, str | bytes | Mapping):
         raise InvalidRequest(f"stop_token_ids must be a list of token ids, not {shown(ids)}")
     for token in ids:
-        _integer("a token id of stop_token_ids", token, low=0)
+        whole("a token id of stop_token_ids", token, low=0)
     return tuple(ids)

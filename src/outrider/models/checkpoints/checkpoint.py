@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, shown
 from outrider.models.checkpoints import catalog, hub
 from outrider.models.checkpoints.convert import GGUF_NAME
 from outrider.models.checkpoints.gguf_config import generation_config, model_config
@@ -62,16 +62,22 @@ def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
     if model in catalog.CATALOG:
         found = _open_folder(model, hub.installed(model, progress), progress)
         return replace(found, generation_config={**catalog.find(model).generation, **found.generation_config})
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # too long for a path, not ours to look at, no such user
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"the model {shown(model)} cannot be looked up: {reason}") from error
+    if is_folder:
         return _open_folder(model, path, progress)
-    if path.is_file():
+    if is_file:
         return _open_gguf(model, path, progress)
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return _open_folder(model, hub.snapshot(model), progress)
     close = difflib.get_close_matches(model, catalog.CATALOG, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known by name are {', '.join(catalog.CATALOG)}."
-    raise ModelError(f"no model {model!r}: it is no known name, folder, GGUF file or hub id (org/name); {hint}")
+    raise ModelError(f"no model {shown(model)}: it is no known name, folder, GGUF file or hub id (org/name); {hint}")
 
 
 def _open_gguf(name: str, path: Path, progress: Progress) -> Checkpoint:

@@ -1,0 +1,122 @@
+"""What callers of `LLM` hand over, in the forms they have it in, made into what the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+
+from outrider.control.controller import Controller
+from outrider.errors import InvalidRequest, shown
+from outrider.models.checkpoints.progress import Progress, SilentProgress
+from outrider.sampling.params import SamplingParams
+from outrider.types import Drafter
+
+
+def prompts(given: object) -> list[str | list[int]]:
+    """One text; the token ids of one prompt; or several prompts, each of them either. Ids may be in an array."""
+    given = _plain(given)
+    if isinstance(given, str):
+        return [given]
+    items = [_plain(item) for item in _items("prompts", given, "a text, token ids, or a list of those")]
+    ids = [_is_id(item) for item in items]
+    if items and all(ids):
+        return [cast("list[int]", items)]
+    if any(ids):
+        one = next(item for item, is_id in zip(items, ids, strict=True) if not is_id)
+        raise InvalidRequest(
+            f"prompts: {shown(one)} stands among token ids; give the ids of one prompt, or a list of whole prompts"
+        )
+    wanted = "text or a list of token ids"
+    return [item if isinstance(item, str) else token_ids(f"prompts[{i}]", item, wanted) for i, item in enumerate(items)]
+
+
+def token_ids(name: str, given: object, wanted: str = "a list of token ids") -> list[int]:
+    """In a list, or an array of one dimension."""
+    ids = [_plain(token) for token in _items(name, _plain(given), wanted)]
+    for token in ids:
+        if not _is_id(token):
+            raise InvalidRequest(f"{name}: {shown(token)} is no token id; those are whole numbers")
+    return cast("list[int]", ids)
+
+
+def params(given: object, count: int) -> list[SamplingParams]:
+    """One per prompt."""
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    each = _items("params", given, "SamplingParams, or a list of them")
+    for one in each:
+        if not isinstance(one, SamplingParams):
+            raise InvalidRequest(f"params must be SamplingParams, such as SamplingParams(top_k=5), not {shown(one)}")
+    if len(each) != count:
+        raise InvalidRequest(f"params: {count} prompts need as many SamplingParams, got {len(each)}")
+    return cast("list[SamplingParams]", each)
+
+
+def messages(given: object) -> list[Mapping[str, str]]:
+    """A conversation; what is in a message is for the template to judge."""
+    example = '{"role": "user", "content": "Hello"}'
+    items = _items("messages", given, f"a list such as [{example}]")
+    for i, message in enumerate(items):
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"messages[{i}] must be like {example}, not {shown(message)}")
+    return cast("list[Mapping[str, str]]", items)
+
+
+def drafter(given: object) -> str | Drafter:
+    """The name of one, or whatever has all a drafter needs."""
+    if isinstance(given, str):
+        return given
+    methods = ("open", "propose", "observe", "close")
+    if not _has(given, methods) or not isinstance(getattr(given, "name", None), str):
+        raise InvalidRequest(
+            f'drafter must be a name, such as "suffix", or a Drafter (name, {", ".join(methods)}), not {shown(given)}'
+        )
+    return cast("Drafter", given)
+
+
+def controller(given: object) -> Controller:
+    if not _has(given, ("budgets", "observe", "forget")):
+        raise InvalidRequest(f"controller must be one, such as AutoLength() or FixedLength(4), not {shown(given)}")
+    return cast("Controller", given)
+
+
+def progress(given: object) -> Progress:
+    """None: a silent one."""
+    if given is None:
+        return SilentProgress()
+    if not _has(given, ("task", "note")):
+        raise InvalidRequest(f"progress must be a Progress (task, note), or None for a silent one, not {shown(given)}")
+    return cast("Progress", given)
+
+
+def names(name: str, given: object) -> Sequence[str]:
+    items = _items(name, given, 'a list of drafters, or "available"')
+    for item in items:
+        if not isinstance(item, str):
+            raise InvalidRequest(f"{name} must name drafters, as in {name}=['suffix'], not {shown(item)}")
+    return cast("list[str]", items)
+
+
+def _items(name: str, given: object, wanted: str) -> list[object]:
+    """What a list, or anything like one, holds; not of text, bytes or what has no order."""
+    unordered = isinstance(given, Mapping | set | frozenset)
+    if isinstance(given, str | bytes | bytearray | memoryview) or unordered or not isinstance(given, Iterable):
+        raise InvalidRequest(f"{name} must be {wanted}, not {shown(given)}")
+    return list(given)
+
+
+def _has(given: object, methods: Sequence[str]) -> bool:
+    """Whether it is an object (not its class) with these methods."""
+    return not isinstance(given, type) and all(callable(getattr(given, method, None)) for method in methods)
+
+
+def _plain(value: object) -> object:
+    """Numbers and lists of them instead of arrays."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic | torch.Tensor) else value
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
