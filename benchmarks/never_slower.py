@@ -4,8 +4,9 @@
         [--out benchmarks/results/never_slower_gpu.json]
 
 A cell is a batch size and a way to sample. In every round both arms answer the same questions, one batch after the
-other, in turns; the cell's figure is the mean of the rounds' ratios (of tokens per second, prompts included) with its 95%
-interval. It fails where the whole interval lies below 0.97. Single cells are not run again. Tokens must be identical.
+other, in turns; the cell's figure is the mean of the rounds' ratios (of tokens per second, prompts included) with its
+95% interval. It fails where the whole interval lies below 0.97. Single cells are not run again. Tokens must be
+identical.
 """
 
 from __future__ import annotations
