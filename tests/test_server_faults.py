@@ -187,16 +187,19 @@ def test_extreme_but_valid_parameters_work(live: Live) -> None:
         {"temperature": 1e300},
         {"temperature": 5e-324},
         {"top_p": 1e-300},
-        {"repetition_penalty": 1e300},
-        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 100},
+        {"repetition_penalty": 0.01},
         {"logit_bias": {str(i): 100 for i in range(1000)}},
         {"seed": -(2**63)},
         {"seed": 2**63 - 1},
         {"top_k": 10**9},
+        {"top_k": 2**40},
         {"max_tokens": 512, "stop": "e"},
         {"best_of": 1, "tools": [], "tool_choice": "none", "modalities": ["text"], "suffix": None},
     ):
         assert live.post("/v1/chat/completions", **{**SAY, **extreme}).status_code == 200, extreme
+    for beyond in (1e300, 1e-300):  # what is left of the logits would be no numbers
+        refused(live.post("/v1/chat/completions", **{**SAY, "repetition_penalty": beyond}), 400, "repetition_penalty")
 
 
 def test_unknown_fields_are_ignored_and_logged(live: Live, caplog: pytest.LogCaptureFixture) -> None:
