@@ -77,7 +77,7 @@ def measured(llm: LLM, prompts: list[list[int]], batch: int, sampling: str, roun
                 passes = statistics.mean(c.mean_acceptance_length for c in done)
     logs = [math.log(auto / plain) for auto, plain in zip(speeds[True], speeds[False], strict=True)]
     ratio = math.exp(statistics.mean(logs))
-    spread = statistics.stdev(logs) / math.sqrt(rounds) * stats.t.ppf(0.975, rounds - 1)
+    spread = statistics.stdev(logs) / math.sqrt(rounds) * float(stats.t.ppf(0.975, rounds - 1))
     each = [
         statistics.median(a) / statistics.median(p)
         for a, p in zip(zip(*single[True], strict=True), zip(*single[False], strict=True), strict=True)
