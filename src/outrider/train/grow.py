@@ -13,10 +13,11 @@ from outrider.models.head.weights import target_ids
 from outrider.models.weights import DecoderWeights, LayerWeights
 
 
-def more_ids(has: Tensor, counts: Tensor, wanted: int) -> Tensor:
-    """`wanted` ids, rising: those a head has, and of the others the ones counted most."""
+def most_written(counts: Tensor, wanted: int, keep: Tensor | None = None) -> Tensor:
+    """`wanted` ids, rising: those to `keep`, and of the others the ones counted most."""
     rank = counts.clone()
-    rank[has] = counts.max() + 1
+    if keep is not None:
+        rank[keep] = counts.max() + 1
     return rank.argsort(descending=True, stable=True)[:wanted].sort().values
 
 

@@ -110,7 +110,7 @@ class Settings:
         if asked.minutes is None and asked.epochs is None:
             given["epochs"] = defaults.epochs
         if asked.taps is not None:
-            given["taps"] = ",".join(map(str, _tapped(asked.taps)))
+            given["taps"] = as_text(_tapped(asked.taps))
         if asked.data is not None:
             given["data"] = str(Path(asked.data).expanduser().resolve())
         prompts = None
@@ -141,7 +141,7 @@ class Settings:
             if wanted is not None and each.name in _PATHS[1:] and wanted != SHIPPED:
                 wanted = str(Path(wanted).expanduser().resolve())
             if wanted is not None and each.name == "taps":
-                wanted = ",".join(map(str, _tapped(wanted)))
+                wanted = as_text(_tapped(wanted))
             if wanted is not None and wanted != has:
                 raise TrainingError(
                     f"this run was started with {option(each.name)} {has}, not {wanted}; "
@@ -162,6 +162,13 @@ class Settings:
             raise TrainingError(f"{path} cannot be read as the settings of a run ({error}); start anew") from error
 
 
+def other_shape(name: str, has: object, wanted: object) -> TrainingError:
+    return TrainingError(
+        f"what --start-from names has {option(name)} {has}, not {wanted}; leave {option(name)} out, "
+        "or leave --start-from out to begin with the target's own layers"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a run starts from, and what follows from it."""
@@ -172,23 +179,13 @@ class Start:
     layers: int
     draft_vocab: int | None
     """None: it has all of the target's tokens."""
-    taps: tuple[int, ...] = ()
 
     def agree(self, asked: Asked) -> None:
-        """Refuse to take away from it, or to change its layers. It may learn more tokens and read more states."""
-        taps = ",".join(map(str, self.taps))
-        wanted = asked.layers, asked.draft_vocab, asked.taps
-        lost = (
-            ("layers", self.layers, asked.layers is not None and asked.layers != self.layers),
-            ("draft_vocab", self.draft_vocab, (asked.draft_vocab or self.draft_vocab or 0) < (self.draft_vocab or 0)),
-            ("taps", taps, asked.taps is not None and not set(self.taps) <= set(_tapped(asked.taps))),
-        )
-        for (name, has, is_lost), value in zip(lost, wanted, strict=True):
-            if is_lost:
-                raise TrainingError(
-                    f"what --start-from names has {option(name)} {has}, not {value}; leave {option(name)} out, "
-                    "or leave --start-from out to begin with the target's own layers"
-                )
+        """Refuse to change its layers, or to take tokens away from it."""
+        if asked.layers not in (None, self.layers):
+            raise other_shape("layers", self.layers, asked.layers)
+        if asked.draft_vocab is not None and asked.draft_vocab < (self.draft_vocab or 0):
+            raise other_shape("draft_vocab", self.draft_vocab, asked.draft_vocab)
 
     def over(self, defaults: Defaults) -> Defaults:
         return replace(defaults, layers=self.layers, draft_vocab=self.draft_vocab or defaults.draft_vocab)
@@ -230,6 +227,10 @@ def _tapped(text: str) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise TrainingError(f"--taps must be numbers of layers with commas between, as 2,15,27; got {text}") from None
+
+
+def as_text(taps: tuple[int, ...]) -> str:
+    return ",".join(map(str, taps))
 
 
 def option(name: str) -> str:

@@ -16,15 +16,14 @@ from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.hf_folder import read_json
 from outrider.models.head.checkpoint import CONFIG, WEIGHTS, HeadCheckpoint
-from outrider.models.head.config import HeadConfig
 from outrider.models.head.load import read_head
 from outrider.models.head.module import HeadModule
 from outrider.models.head.shipped import shipped_head
 from outrider.models.head.weights import target_ids
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.train.draft_student import DraftModule, draft_from_target
-from outrider.train.grow import grown, more_ids
-from outrider.train.settings import SHIPPED, Settings, Start, checksum
+from outrider.train.grow import grown, most_written
+from outrider.train.settings import SHIPPED, Settings, Start, as_text, checksum, other_shape
 
 _PASSED_ON = ("command", "trained", "data", "held_out", "started_from")
 """Of what a start says about itself."""
@@ -36,7 +35,7 @@ def look(start_from: str, model: str, draft_model: bool) -> Start:
     name = start_from if start_from == SHIPPED else str(folder.resolve())
     if not draft_model:
         head = HeadCheckpoint.read(folder).config
-        return Start(name, checksum(folder / WEIGHTS), len(head.architecture.layers), head.draft_vocab, head.taps)
+        return Start(name, checksum(folder / WEIGHTS), len(head.architecture.layers), head.draft_vocab)
     config = read_json(folder / CONFIG)
     if "speculators_model_type" in config:
         raise TrainingError(f"--start-from: {start_from} holds a head; leave --draft-model out to train it further")
@@ -63,26 +62,19 @@ class HeadStart:
         folder = folder_of(settings.start_from, settings.model)
         self._head = read_head(folder, target.tokenizer).for_target(architecture)
         self.about = _about(settings, self._head.about)
-
-        self._wanted, self._taps = settings.draft_vocab, settings.tapped or self._head.config.taps
-        self._architecture = architecture
-        if not set(self._head.config.taps) <= set(self._taps):
-            raise TrainingError(
-                f"what --start-from names reads the target after layers {list(self._head.config.taps)}; "
-                "--taps must contain them all"
-            )
+        has = self._head.config.taps
+        self._wanted, self._taps = settings.draft_vocab, settings.tapped or has
+        if not set(has) <= set(self._taps):
+            raise other_shape("taps", as_text(has), settings.taps)
 
     def ids(self, counts: Tensor) -> Tensor:
         """What it drafts, rising; new tokens are those of which there are most."""
-        return more_ids(target_ids(self._head.tensors["d2t"]), counts, self._wanted)
+        return most_written(counts, self._wanted, keep=target_ids(self._head.tensors["d2t"]))
 
     def module(self, ids: Tensor, target: DecoderWeights[LayerWeights]) -> HeadModule:
         has = self._head.config
-        own = replace(has.architecture, vocab_size=len(ids))
-        beside = HeadConfig.beside(self._architecture, len(ids), len(own.layers), self._taps)
-        return grown(
-            self._head, replace(beside, architecture=own, norm_before_residual=has.norm_before_residual), ids, target
-        )
+        wider = replace(has, architecture=replace(has.architecture, vocab_size=len(ids)), taps=self._taps)
+        return grown(self._head, wider, ids, target)
 
 
 class DraftStart:

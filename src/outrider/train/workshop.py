@@ -25,6 +25,7 @@ from outrider.train.divergence import LOSSES
 from outrider.train.draft_student import DraftStudent, draft_from_target
 from outrider.train.engine_writer import EngineWriter
 from outrider.train.gather import gather
+from outrider.train.grow import most_written
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
 from outrider.train.jobs import BulkWriter
 from outrider.train.lessons import CorpusLessons
@@ -174,7 +175,7 @@ class TargetWorkshop:
             ids = self._head_start.ids(counts)
             module = self._head_start.module(ids, self._weights)
         else:
-            ids = counts.argsort(descending=True, stable=True)[: s.draft_vocab].sort().values
+            ids = most_written(counts, s.draft_vocab)
             taps = s.tapped or spread_taps(len(self._architecture.layers))
             module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers, taps))
             start_from_target(module, self._weights, ids)

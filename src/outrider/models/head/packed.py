@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CODES, SCALES, SPREAD, CENTRE = ".codes", ".scales", ".spread", ".centre"
-"""Suffixes of the tensors that take the place of `.weight`."""
+from outrider.models.head.weights import SCALES
+
+CODES, SPREAD, CENTRE = ".codes", ".spread", ".centre"
+"""Suffixes of the tensors that, with `SCALES`, take the place of `.weight`."""
 _AT_ONCE = 1024
 """Rows that are unpacked together: a bit becomes a float on the way."""
 

@@ -97,19 +97,24 @@ VNNI INLINE void lines_vnni(const char *panels, const int8_t *x, int depth, int 
     }
 }
 
+/* The number of lines must be a constant where they are multiplied. */
+#define BY_COUNT(COUNT)         \
+    switch (COUNT) {            \
+        case 1: LINES(1); break; \
+        case 2: LINES(2); break; \
+        case 3: LINES(3); break; \
+        case 4: LINES(4); break; \
+        case 5: LINES(5); break; \
+        case 6: LINES(6); break; \
+        case 7: LINES(7); break; \
+        case 8: LINES(8); break; \
+    }
+
 VNNI static void pair_vnni(const char *panels, const int8_t *x, int depth, int lines, int32_t *block) {
     int r = 0;
 #define LINES(COUNT) lines_vnni(panels, x + (int64_t)r * depth, depth, COUNT, block + r * PANEL_PAIR)
-    for (; lines - r >= 8; r += 8) LINES(8);
-    switch (lines - r) {
-        case 1: LINES(1); break;
-        case 2: LINES(2); break;
-        case 3: LINES(3); break;
-        case 4: LINES(4); break;
-        case 5: LINES(5); break;
-        case 6: LINES(6); break;
-        case 7: LINES(7); break;
-    }
+    for (; lines - r > 8; r += 8) LINES(8);
+    BY_COUNT(lines - r)
 #undef LINES
 }
 

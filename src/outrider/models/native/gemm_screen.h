@@ -54,16 +54,7 @@ VNNI INLINE void lines_coded(const char *codes, __m512i levels, const int8_t *x,
 
 VNNI static void pair_coded(const char *codes, __m512i levels, const int8_t *x, int depth, int lines, int32_t *block) {
 #define LINES(COUNT) lines_coded(codes, levels, x, depth, COUNT, block)
-    switch (lines) {
-        case 1: LINES(1); break;
-        case 2: LINES(2); break;
-        case 3: LINES(3); break;
-        case 4: LINES(4); break;
-        case 5: LINES(5); break;
-        case 6: LINES(6); break;
-        case 7: LINES(7); break;
-        case 8: LINES(8); break;
-    }
+    BY_COUNT(lines)
 #undef LINES
 }
 
