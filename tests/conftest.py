@@ -62,7 +62,7 @@ def sixteen_rows(default_checkpoint: Checkpoint) -> Callable[[], None]:
 @pytest.fixture(scope="session")
 def cut_layers(pace: Pace, sixteen_rows: Callable[[], None]) -> int:
     """How many of the default model's layers tests of thousands of rows can afford."""
-    return pace.fit(sixteen_rows, 0.5, least=4, most=30)
+    return pace.fit(sixteen_rows, 0.5, least=2, most=30)
 
 
 @pytest.fixture(scope="session")

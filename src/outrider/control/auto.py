@@ -140,7 +140,7 @@ class AutoLength:
         """The length with the most tokens expected a second. Where that is 0, another is tried now and then."""
         states = [self._state(s) for s in sequences]
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
-        most = min([limit, *allowed])
+        most = min([limit, self.nodes, *allowed])
         if not seconds:  # a guess, until something is measured
             seconds = {length: 1 + 0.1 * length for length in self.lengths}
         levels = [self._chances(state).levels for state in states]

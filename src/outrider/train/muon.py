@@ -62,9 +62,10 @@ def _lying(matrix: Tensor) -> Tensor:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """[n, rows, columns] with rows <= columns → as many, singular values near 1, in bf16: they need not be exact."""
+    """[n, rows, columns] with rows <= columns → as many, singular values near 1. They need not be exact, so a GPU takes
+    bf16; on a CPU, which may have no instructions for that, they stay in fp32, as all of training does there."""
     a, b, c = _QUINTIC
-    x = matrices.bfloat16()
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
     for _ in range(_ROUNDS):
         gram = x @ x.mT
