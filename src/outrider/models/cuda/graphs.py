@@ -34,25 +34,21 @@ class Graphs:
 
     The first run of a key is made directly, which also compiles its kernels; then it is recorded. That takes from
     milliseconds to seconds, so all that will be asked for is run once before the first request (`prepare` of models and
-    steppers); `recorded` counts, so that a serving engine can show that nothing was recorded since.
+    steppers).
     """
 
     def __init__(self, device: torch.device) -> None:
         self._enabled = device.type == "cuda"
-        self._known: dict[tuple[object, ...], torch.cuda.CUDAGraph | None] = {}
-
-    @property
-    def recorded(self) -> int:
-        return len(self._known)
+        self._recorded: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
 
     def run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
-        graph = self._known.get(key)
+        graph = self._recorded.get(key)
         if graph is not None:
             graph.replay()
             return
         launches()
-        if key not in self._known:
-            self._known[key] = _record(launches) if self._enabled else None
+        if self._enabled:
+            self._recorded[key] = _record(launches)
 
 
 def _record(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:

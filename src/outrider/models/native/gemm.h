@@ -111,14 +111,15 @@ INLINE void rows_generic(const Matrix *w, int pair, const char *x, int rows, Sto
     const int64_t stride = (int64_t)w->depth * (stored == STORED_FP32 ? 4 : 2);
     const char *panels = pair_of(w, pair, stored);
 #if defined(__aarch64__)
+    (void)stride;
     rows_neon(panels, x, w->depth, rows, stored, block);
-    return;
-#endif
+#else
     int r = 0;
     for (; rows - r >= 8; r += 8) kernel(panels, x + r * stride, w->depth, 8, stored, block + r * PANEL_PAIR);
     for (; rows - r >= 4; r += 4) kernel(panels, x + r * stride, w->depth, 4, stored, block + r * PANEL_PAIR);
     for (; rows - r >= 2; r += 2) kernel(panels, x + r * stride, w->depth, 2, stored, block + r * PANEL_PAIR);
     for (; rows - r >= 1; r += 1) kernel(panels, x + r * stride, w->depth, 1, stored, block + r * PANEL_PAIR);
+#endif
 }
 
 static void pair_generic(const Matrix *w, int pair, const char *x, int rows, int bf16, float *block) {
