@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
 
 import httpx
+import pytest
 from openai import OpenAI
 
 from outrider import LLM
@@ -18,7 +20,29 @@ from outrider.server.app import make_app
 from outrider.server.backend import Backend
 from outrider.server.connections import Limits
 from outrider.server.hosts import names
+from outrider.server.logs import JsonLines
 from outrider.server.run import Server, listen
+
+
+def soon(true: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def logged(caplog: pytest.LogCaptureFixture, answer: httpx.Response) -> dict[str, Any]:
+    """The server's line on this answer, which it may write after the client has read it."""
+    mine = answer.headers["x-request-id"]
+
+    def lines() -> list[dict[str, Any]]:
+        every = (json.loads(JsonLines().format(record)) for record in list(caplog.records))
+        return [line for line in every if line.get("request_id") == mine]
+
+    assert soon(lambda: bool(lines()))
+    return lines()[-1]
 
 
 class Live:
@@ -42,13 +66,8 @@ class Live:
     def settled(self) -> bool:
         """Whether everything is let go of, soon."""
         service = self.backend.served(None).service
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            # The load is as of the last step, the engine's own state as of now.
-            if not service.open and self.llm.engine.idle and service.load.stats.running == 0:
-                return True
-            time.sleep(0.02)
-        return False
+        # The load is as of the last step, the engine's own state as of now.
+        return soon(lambda: not service.open and self.llm.engine.idle and service.load.stats.running == 0, 5)
 
     def metric(self, name: str) -> float:
         """The sum over a metric's labels."""

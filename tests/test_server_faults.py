@@ -15,11 +15,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from live_server import Live, live_server
+from live_server import Live, live_server, logged
 
 from outrider import LLM
 from outrider.engine.tickets import Stream
-from outrider.server.logs import JsonLines
 from outrider.server.run import listen
 
 SAY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
@@ -204,8 +203,8 @@ def test_extreme_but_valid_parameters_work(live: Live) -> None:
 
 def test_unknown_fields_are_ignored_and_logged(live: Live, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "outrider.server"):
-        assert live.chat(max_tokens=2, user="u", metadata={"a": "secret"}, frobnicate=1).status_code == 200
-    line = json.loads(JsonLines().format(caplog.records[-1]))
+        answer = live.chat(max_tokens=2, user="u", metadata={"a": "secret"}, frobnicate=1)
+        line = logged(caplog, answer)
     assert line["ignored_fields"] == ["user", "metadata", "frobnicate"]
     assert line["status"] == 200
     assert line["completion_tokens"] <= 2
