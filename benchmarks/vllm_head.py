@@ -165,17 +165,8 @@ def _vllm_counters(llm: Any) -> dict[str, list[int]]:
 
 
 def run_ours(options: argparse.Namespace) -> None:
-    from dataclasses import replace
-
     import outrider
     from outrider.control.controller import FixedLength
-    from outrider.types import Budget, SequenceView
-
-    class Chain(FixedLength):
-        """Always one path, also where the target could verify trees."""
-
-        def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
-            return [replace(budget, tree=False) for budget in super().budgets(sequences, tree, room)]
 
     prompts = read_prompts(options.prompts)
     start = perf_counter()
@@ -187,7 +178,7 @@ def run_ours(options: argparse.Namespace) -> None:
         max_batch=options.batch,
         max_context=max(len(prompt.prompt_ids) for prompt in prompts) + options.tokens + 8,
     )
-    llm = plain.with_drafter(f"head:{options.head}", Chain(options.draft_length))
+    llm = plain.with_drafter(f"head:{options.head}", FixedLength(options.draft_length, tree=False))
     params = outrider.SamplingParams(temperature=0.0, max_tokens=options.tokens)
 
     def run(batch: list[list[int]]) -> tuple[list[list[int]], Tally]:

@@ -78,7 +78,7 @@ def drafter(given: object) -> str | Drafter:
 
 
 def controller(given: object) -> Controller:
-    if not _has(given, ("budgets", "length", "observe", "forget")):
+    if not _has(given, ("draft", "length", "observe", "forget")):
         raise InvalidRequest(f"controller must be one, such as AutoLength() or FixedLength(4), not {shown(given)}")
     return cast("Controller", given)
 

@@ -41,6 +41,9 @@ class Draft:
     `q` says what the tokens were sampled from. None: point masses, the drafter just proposes. Otherwise row i,
     [nodes, vocab] log-probabilities, is the distribution at node i's parent from which i and its siblings were drawn
     one after the other *without replacement*. Only the rejection rule reads it; declaring it wrongly breaks exactness.
+
+    `source` is the drafter's name. Where a tree was merged, `sources[i]` says whose node i is; names joined by `&`
+    proposed the same.
     """
 
     tokens: Sequence[int] = ()
@@ -48,9 +51,56 @@ class Draft:
     confidence: Sequence[float] = ()
     source: str = "none"
     q: Tensor | None = None
+    sources: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def label(self, node: int) -> str:
+        """Who proposed the node, all of them."""
+        return self.sources[node] if self.sources else self.source
+
+    def proposer(self, node: int) -> str:
+        """Who proposed the node; of several, who did so for less."""
+        return self.label(node).partition("&")[0]
+
+    def only(self, nodes: Sequence[int]) -> Draft:
+        """Of these nodes alone: rising, and none without its parent. Never of a tree with `q`."""
+        if not nodes:
+            return Draft()
+        place = {ROOT: ROOT, **{node: i for i, node in enumerate(nodes)}}
+        return Draft(
+            [self.tokens[i] for i in nodes],
+            [place[self.parents[i]] for i in nodes],
+            [self.confidence[i] for i in nodes],
+            "+".join(dict.fromkeys(map(self.proposer, nodes))),
+            sources=[self.sources[i] for i in nodes] if self.sources else (),
+        )
+
+    def merged(self, other: Draft) -> Draft:
+        """Both trees in one, what they have in common once: there the higher claim stands, under both names. Neither
+        may have `q`: what was drawn from it may have no other siblings."""
+        if not other.tokens or not self.tokens:
+            return other if other.tokens else self
+        assert self.q is None
+        assert other.q is None
+        tokens, parents, confidence = list(self.tokens), list(self.parents), list(self.confidence)
+        sources = list(self.sources) or [self.source] * len(self)
+        names = other.sources or [other.source] * len(other)
+        known = {place: node for node, place in enumerate(zip(parents, tokens, strict=True))}
+        places = {ROOT: ROOT}  # of the other's nodes in the merged tree
+        for i, (token, parent, claim) in enumerate(zip(other.tokens, other.parents, other.confidence, strict=True)):
+            at = places[parent], token
+            node = places[i] = known.setdefault(at, len(tokens))
+            if node < len(tokens):
+                confidence[node] = max(confidence[node], claim)
+                sources[node] += f"&{names[i]}"
+                continue
+            tokens.append(token)
+            parents.append(at[0])
+            confidence.append(claim)
+            sources.append(names[i])
+        return Draft(tokens, parents, confidence, f"{self.source}+{other.source}", sources=sources)
 
     def children(self, node: int) -> list[int]:
         """The nodes proposed to follow `node`, in the order they were drawn."""
@@ -146,6 +196,17 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class LooksUp(Protocol):
+    """A drafter that drafts, at least in part, without a pass of any model: what it finds costs next to nothing, so it
+    is asked at every step, before anybody is paid and whether or not anything will be verified."""
+
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]: ...
+    def paid(self, sequence: SequenceView) -> str | None:
+        """Who else drafts for it, by passes of a model, when asked to `propose`; None: nobody."""
+        ...
+
+
+@runtime_checkable
 class FollowsPrefixes(Protocol):
     """A drafter with a cache of its own that can open a sequence where another one stands, or stood when it was closed,
     as the target does (`KeepsPrefixes`). One that `ReadsFeatures` and cannot needs every prompt run from its start."""
@@ -237,6 +298,16 @@ class Accountable(Protocol):
 
     @property
     def held(self) -> int: ...
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """A model or head that can tell what its passes cost."""
+
+    def measure(self, rows: int, context: int) -> float:
+        """Seconds of a pass of so many rows behind so many tokens, timed on a part of it. Changes nothing that any
+        sequence can see, and takes but a fraction of that pass."""
+        ...
 
 
 @runtime_checkable

@@ -86,17 +86,10 @@ def _acceptance(name: ArmName, mean_length: float | None) -> SyntheticAcceptance
     return SyntheticAcceptance(int(name.length), mean_length)
 
 
-class _Chain(FixedLength):
-    """Always one path of so many nodes, also where the target could verify trees."""
-
-    def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
-        return [replace(budget, tree=False) for budget in super().budgets(sequences, tree, room)]
-
-
 def _controller(length: str) -> Controller:
     """auto; treeN: a tree of N nodes; N: a chain of N."""
     if length == "auto":
         return AutoLength()
     if length.startswith("tree"):
         return FixedLength(int(length.removeprefix("tree")))
-    return _Chain(int(length))
+    return FixedLength(int(length), tree=False)

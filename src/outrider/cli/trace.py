@@ -44,13 +44,14 @@ def table(steps: Sequence[StepTrace], word: Word) -> Table:
     for heading in ("step", "drafted", "accepted", "the target adds", "drafted by"):
         shown.add_column(heading, justify="right" if heading == "step" else "left", overflow="fold")
     for number, step in enumerate(steps, start=1):
-        accepted = " ".join(word(step.draft.tokens[node]) for node in step.path)
+        draft = step.draft
+        accepted = Text(" ").join(Text(word(draft.tokens[node]), rich_colour(draft.proposer(node))) for node in step.path)
         shown.add_row(
             str(number),
             _drawn(step, word),
-            Text(accepted or "-", style=rich_colour(step.draft.source) if accepted else ""),
+            accepted or "-",
             f"{word(step.token)} ({step.kind})" if step.token is not None else "- (ended inside the draft)",
-            step.draft.source if len(step.draft) else "-",
+            draft.source if len(draft) else "-",
         )
     return shown
 
@@ -63,6 +64,7 @@ def as_json(steps: Sequence[StepTrace], word: Word) -> list[dict[str, Any]]:
             "drafter": step.draft.source,
             "drafted": {
                 "token_ids": list(step.draft.tokens),
+                "drafters": [step.draft.proposer(node) for node in range(len(step.draft))],
                 "tokens": [word(token) for token in step.draft.tokens],
                 "parents": list(step.draft.parents),
             },
@@ -85,7 +87,7 @@ def _drawn(step: StepTrace, word: Word) -> Text:
 
     def write(node: int, indent: str) -> None:
         """`node` and what follows it; the cursor stands where its word goes."""
-        drawn.append(word(step.draft.tokens[node]), rich_colour(step.draft.source) if node in accepted else "dim")
+        drawn.append(word(step.draft.tokens[node]), rich_colour(step.draft.proposer(node)) if node in accepted else "dim")
         below(node, indent)
 
     def below(node: int, indent: str) -> None:

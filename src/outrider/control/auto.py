@@ -1,18 +1,15 @@
 """Draft as much as pays, from step to step; nothing where nothing pays.
 
-The principle: a node is worth verifying if and only if
+Four parts, each of which estimates one thing: the cost table (`costs`; `survey` measures it, `pace` keeps it at the
+machine's present speed), acceptance (`acceptance`), the choice that follows from both (`choice`), and a ledger per
+request that stops whatever costs more than it brings (`ledger`). Here they meet:
 
-    (its chance of acceptance) × (what a token costs now) > (what one more row costs + drafting it).
+    look up      what costs nothing is found at every step, and scored at every step
+    pay          drafters that make passes draft for those requests where that is expected to gain more than it costs
+    choose       of all that was proposed, the nodes whose chance is worth their row
+    observe      hold everything proposed against the tokens that came
 
-All four are learned while running, separately for each source of drafts: acceptance per rank and level of the
-draft and per sequence (`profile`), by what drafters claim (`calibration`), pass and draft costs (`cost`). Costs
-are ratios to the passes made just now, because the machine's speed drifts. A token costs what the steps lately
-cost divided by the tokens they lately brought; with that price, taking every node that pays is what maximises
-tokens per second, plain decoding included.
-
-No verdict is final. A sequence whose drafts do not pay is probed again, rarely enough that all probes
-together cost about 2%, and while everything drafts a plain pass is made now and then, or the price of rows
-could not be known.
+No verdict is final: a paid drafter that is not asked is tried again, as often as the ledger can bear.
 """
 
 from __future__ import annotations
@@ -21,100 +18,98 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.control.calibration import Calibration
-from outrider.control.cost import CostCurve, DraftCost
-from outrider.control.plan import share_rows, worthwhile_depth
-from outrider.control.profile import Profile
+from outrider.control.acceptance import Calibration, Leaning, Levels, truths
+from outrider.control.choice import chosen, depth
+from outrider.control.costs import CostTable, assumed
+from outrider.control.ledger import SHARE, Ledger
+from outrider.control.pace import DraftPace, Pace
+from outrider.control.survey import Survey
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft, SequenceView
+from outrider.types import ROOT, Budget, Commit, Draft, Drafter, LooksUp, SequenceView
 
-_PROBE_SHARE = 0.02
-_PROBE_STEPS = 2
-_PROBE_NODES = 4
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 256
-_SHORTEST_GAP, _LONGEST_GAP = 32, 512
-
-
-_NOTHING = Budget(0, 0)
-
-
-@dataclass(slots=True)
-class _Chances:
-    """How likely drafts are accepted, by rank and by level."""
-
-    ranks: Profile
-    levels: Profile
-
-    def copy(self) -> _Chances:
-        return _Chances(self.ranks.copy(), self.levels.copy())
-
-
-class _Source:
-    """What is known of one way to draft: a drafter may have several, and they differ in all of this."""
-
-    def __init__(self, nodes: int) -> None:
-        self.chances = _Chances(Profile.hopeful(nodes), Profile.hopeful(nodes))
-        """What newcomers begin with."""
-        self.calibration = Calibration()
-        self.cost = DraftCost()
+_PROBE_NODES = 2
+_PROMISED_NODES = 4
+_SOONEST = 10
+"""Steps after which a paid drafter that was not asked may be tried again."""
+_LONGEST_PAUSE = 256
+_HOPE = 0.66
+"""A drafter is taken to be right two times in three before it has been tried."""
+_CHEAP_ROW = 0.02
+"""What a row is taken to cost, of a pass, where costs cannot be measured."""
+_SLACK, _FEW_LEVELS = 0.7, 8
+"""Drafters leave out what claims less than this share of what is worth a row (what exactly is, is chosen afterwards);
+those that are too modest, less by as much as that makes over a few levels."""
+_PLAIN_EVERY, _PLAIN_OFTEN = 128, 12
+"""Drafting steps in a row before a plain one: what that takes, all else is compared with. Sooner where costs were not
+measured."""
+_NOTHING, _EMPTY = Budget(0, 0), Draft()
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one sequence."""
+    """What is known of one request."""
 
-    source: str
-    """Of its last draft: most likely of its next, too."""
-    chances: dict[str, _Chances] = field(default_factory=dict)
-    steps: int = 0
-    idle: int = _SHORTEST_PAUSE // 2
-    """Steps since the last draft; a new sequence that may not draft is probed a little sooner."""
-    pause: int = _SHORTEST_PAUSE
-    probes: int = 0
-    """Steps of the current probe still to come."""
-    active: int = 0
-    """Drafting steps in a row that were decided, not probed."""
-    issued: deque[Budget] = field(default_factory=deque)
-    """Of the steps that have not been observed yet, the oldest first: a device is asked to draft one step ahead."""
-    promised: bool = False
+    chain: Levels
+    """Of the chains a device drafts: how often each level was right."""
+    promised: bool
     """Whether a draft is owed in its next step: what the caller predicts is tried once, whatever is believed of it."""
-
-
-_Route = tuple[str | None, bool]
-
-
-def _route(sequence: SequenceView) -> _Route:
-    """What tells beforehand who drafts for a sequence."""
-    return sequence.speculation.drafter, bool(sequence.speculation.prediction)
+    ledger: Ledger = field(default_factory=Ledger)
+    leanings: dict[str, Leaning] = field(default_factory=dict)
+    gains: dict[str, Levels] = field(default_factory=dict)
+    """By paid drafter: tokens that each level gained, net of its rows."""
+    idle: int = _SOONEST
+    """Steps since somebody was paid to draft for it."""
+    proposed: Draft = _EMPTY
+    """In the step under way: everything, also what was not worth a row."""
+    chances: list[float] = field(default_factory=list)
+    paid: str | None = None
+    """Who was paid in the step under way, for so many `levels`."""
+    levels: int = 0
+    nodes: int = 0
+    expected: float = 0.0
+    """Of its draft in the step under way: its size, and the tokens expected of it."""
+    issued: deque[tuple[int, float]] = field(default_factory=deque)
+    """Lengths of a device's steps that have not been observed yet, the oldest first, and how much longer than a plain
+    one each takes."""
 
 
 class AutoLength:
-    """Budgets of at most `nodes` nodes per sequence and `rows` verified rows per step (one per sequence
-    included), but for the first step of a sequence that brings a prediction."""
+    """Drafts of at most `nodes` nodes per sequence and `rows` verified rows per step (one per sequence included), but
+    for the first step of a sequence that brings a prediction."""
 
     lengths = (0, 1, 2, 3, 4, 6, 8)
 
-    def __init__(self, nodes: int = 16, rows: int = 32) -> None:
+    def __init__(
+        self, nodes: int = 16, rows: int = 32, *, table: CostTable | None = None, survey: Survey | None = None
+    ) -> None:
+        """Costs are known from a `table`, or will be from a `survey`, until when decoding is plain; with neither they
+        are guessed at and learned."""
         if nodes < 1 or rows < 2:
             raise InvalidRequest(f"nodes={nodes} must be at least 1 and rows={rows} at least 2.")
         self.nodes = nodes
         self.rows = rows
         self.issued: Sequence[int] = ()
-        self._curve = CostCurve(rows)
-        self._sources: dict[str, _Source] = {}
-        self._last = ""
-        """Source of the last draft of any sequence."""
-        self._lately: dict[_Route, str] = {}
-        """The same among sequences that are drafted for alike."""
+        self._table = table or (None if survey else assumed(_CHEAP_ROW))
+        self._survey = survey
+        self._pace = Pace(self._table, rows) if self._table else None
+        self._drafter: Drafter | None = None
+        """The one asked last, and what it can look up."""
+        self._lookup: LooksUp | None = None
+        self._drafting: dict[str, DraftPace] = {}
+        self._calibrations: dict[str, Calibration] = {}
+        self._newcomer: dict[str, Levels] = {}
+        """What each paid drafter's levels gain a request of which nothing is known yet."""
+        self._chain = Levels([_HOPE**k for k in range(1, nodes + 1)], _HOPE, 1 / 64, 4)
         self._states: dict[int, _State] = {}
         self._steps = 0
-        self._cost_per_step = 1.0
-        self._tokens_per_step = 0.0
-        self._since_plain = 0
-        self._gap = 8
+        self._efficiency = 1.0
+        """What a token costs now, of what it costs plainly."""
+        self._row = self._price = 0.0
+        """As of the last step, in the table's seconds."""
+        self._since_plain = _PLAIN_EVERY
         self._silent = 0
-        """Steps of a device without a draft."""
-        self._silence = _SHORTEST_PAUSE
+        """Steps in a row without a draft."""
+        self._silence = _SOONEST
 
     @property
     def held(self) -> int:
@@ -123,205 +118,355 @@ class AutoLength:
 
     # -- deciding
 
-    def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
+    def draft(
+        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
+    ) -> list[Draft]:
         states = [self._state(s) for s in sequences]
-        limits = [max(0, min(self.nodes, most)) for _, most in zip(sequences, room, strict=True)]
-        if self._since_plain >= self._gap or not self._steps or len(states) >= self.rows:
-            budgets = [Budget(0, 0, 0.0, tree) for _ in states]
-        else:
-            budgets = self._decide(states, limits, tree)
-        budgets = [self._kept(*each) for each in zip(states, limits, budgets, strict=True)]
-        for state, budget in zip(states, budgets, strict=True):
-            state.issued.append(budget)
-        self.issued = [budget.nodes for budget in budgets]
+        limits = [max(0, min(self.nodes, most)) for most in room]
+        plain, owed = len(states), any(state.promised for state in states)
+        self._since_plain += 1
+        every = _PLAIN_EVERY if self._table and self._table.measured else _PLAIN_OFTEN
+        if (self._pace is None or plain >= self.rows or self._since_plain > every) and not owed:
+            return self._given([_EMPTY] * plain)
+        pace = self._pace or Pace(assumed(_CHEAP_ROW), self.rows)
+        costs = pace.costs(_context(sequences))
+        costs = [*costs, *[costs[-1]] * (plain + 1 - len(costs))]
+        self._price = min(1.0, self._efficiency) * costs[plain] / plain
+        self._row = costs[plain + 1] - costs[plain] if plain < self.rows else costs[plain]
+        if drafter is not self._drafter:
+            self._drafter, self._lookup = drafter, drafter if isinstance(drafter, LooksUp) else None
+        found = self._found(sequences, limits, tree)
+        names = [self._lookup.paid(s) for s in sequences] if self._lookup else [drafter.name] * plain
+        budgets = [_NOTHING] * plain
+        if any(names):
+            budgets = self._paid(names, sequences, states, limits, found, costs, tree)
+        if any(budget.nodes for budget in budgets):
+            guessed = drafter.propose(sequences, budgets)
+            found = [self._both(*pair, tree) for pair in zip(found, guessed, strict=True)]
+        return self._given(self._chosen(states, found, limits, costs))
+
+    def _found(self, sequences: Sequence[SequenceView], limits: Sequence[int], tree: bool) -> list[Draft]:
+        """What lookups find, all that could be worth a row."""
+        if self._lookup is None:
+            return [_EMPTY] * len(sequences)
+        labels = [label for label in self._calibrations if label not in self._drafting]
+        floor = min((self._floor(label) for label in labels), default=_SLACK * self._row / self._price)
+        return self._lookup.look_up(sequences, [Budget(limit, limit, floor, tree) for limit in limits])
+
+    def _paid(
+        self,
+        names: Sequence[str | None],
+        sequences: Sequence[SequenceView],
+        states: Sequence[_State],
+        limits: Sequence[int],
+        found: list[Draft],
+        costs: Sequence[float],
+        tree: bool,
+    ) -> list[Budget]:
+        """How many levels the drafters that make passes draft for each; drops what was found where both cannot be."""
+        plain = len(states)
+        hopes: list[list[float]] = []  # what each level is expected to gain
+        for i, (state, name, limit) in enumerate(zip(states, names, limits, strict=True)):
+            if name is None or not limit:
+                hopes.append([])
+                continue
+            gains = self._gains(state, name).expected(limit)
+            if found[i].tokens:
+                known = self._covered(state, found[i], limit)
+                gains = [gain * (1 - here) for gain, here in zip(gains, known, strict=True)]
+            hopes.append([gain * self._price for gain in gains])
+        sharing = sum(1 for hope in hopes if hope and hope[0] > 0) or 1
+        bearable = min(state.ledger.patience for state in states) * costs[plain]
+        budgets = []
+        for i, (state, name, hope) in enumerate(zip(states, names, hopes, strict=True)):
+            state.paid, state.levels = None, 0
+            if name is None or not hope:
+                budgets.append(_NOTHING)
+                continue
+            cost = self._cost(name)
+            levels = depth(hope, cost.fixed / sharing, cost.per_level / sharing)
+            floor = self._floor(name)
+            nodes = limits[i]
+            alone = sharing < plain and cost.fixed + levels * cost.per_level > bearable
+            charge = (cost.fixed + levels * cost.per_level) / sharing / (costs[plain] / plain)
+            if not levels or alone or not state.ledger.affords(charge):
+                levels, floor, nodes = 1, 0.0, min(limits[i], _PROBE_NODES)
+                charge = (cost.fixed + cost.per_level) / (costs[plain] / plain)
+                if state.idle < min(_LONGEST_PAUSE, max(_SOONEST, charge / SHARE)) or not state.ledger.affords(charge):
+                    budgets.append(_NOTHING)
+                    continue
+            if sequences[i].params.verify == "rejection" and found[i].tokens:
+                # What is drawn to be rejected or not may not be dropped, nor joined: one of the two.
+                if sum(self._covered(state, found[i], limits[i])) * self._price >= sum(hope):
+                    budgets.append(_NOTHING)
+                    continue
+                found[i] = _EMPTY
+            state.paid, state.levels = name, levels
+            budgets.append(Budget(nodes, levels, floor, tree))
         return budgets
 
+    def _both(self, found: Draft, guessed: Draft, tree: bool) -> Draft:
+        if guessed.q is not None:
+            return guessed
+        if not tree and found.tokens and guessed.tokens:
+            return max(found, guessed, key=lambda draft: sum(draft.confidence))
+        return found.merged(guessed)
+
+    def _chosen(
+        self, states: Sequence[_State], drafts: Sequence[Draft], limits: Sequence[int], costs: Sequence[float]
+    ) -> list[Draft]:
+        """Of everything proposed, what is worth its row."""
+        plain = len(states)
+        own = costs[plain] / plain
+        drawn = sum(len(draft) for draft in drafts if draft.q is not None)
+        orders: list[list[int]] = []
+        for state, draft, limit in zip(states, drafts, limits, strict=True):
+            state.proposed, state.chances = draft, self._chances(state, draft)
+            order = sorted(range(len(draft)), key=lambda i: (-state.chances[i], i))  # noqa: B023
+            orders.append([] if draft.q is not None else order[:limit])
+        lines = [[s.chances[i] for i in order] for s, order in zip(states, orders, strict=True)]
+        sizes, row = chosen(lines, costs[: self.rows + 1 - drawn], self._price, [s.ledger.patience for s in states])
+        self._row = row or self._row
+        kept = []
+        for state, draft, order, size, limit in zip(states, drafts, orders, sizes, limits, strict=True):
+            while size and not state.ledger.affords(size * row / own):
+                size -= 1
+            if state.promised and "prediction" in (draft.source, *draft.sources):
+                size = max(size, min(_PROMISED_NODES, limit, len(order)))
+            state.promised = False
+            state.nodes = len(draft) if draft.q is not None else size
+            state.expected = sum(state.chances if draft.q is not None else [state.chances[i] for i in order[:size]])
+            whole = draft.q is not None or size == len(draft)
+            kept.append(draft if whole else draft.only(sorted(order[:size])))
+            if state.paid is not None:
+                self._rate(state, state.paid, draft, set(order[:size]))
+        return kept
+
+    def _rate(self, state: _State, name: str, draft: Draft, kept: set[int]) -> None:
+        """What a paid drafter adds: tokens expected of the nodes that only it proposed, net of their rows."""
+        brought, first, depths = [0.0] * state.levels, 0.0, _depths(draft)
+        for i, (level, chance) in enumerate(zip(depths, state.chances, strict=True)):
+            label = draft.label(i)
+            if not level and name in label.split("&"):
+                first += chance
+            if label == name and level < state.levels and (i in kept or draft.q is not None):
+                brought[level] += chance - self._row / self._price
+        probe = 0.3 if state.idle else 0.0  # after a long silence what is found weighs more than what was true then
+        self._gains(state, name).observe(brought, first, probe)
+        self._newcomer[name].observe(brought, first)
+
+    def _given(self, drafts: list[Draft]) -> list[Draft]:
+        self.issued = [len(draft) for draft in drafts]
+        self._silent = 0 if any(self.issued) else self._silent + 1
+        return drafts
+
+    @property
+    def paused(self) -> bool:
+        return self._silent > _SOONEST
+
     def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
-        """The length with the most tokens expected a second. Where that is 0, another is tried now and then."""
+        """The length with the most tokens expected a second, so that no request pays much for another's. Where that is
+        0, another is tried now and then."""
         states = [self._state(s) for s in sequences]
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
         if not seconds:  # a guess, until something is measured
             seconds = {length: 1 + 0.1 * length for length in self.lengths}
-        levels = [self._chances(state).levels for state in states]
+        plain = seconds[min(seconds)]
+        gained = {length: [sum(state.chain.expected(length)) for state in states] for length in seconds}
 
         def rate(length: int) -> float:
-            return sum(1 + sum(chances.expected(length)[0]) for chances in levels) / seconds[length]
+            return (len(states) + sum(gained[length])) / seconds[length]
 
-        best = max((length for length in seconds if length <= most), key=rate, default=0)
+        def fair(length: int) -> bool:
+            stretch = seconds[length] / plain - 1
+            bearable = [s.ledger.patience + own for s, own in zip(states, gained[length], strict=True)]
+            return stretch <= min(bearable) and stretch * len(states) <= sum(s.ledger.left for s in states)
+
+        lengths = [length for length in seconds if length <= most and (not length or fair(length))]
+        best = max(lengths, key=rate, default=0)
         self._silent = 0 if best else self._silent + 1
         if self._silent >= self._silence:
             self._silent, self._silence = 0, min(_LONGEST_PAUSE, 2 * self._silence)
             best = min((length for length in seconds if 0 < length <= most), default=0)
         elif best:
-            self._silence = _SHORTEST_PAUSE
+            self._silence = _SOONEST
         for state in states:
-            state.issued.append(Budget(best, best, 0.0, tree=False))
+            state.issued.append((best, seconds[best] / plain - 1))
         self.issued = [best] * len(states)
         return best
-
-    def _decide(self, states: list[_State], limits: list[int], tree: bool) -> list[Budget]:
-        plain = len(states)
-        # Rows are doubled step by step: on unknown hardware the first wide pass must not be the widest.
-        spare = min(self.rows, max(plain + 3, 2 * self._curve.widest)) - plain
-        costs = self._curve.costs()
-        value = self._token_value(costs[plain] / plain)
-        sizes, row = share_rows([self._chances(s).ranks for s in states], limits, spare, value, costs)
-        drafting = sum(1 for size in sizes if size) or 1
-        spare -= sum(sizes)
-        budgets = []
-        floors: dict[str, float] = {}
-        for state, size, limit in zip(states, sizes, limits, strict=True):
-            source = self._known(state.source)
-            per_level, fixed = source.cost.per_level / drafting, source.cost.fixed / drafting
-            if state.source not in floors:
-                floors[state.source] = source.calibration.claim_for((row + per_level) / value)
-            floor = floors[state.source]
-            depth = worthwhile_depth(self._chances(state).levels, size, value, row, per_level, fixed)
-            if depth and floor <= 1:
-                state.probes = 0
-                budgets.append(Budget(size if tree else depth, depth, floor, tree))
-                continue
-            spare += size
-            probe = min(_PROBE_NODES if source.cost.per_level < 0.05 else _PROBE_NODES // 2, limit, spare)
-            if probe <= 0 or not self._probe_due(state, plain, probe):
-                probe = 0
-            spare -= probe
-            budgets.append(Budget(probe, probe, 0.0, tree))
-        return budgets
-
-    @staticmethod
-    def _kept(state: _State, limit: int, budget: Budget) -> Budget:
-        """The budget, with what was promised. Only the first step is sure to find the prediction with something to say:
-        nothing has been written yet that could differ from it."""
-        if not state.promised:
-            return budget
-        state.promised = False
-        nodes = max(budget.nodes, min(_PROBE_NODES, limit))
-        return Budget(nodes, nodes, 0.0, budget.tree)
-
-    def _probe_due(self, state: _State, plain: int, nodes: int) -> bool:
-        if state.probes:
-            return True
-        costs = self._curve.costs()
-        base, drafting = costs[plain], self._known(state.source).cost
-        cost = drafting.fixed + nodes * drafting.per_level + costs[plain + nodes] - base
-        # Every sequence of the batch may be on pause at once: each gets its part of the allowance.
-        if state.idle < max(state.pause, _PROBE_STEPS * cost * plain / (_PROBE_SHARE * base)):
-            return False
-        state.probes = _PROBE_STEPS
-        state.pause = min(_LONGEST_PAUSE, 2 * state.pause)
-        return True
 
     # -- learning
 
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
-        plain = len(commits)
-        if not plain or target_seconds <= 0:
+        if not commits or target_seconds <= 0:
             return
-        self._curve.observe(rows, target_seconds)
-        level = self._curve.level
-        self._note_plain(rows == plain)
         self._steps += 1
-        for source in self._sources.values():
-            source.calibration.tick()
-        drafted, steady, deepest = False, True, 0
-        shared = commits[self._steps % plain]  # what newcomers begin with is learned from one after the other
-        for commit in commits:
-            state = self._state(commit.sequence)
-            issued = state.issued.popleft() if state.issued else _NOTHING
-            if not issued.nodes:
-                state.idle += 1
-                state.active = 0
-                continue
-            drafted = True
-            depth = _depth_of(commit.draft)
-            deepest = max(deepest, depth)
-            # After a pause the drafter may first have to catch up with the text: no measure of its cost.
-            steady = steady and state.idle == 0
-            self._learn(state, issued, commit, depth, commit is shared)
-        if drafted and steady and len({commit.draft.source for commit in commits if commit.draft.tokens}) <= 1:
-            self._known(self._last).cost.observe(deepest, draft_seconds / level)
-        rate = max(1 / 16, 1 / (self._steps + 1))
-        tokens = sum(len(c.tokens) for c in commits)
-        self._tokens_per_step += rate * (tokens - self._tokens_per_step)
-        self._cost_per_step += rate * ((draft_seconds + target_seconds) / level - self._cost_per_step)
+        states = [self._state(commit.sequence) for commit in commits]
+        context = _context([commit.sequence for commit in commits])
+        if self._survey is not None and self._steps > 1:  # nobody waits longer for a first token
+            table = self._survey.advance(rows, context, target_seconds)
+            if table is not None:
+                self._table, self._pace, self._survey = table, Pace(table, self.rows), None
+        for calibration in self._calibrations.values():
+            calibration.tick()
+        if any(state.issued for state in states):
+            self._observe_device(states, commits)
+            return
+        pace = self._pace
+        if pace is None:
+            for state in states:
+                state.proposed, state.nodes = _EMPTY, 0
+            return
+        if rows == len(commits):
+            self._since_plain = 0
+        if rows <= self.rows:
+            pace.observe(rows, context, target_seconds)
+        self._learn_drafting(states, draft_seconds / pace.level)
+        charges = self._charges(states, context, rows, (draft_seconds + target_seconds) / pace.level)
+        plain, stretch = len(charges), sum(charges) / len(charges)
+        expected = sum(state.expected for state in states)
+        for state, commit, charge in zip(states, commits, charges, strict=True):
+            self._score(state, commit)
+            state.ledger.step(charge, len(commit.tokens) - 1, stretch)
+            state.idle = 0 if state.paid else state.idle + 1
+            state.paid, state.levels, state.nodes, state.expected = None, 0, 0, 0.0
+        # By what was expected, not by what came: luck must not make everything look dear.
+        relative = (plain + sum(charges)) / (plain + expected)
+        self._efficiency += max(1 / 32, 1 / (self._steps + 1)) * (relative - self._efficiency)
 
-    def _learn(self, state: _State, issued: Budget, commit: Commit, depth: int, shared: bool) -> None:
-        draft = commit.draft
-        tried, deepest = max(issued.nodes, len(draft)), max(issued.depth, depth)  # a device may draft a little more
-        if draft.tokens:
-            state.source = self._last = self._lately[_route(commit.sequence)] = draft.source
-            self._known(draft.source).calibration.observe(draft, commit.path)
-        chances = self._chances(state)
-        order = sorted(range(len(draft)), key=draft.confidence.__getitem__, reverse=True)
-        path = set(commit.path)
-        hits = {rank for rank, node in enumerate(order) if node in path} if path else ()
-        state.steps += 1
-        # A probe follows a long silence: what it finds weighs more than what was true then.
-        rate = 0.3 if state.probes else max(1 / 24, 1 / (state.steps + 8))
-        chances.ranks.observe(tried, len(draft), hits, rate)
-        chances.levels.observe(deepest, depth, range(len(path)), rate)
-        if shared:
-            slow = max(1 / 64, 1 / (self._steps + 4))
-            everybody = self._known(state.source).chances
-            everybody.ranks.observe(tried, len(draft), hits, slow)
-            everybody.levels.observe(deepest, depth, range(len(path)), slow)
-        if state.probes:
-            state.probes -= 1
-            state.active = 0
-        else:
-            state.active += 1
-            if state.active >= _SHORTEST_PAUSE:
-                state.pause = _SHORTEST_PAUSE
-        state.idle = 0
+    def _observe_device(self, states: Sequence[_State], commits: Sequence[Commit]) -> None:
+        shared = self._steps % len(states)  # what newcomers begin with is learned from one after the other
+        for i, (state, commit) in enumerate(zip(states, commits, strict=True)):
+            length, stretch = state.issued.popleft() if state.issued else (0, 0.0)
+            length = max(length, len(commit.draft))
+            state.ledger.step(stretch, len(commit.tokens) - 1, stretch)
+            if not length:
+                continue
+            right = len(commit.path)
+            hits = [1.0] * right + [0.0] * (length - right)
+            state.chain.observe(hits, hits[0])
+            if i == shared:
+                self._chain.observe(hits, hits[0])
+
+    def _learn_drafting(self, states: Sequence[_State], seconds: float) -> None:
+        names = {state.paid for state in states if state.paid}
+        # After a pause a drafter may first have to catch up with the text: no measure of its cost.
+        if len(names) == 1 and not any(state.idle for state in states if state.paid):
+            self._cost(names.pop()).observe(max(state.levels for state in states), seconds)
+
+    def _charges(self, states: Sequence[_State], context: float, rows: int, seconds: float) -> list[float]:
+        """What drafting has added to this step, in plain passes of one request, for each of them."""
+        assert self._pace is not None
+        plain, costs = len(states), self._pace.costs(context)
+        paid = [state for state in states if state.paid]
+        if (rows == plain and not paid) or plain >= len(costs):
+            return [0.0] * plain
+        base = costs[plain]
+        row = (costs[min(rows, len(costs) - 1)] - base) / max(1, rows - plain)
+        drafting = max((self._cost(s.paid).fixed + s.levels * self._cost(s.paid).per_level for s in paid if s.paid), default=0.0)
+        expected = row * (rows - plain) + drafting
+        if expected <= 0:
+            return [0.0] * plain
+        # A step that was disturbed tells nothing of its drafts.
+        added = seconds - base if seconds < 1.5 * (base + expected) else expected
+        scale = min(2.0, max(0.5, added / expected))
+        own = base / plain
+        each = drafting / max(1, len(paid))
+        return [scale * (s.nodes * row + (each if s.paid else 0.0)) / own for s in states]
+
+    def _score(self, state: _State, commit: Commit) -> None:
+        """Hold what was proposed against the tokens that came."""
+        draft, sums = state.proposed, {}
+        right = truths(draft, commit.tokens)
+        for i, parent in enumerate(draft.parents):
+            if right[i] is None or not (parent == ROOT or right[parent]):
+                continue  # nothing can be said of what follows a wrong token
+            label, claim = draft.label(i), _claim(draft, i)
+            expected, hits = sums.get(label, (0.0, 0))
+            sums[label] = expected + self._calibration(label).acceptance(claim), hits + bool(right[i])
+            self._calibration(label).observe(claim, bool(right[i]))
+        for label, (expected, hits) in sums.items():
+            state.leanings.setdefault(label, Leaning()).observe(expected, hits)
+        state.proposed, state.chances = _EMPTY, []
 
     def forget(self, sequence: SequenceView) -> None:
         self._states.pop(sequence.id, None)
-
-    def _note_plain(self, plain: bool) -> None:
-        """Keep the price of rows known: a plain pass once in a while, sooner when the last one was a
-        surprise."""
-        if not plain:
-            self._since_plain += 1
-            return
-        if self._since_plain >= self._gap:
-            surprised = abs(self._curve.surprise) > 0.25
-            self._gap = max(_SHORTEST_GAP if self._steps > 64 else 8, self._gap // 2) if surprised else self._gap * 2
-            self._gap = min(_LONGEST_GAP, self._gap)
-        self._since_plain = 0
 
     # -- small things
 
     def _state(self, sequence: SequenceView) -> _State:
         state = self._states.get(sequence.id)
         if state is None:
-            route = _route(sequence)
-            state = self._states[sequence.id] = _State(self._lately.get(route, ""), promised=route[1])
+            chain = self._chain.copy(rate=1 / 24, weight=8)
+            state = self._states[sequence.id] = _State(chain, promised=bool(sequence.speculation.prediction))
         return state
 
-    def _known(self, name: str) -> _Source:
-        source = self._sources.get(name)
-        if source is None:
-            # Before the first draft nobody knows its name: what was assumed then is the first one's.
-            source = self._sources.pop("") if "" in self._sources else _Source(self.nodes)
-            self._sources[name] = source
-        return source
+    def _calibration(self, label: str) -> Calibration:
+        known = self._calibrations.get(label)
+        if known is None:
+            known = self._calibrations[label] = Calibration()
+        return known
 
-    def _chances(self, state: _State) -> _Chances:
-        chances = state.chances.get(state.source)
-        if chances is None:
-            chances = state.chances[state.source] = self._known(state.source).chances.copy()
+    def _floor(self, label: str) -> float:
+        """The claim, of a whole path, below which hardly anything is worth a row."""
+        return _SLACK * self._row / self._price / self._calibration(label).modesty ** _FEW_LEVELS
+
+    def _cost(self, name: str) -> DraftPace:
+        """In the table's seconds."""
+        cost = self._drafting.get(name)
+        if cost is None:
+            table = self._table or assumed(_CHEAP_ROW)
+            first = table.seconds[0][0]
+            known = table.drafting.get(name)
+            fixed, per_level = (known.fixed, known.per_level) if known else (0.0, 0.01 * first)
+            cost = self._drafting[name] = DraftPace(fixed, per_level)
+        return cost
+
+    def _gains(self, state: _State, name: str) -> Levels:
+        gains = state.gains.get(name)
+        if gains is None:
+            if name not in self._newcomer:
+                row = self._row / self._price
+                hope = [max(0.0, _HOPE**k - row) for k in range(1, self.nodes + 1)]
+                self._newcomer[name] = Levels(hope, _HOPE, 1 / 64, 4)
+            gains = state.gains[name] = self._newcomer[name].copy(rate=1 / 16, weight=3)
+        return gains
+
+    def _chances(self, state: _State, draft: Draft) -> list[float]:
+        """How likely each node is accepted; never more than its parent."""
+        chances: list[float] = []
+        for i, parent in enumerate(draft.parents):
+            label = draft.label(i)
+            chance = self._calibration(label).acceptance(_claim(draft, i))
+            if label in state.leanings:
+                chance = min(1.0, chance * state.leanings[label].ratio)
+            chances.append(chance if parent == ROOT else chance * chances[parent])
         return chances
 
-    def _token_value(self, price: float) -> float:
-        """What a token costs now. Never more than `price`, plain decoding: that is always to be had, and a
-        price inflated by bad drafts would justify more of them."""
-        return min(price, self._cost_per_step / self._tokens_per_step) if self._tokens_per_step else price
+    def _covered(self, state: _State, draft: Draft, levels: int) -> list[float]:
+        """How likely each level is right already, by what was found."""
+        covered = [0.0] * levels
+        for level, chance in zip(_depths(draft), self._chances(state, draft), strict=True):
+            if level < levels:
+                covered[level] = min(1.0, covered[level] + chance)
+        return covered
 
 
-def _depth_of(draft: Draft) -> int:
+def _context(sequences: Sequence[SequenceView]) -> float:
+    return sum(len(s.tokens) for s in sequences) / len(sequences)
+
+
+def _claim(draft: Draft, node: int) -> float:
+    """How likely the node is said to be right where its parent is."""
+    parent = draft.parents[node]
+    above = 1.0 if parent == ROOT else draft.confidence[parent]
+    return min(1.0, draft.confidence[node] / above) if above > 0 else 0.0
+
+
+def _depths(draft: Draft) -> list[int]:
+    """Levels between each node and the root: 0 for its children."""
     depths: list[int] = []
     for parent in draft.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths, default=0)
+        depths.append(0 if parent == ROOT else depths[parent] + 1)
+    return depths

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, SequenceView
+from outrider.types import Budget, Commit, Draft, Drafter, LooksUp, SequenceView
 
 
 class Controller(Protocol):
-    """Says before every step what each sequence may draft, and learns from what came of it.
+    """Has the drafts of every step made, as large as they pay, and learns from what came of them.
 
-    It can change the speed, never the text. Per step: `budgets`, then `observe`; `forget` once a sequence has
-    ended. Where a device drafts, the budgets of the next step are asked for before this one is observed, so that it
-    never waits for the host; steps are observed in the order their budgets were given.
+    It can change the speed, never the text. Per step: `draft`, then `observe`; `forget` once a sequence has ended.
+    Where a device drafts, `length` is asked instead, for the next step before this one is observed, so that it never
+    waits for the host; steps are observed in the order their lengths were given.
     """
 
     @property
@@ -24,12 +24,19 @@ class Controller(Protocol):
 
     @property
     def issued(self) -> Sequence[int]:
-        """Nodes of the budgets given out last, for people to watch."""
+        """Nodes that were drafted last, by sequence, for people to watch."""
         ...
 
-    def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
-        """One budget per sequence, in order. `tree`: whether the target can verify trees. `room[i]`: the most
-        nodes the context still allows sequence i; neither nodes nor depth exceed it."""
+    @property
+    def paused(self) -> bool:
+        """Whether nothing has been drafted for a while, nor is expected to be."""
+        ...
+
+    def draft(
+        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
+    ) -> list[Draft]:
+        """The drafts to verify, one per sequence in order. `tree`: whether the target can verify trees. `room[i]`: the
+        most nodes that the context and the request still allow sequence i."""
         ...
 
     def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
@@ -46,19 +53,43 @@ class Controller(Protocol):
 
 
 class FixedLength:
-    """Always `nodes` nodes, as far as the context has room."""
+    """Always `nodes` nodes, as far as the context has room; the likeliest where several drafters propose more."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, tree: bool = True) -> None:
+        """`tree` False: single paths only."""
         if nodes < 0:
             raise InvalidRequest(f"draft length {nodes} must be at least 0.")
         self.nodes = nodes
         self.lengths: Sequence[int] = sorted({0, nodes})
         self.issued: Sequence[int] = ()
+        self.paused = nodes == 0
+        self._tree = tree
 
-    def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
-        sizes = [max(0, min(self.nodes, most)) for _, most in zip(sequences, room, strict=True)]
-        self.issued = sizes
-        return [Budget(size, size, 0.0, tree) for size in sizes]
+    def draft(
+        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
+    ) -> list[Draft]:
+        sizes = [max(0, min(self.nodes, most)) for most in room]
+        budgets = [Budget(size, size, 0.0, tree and self._tree) for size in sizes]
+        if not isinstance(drafter, LooksUp):
+            drafts = drafter.propose(sequences, budgets)
+        else:
+            drafts = drafter.look_up(sequences, budgets)
+            left = [b if drafter.paid(s) else Budget(0, 0) for s, b in zip(sequences, budgets, strict=True)]
+            if any(budget.nodes for budget in left):
+                guessed = drafter.propose(sequences, left)
+                drafts = [self._both(*pair, budget) for *pair, budget in zip(drafts, guessed, budgets, strict=True)]
+        self.issued = [len(draft) for draft in drafts]
+        return drafts
+
+    @staticmethod
+    def _both(found: Draft, guessed: Draft, budget: Budget) -> Draft:
+        if guessed.q is not None:
+            return guessed  # what is drawn is neither dropped nor joined
+        if not budget.tree and found.tokens and guessed.tokens:
+            return max(found, guessed, key=lambda draft: sum(draft.confidence))
+        both = found.merged(guessed)
+        likely = sorted(range(len(both)), key=both.confidence.__getitem__, reverse=True)
+        return both if len(both) <= budget.nodes else both.only(sorted(likely[: budget.nodes]))
 
     def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]

@@ -86,6 +86,12 @@ class NgramDrafter:
         index = self._indexes[sequence.id] = _Index()
         index.update(sequence.tokens, self.config)
 
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(sequences, budgets)
+
+    def paid(self, sequence: SequenceView) -> str | None:
+        return None
+
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 

@@ -15,6 +15,12 @@ class NoDrafter:
     def open(self, sequence: SequenceView) -> None:
         pass
 
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(sequences, budgets)
+
+    def paid(self, sequence: SequenceView) -> str | None:
+        return None
+
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [Draft() for _ in sequences]
 

@@ -98,6 +98,12 @@ class PredictionDrafter:
             prediction.update(sequence.tokens)
             self._predictions[sequence.id] = prediction
 
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(sequences, budgets)
+
+    def paid(self, sequence: SequenceView) -> str | None:
+        return None
+
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 

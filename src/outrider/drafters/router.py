@@ -10,12 +10,17 @@ from torch import Tensor
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.quiet import joined
 from outrider.errors import DrafterError
-from outrider.types import Budget, Commit, Draft, Drafter, FollowsPrefixes, ReadsFeatures, Rows, SequenceView
-
-_WORTH, _SURE = 1.0, 0.75
-"""Tokens that a prediction must promise to be asked before the drafter; less is enough where the budget has no room for
-so many, if it is as sure as this of each."""
-
+from outrider.types import (
+    Budget,
+    Commit,
+    Draft,
+    Drafter,
+    FollowsPrefixes,
+    LooksUp,
+    ReadsFeatures,
+    Rows,
+    SequenceView,
+)
 
 def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
     """The right kind for these drafters. `others` by the names requests use; the same one may have several."""
@@ -26,7 +31,7 @@ def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
 class RouterDrafter:
     """Each sequence belongs to the drafter its `speculation` names (None: the default) for all its life. All sequences
     of a step that share a drafter are proposed for in one call. Where a sequence has a prediction that knows how to go
-    on, that is drafted instead; drafts say by their source whose they are."""
+    on, that is looked up instead of anything else; drafts say by their source whose they are."""
 
     name = "router"
 
@@ -86,17 +91,26 @@ class RouterDrafter:
         self._route.pop(sequence.id).close(sequence)
         self._prediction.close(sequence)
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        predicted = self._prediction.propose(sequences, budgets)
-        left = [
-            Budget(0, 0, budget.floor, budget.tree) if _worth_asking(draft, budget) else budget
-            for draft, budget in zip(predicted, budgets, strict=True)
-        ]
-        drafts = list(predicted)
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        """What the prediction says, and what its drafter finds beside it; of single paths, the prediction's."""
+        found = self._prediction.propose(sequences, budgets)
         for drafter, members in self._groups(sequences):
-            proposed = drafter.propose([sequences[i] for i in members], [left[i] for i in members])
-            for i, draft in zip(members, proposed, strict=True):
-                if draft.tokens or not drafts[i].tokens:
+            if isinstance(drafter, LooksUp):
+                drafts = drafter.look_up([sequences[i] for i in members], [budgets[i] for i in members])
+                for i, draft in zip(members, drafts, strict=True):
+                    found[i] = found[i].merged(draft) if budgets[i].tree or not found[i].tokens else found[i]
+        return found
+
+    def paid(self, sequence: SequenceView) -> str | None:
+        drafter = self._route[sequence.id]
+        return drafter.paid(sequence) if isinstance(drafter, LooksUp) else drafter.name
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = [Draft()] * len(sequences)
+        for drafter, members in self._groups(sequences):
+            if any(budgets[i].nodes for i in members):
+                proposed = drafter.propose([sequences[i] for i in members], [budgets[i] for i in members])
+                for i, draft in zip(members, proposed, strict=True):
                     drafts[i] = draft
         return drafts
 
@@ -112,10 +126,6 @@ class RouterDrafter:
             groups.setdefault(id(self._route[sequence.id]), []).append(i)
         for members in groups.values():
             yield self._route[sequences[members[0]].id], members
-
-
-def _worth_asking(predicted: Draft, budget: Budget) -> bool:
-    return bool(predicted.tokens) and sum(predicted.confidence) >= min(_WORTH, _SURE * budget.nodes)
 
 
 class ReadingRouter(RouterDrafter):

@@ -125,6 +125,12 @@ class SuffixDrafter:
         text = self._texts[sequence.id] = _Text(self.config.request_tokens)
         text.update(sequence.tokens, self._memory.of(sequence.cache_salt))
 
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(sequences, budgets)
+
+    def paid(self, sequence: SequenceView) -> str | None:
+        return None
+
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 

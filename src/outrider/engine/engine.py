@@ -109,13 +109,10 @@ class Engine:
     def _judge(self, running: list[Sequence]) -> Round:
         """Draft, run all drafts through the target in one pass, and decide what to keep."""
         started = perf_counter()
-        budgets = self.controller.budgets(running, self.model.supports_trees, [s.room for s in running])
-        drafts = self.drafter.propose(running, budgets)
+        drafts = self.controller.draft(self.drafter, running, self.model.supports_trees, [s.room for s in running])
         drafted = perf_counter()
-        if self.runahead and not any(drafts):
-            paused = not any(budget.nodes for budget in budgets)
-            if plain := self.runahead.plain(running, paused):
-                return plain._replace(draft_seconds=drafted - started)
+        if self.runahead and not any(drafts) and (plain := self.runahead.plain(running)):
+            return plain._replace(draft_seconds=drafted - started)
         logits = self._forward(running, [_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
         targets = target_rows(logits, running, drafts, self._runner)
         judged = []
@@ -211,7 +208,7 @@ class Engine:
             token = verdict.token if node_after is None else draft.tokens[node_after]
             if sequence.params.logprobs is not None and target is not None:
                 sequence.logprobs.append(target.logprobs(node, token))
-            sequence.origins.append("target" if node_after is None else draft.source)
+            sequence.origins.append("target" if node_after is None else draft.proposer(node_after))
             text += sequence.push(token)
             kept += 1
             if sequence.ended or node_after is None:
@@ -220,7 +217,7 @@ class Engine:
         tokens = tuple(sequence.tokens[-kept:])
         sequence.history.append(tokens)
         self._keep(judged, kept)
-        sequence.count(draft, min(kept, len(verdict.path)))
+        sequence.count(draft, verdict.path[:kept])
         step = _trace(draft, verdict, kept)
         if sequence.keep_trace:
             sequence.trace.append(step)

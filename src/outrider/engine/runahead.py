@@ -41,7 +41,7 @@ from outrider.types import (
 )
 
 BURST = 8
-"""Plain steps taken in a row before a drafter on the host is asked again, once its controller had it draft nothing."""
+"""Plain steps taken in a row before a drafter on the host is asked again, once its controller has paused."""
 
 CLAIM = 0.8
 """What a draft made on the device claims per level; the controller learns what it is worth."""
@@ -118,11 +118,10 @@ class Runahead:
             return None
         return self._step(running)
 
-    def plain(self, running: list[Sequence], paused: bool) -> Round | None:
-        """A step for which the host has drafted nothing. `paused`: its controller wanted nothing drafted, so that a
-        few more such steps may follow unasked."""
+    def plain(self, running: list[Sequence]) -> Round | None:
+        """A step for which the host has drafted nothing. Where it has not for a while, a few more follow unasked."""
         self._lanes = []  # steps on the host may have come between
-        self._burst = BURST if paused else 0
+        self._burst = BURST if self._controller.paused else 0
         return self._step(running)
 
     def drop(self, sequence: Sequence) -> None:

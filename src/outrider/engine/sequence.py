@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outrider.engine.text import TextStream
@@ -98,14 +100,17 @@ class Sequence:
         """Tokens the history does not have yet."""
         return self.tokens[self.prompt_length + self.history.generated :]
 
-    def count(self, draft: Draft, accepted: int) -> None:
-        """Note a step that took `accepted` tokens of `draft`."""
+    def count(self, draft: Draft, path: Iterable[int]) -> None:
+        """Note a step that took the nodes of `path` of `draft`."""
+        path = tuple(path)
         self.steps += 1
-        if draft:
-            before = self.sources.get(draft.source, Tally())
-            self.sources[draft.source] = Tally(before.drafted + len(draft), before.accepted + accepted)
-        self.acceptance += [0] * (accepted + 1 - len(self.acceptance))
-        self.acceptance[accepted] += 1
+        drafted = Counter(map(draft.proposer, range(len(draft))))
+        accepted = Counter(map(draft.proposer, path))
+        for name, count in drafted.items():
+            before = self.sources.get(name, Tally())
+            self.sources[name] = Tally(before.drafted + count, before.accepted + accepted[name])
+        self.acceptance += [0] * (len(path) + 1 - len(self.acceptance))
+        self.acceptance[len(path)] += 1
 
     def push(self, token: int) -> str:
         """Add one token and decide whether the sequence ends with it; returns the text that may be shown."""

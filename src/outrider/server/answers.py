@@ -45,9 +45,9 @@ class Answer:
         self.accepted += accepted
         self.histogram += [0] * (accepted + 1 - len(self.histogram))
         self.histogram[accepted] += 1
-        if chunk.step.draft.source == PREDICTION:
-            self.predicted += drafted
-            self.predicted_accepted += accepted
+        draft = chunk.step.draft
+        self.predicted += sum(draft.proposer(node) == PREDICTION for node in range(drafted))
+        self.predicted_accepted += sum(draft.proposer(node) == PREDICTION for node in chunk.step.path)
         self.completion = chunk.completion
 
 

@@ -77,6 +77,7 @@ class NativeHead(NativeStack):
         # What `rank` uses again and again: a pass is short, and making these would be a good part of it.
         self._ranking = Ranking(columns=config.draft_vocab, ids=columns, partials=partials)
         self._logits = lazy_zeros((MAX_ROWS, m.head.columns), torch.float32, self.device)
+        self._given_width = config.feature_width
 
     def open(self) -> int:
         """The target gives its states as this head reads them from now on: heads that read other layers can take turns

@@ -24,6 +24,7 @@ from outrider.models.native.library import (
     library,
 )
 from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix, PackedScreen
+from outrider.models.native.timing import Timer
 from outrider.models.precision import Precision
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
@@ -60,6 +61,8 @@ class NativeStack(StaticCache):
 
     supports_trees = True
     chunk = MAX_ROWS
+    _given_width = 0
+    """Of what a row is given besides its token."""
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class NativeStack(StaticCache):
         self.dtype = precision.compute
         self.device = torch.device("cpu")
         self._results, self._tapped = Recycled(), Recycled()
+        self._timer: Timer | None = None
         self._kept: list[Tensor] = []
         """Everything the C side points into."""
         capacity = -(-max_context // LANES) * LANES
@@ -114,6 +118,12 @@ class NativeStack(StaticCache):
     def kernels(self) -> str:
         """The instruction set in use."""
         return KERNELS[self._model.shape.kernels]
+
+    def measure(self, rows: int, context: int) -> float:
+        """Seconds of a pass of so many rows behind so many tokens, timed on a part of it (`Measurable`)."""
+        if self._timer is None:
+            self._timer = Timer(self, self._given_width)
+        return self._timer.seconds(rows, context)
 
     def tap(self, layers: Sequence[int]) -> None:
         self._taps = array("i", layers)

@@ -1,0 +1,71 @@
+"""The cost table: what a pass costs by its rows and what drafting costs, measured on this machine.
+
+It estimates the *shape* of costs. How fast the machine is at the moment is another matter (`pace`).
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Row counts that are measured; between them costs are drawn straight, beyond them as the last two go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of a draft: `fixed` for beginning one, `per_level` for every level of it."""
+
+    fixed: float
+    per_level: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """`seconds[c][i]`: of a pass of `rows[i]` rows behind `contexts[c]` tokens. Rows cost alike whichever sequences they
+    belong to. `overhead`: what a step takes besides its pass. `drafting`: by the drafter's name."""
+
+    rows: Sequence[int]
+    contexts: Sequence[int]
+    seconds: Sequence[Sequence[float]]
+    overhead: float = 0.0
+    drafting: Mapping[str, DraftCost] = field(default_factory=dict)
+    measured: bool = True
+
+    def pass_seconds(self, most: int, context: float) -> list[float]:
+        """At [r]: of a step of r rows, up to `most`; never falls as rows grow ([0] is [1])."""
+        near, far = (self._line(line, most) for line in (self.seconds[0], self.seconds[-1]))
+        span = self.contexts[-1] - self.contexts[0]
+        part = max(0.0, (context - self.contexts[0]) / span) if span else 0.0
+        line = [a + part * max(0.0, b - a) + self.overhead for a, b in zip(near, far, strict=True)]
+        return list(accumulate(line, max))
+
+    def _line(self, known: Sequence[float], most: int) -> list[float]:
+        line = []
+        for r in range(most + 1):
+            right = min(max(bisect_left(self.rows, max(r, 1)), 1), len(self.rows) - 1)
+            low, high = self.rows[right - 1], self.rows[right]
+            slope = (known[right] - known[right - 1]) / (high - low)
+            line.append(known[right - 1] + slope * (max(r, 1) - low))
+        return line
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> CostTable:
+        """Raises ValueError, KeyError or TypeError where it is none."""
+        read = json.loads(text)
+        drafting = {name: DraftCost(**cost) for name, cost in read.pop("drafting").items()}
+        table = CostTable(drafting=drafting, **read)
+        table.pass_seconds(max(table.rows), table.contexts[0])
+        return table
+
+
+def assumed(row: float) -> CostTable:
+    """Where nothing can be measured: each further row costs `row` of the first, in a unit nobody knows."""
+    line = [1 + row * (r - 1) for r in ROWS]
+    return CostTable(ROWS, (0, 0), (line, line), measured=False)

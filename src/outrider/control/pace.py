@@ -1,0 +1,108 @@
+"""The pace: how fast the machine is now, and where the cost table is a little wrong.
+
+A shared machine easily changes its speed by half within minutes, but two passes made moments apart still compare. So
+seconds = level × table × correction: the level follows at once, a correction slowly, and only from passes that were
+made next to passes of other sizes. While all passes are alike, a change is the machine's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from math import exp, log
+from statistics import median
+
+from outrider.control.costs import ROWS, CostTable
+
+_WINDOW = 8
+_MOST = log(1.3)
+"""A pass further than this from what was measured tells of something else than its rows, and counts no more."""
+_LEAST_RATE = 0.03
+_NEAR = 64
+"""Contexts that differ by less cost the same."""
+
+
+class Pace:
+    def __init__(self, table: CostTable, most: int) -> None:
+        """`most`: the largest number of rows `costs` will be asked for."""
+        self._table = table
+        self._most = most
+        self._corrections = [0.0] * len(ROWS)  # log
+        self._seen = [4.0 if table.measured else 0.0] * len(ROWS)
+        """Comparisons that each correction rests on; what was measured counts like some."""
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # (bucket, log of seconds / table)
+        self._level = 0.0  # log
+        self._buckets = [min(bisect_left(ROWS, r), len(ROWS) - 1) for r in range(most + 1)]
+        self._context = -_NEAR
+        self._line: list[float] = []
+        self._drawn: list[float] = []
+
+    def observe(self, rows: int, context: float, seconds: float) -> None:
+        """A step of so many rows, at most `most`, took so long."""
+        self._look(context)
+        bucket = self._buckets[rows]
+        off = log(seconds / self._line[rows])
+        others = [value - self._corrections[b] for b, value in self._recent if b != bucket]
+        # The minority learns from the majority: one odd pass must not correct its many neighbours.
+        if others and 2 * len(others) >= len(self._recent):
+            surprise = off - median(others) - self._corrections[bucket]
+            if self._table.measured:
+                surprise = min(_MOST, max(-_MOST, surprise))
+            self._seen[bucket] += 1
+            self._corrections[bucket] += max(_LEAST_RATE, 1 / self._seen[bucket]) * surprise
+            self._drawn = []
+        self._recent.append((bucket, off))
+        self._level = median([value - self._corrections[b] for b, value in self._recent])
+
+    @property
+    def level(self) -> float:
+        """How many times the table's seconds things take now."""
+        return exp(self._level)
+
+    def costs(self, context: float) -> Sequence[float]:
+        """At [r]: what a step of r rows costs, in the table's seconds. To be read, not changed."""
+        self._look(context)
+        if not self._drawn:
+            factors = [exp(correction) for correction in self._corrections]
+            corrected = (seconds * factors[b] for seconds, b in zip(self._line, self._buckets, strict=True))
+            self._drawn = list(accumulate(corrected, max))
+        return self._drawn
+
+    def _look(self, context: float) -> None:
+        """Read the table again where the context has changed by much."""
+        if abs(context - self._context) >= _NEAR:
+            self._context = context
+            self._line, self._drawn = self._table.pass_seconds(self._most, context), []
+
+
+class DraftPace:
+    """What one drafter costs: the table's word, corrected by what its drafts took, least squares with a fading memory.
+
+    While all drafts have the same depth the split is unknowable, and stays as it was measured.
+    """
+
+    _FADE = 0.96
+
+    def __init__(self, fixed: float, per_level: float) -> None:
+        self.fixed = fixed
+        self.per_level = per_level
+        self._sums = [0.0] * 5  # weight, x, y, xx, xy
+        for levels in (1, 4):  # the table counts like a few drafts
+            self._add(levels, fixed + levels * per_level, 2.0)
+
+    def observe(self, levels: int, seconds: float) -> None:
+        """In the table's seconds. A hiccup counts, but for no more than a few ordinary drafts."""
+        usual = self.fixed + self.per_level * levels
+        self._sums = [self._FADE * value for value in self._sums]
+        self._add(levels, min(seconds, 3 * usual) if usual > 0 else seconds, 1.0)
+        n, x, y, xx, xy = self._sums
+        spread = n * xx - x * x
+        slope = (n * xy - x * y) / spread if spread > 1e-6 else self.per_level
+        self.per_level = min(max(0.0, slope), xy / xx)
+        self.fixed = max(0.0, (y - self.per_level * x) / n)
+
+    def _add(self, levels: int, seconds: float, weight: float) -> None:
+        for i, value in enumerate((1.0, levels, seconds, levels * levels, levels * seconds)):
+            self._sums[i] += weight * value

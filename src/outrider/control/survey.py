@@ -1,0 +1,97 @@
+"""The survey: fills the cost table, piece by piece between steps, so that nobody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+from time import perf_counter
+
+from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.types import Measurable
+
+_SHARE = 0.5
+"""Of a step, at most, that measuring takes after it (but one piece at least)."""
+_REPEATS = 3
+_NEAR, _FAR = 64, 1024
+"""Contexts measured; costs are drawn straight through both."""
+_FAR_ROWS = (1, 4, 16)
+_LEVEL_ROWS = 4
+"""Rows of a level of a draft."""
+_STEADY = 0.2
+"""A table whose repetitions differ by more, in the median, is used but not kept."""
+
+_Piece = tuple[Measurable, int, int]
+
+
+class Survey:
+    """Of one target and its drafters. Plain decoding goes on meanwhile; the whole takes about as long as one or two
+    passes, since each piece is timed on a part of a pass."""
+
+    def __init__(
+        self,
+        target: Measurable,
+        drafters: Mapping[str, Measurable],
+        max_context: int,
+        keep: Callable[[CostTable], None] = lambda table: None,
+    ) -> None:
+        """`keep` is given the table once it is complete, if it was measured in peace."""
+        self._target = target
+        self._drafters = drafters
+        self._far = max(2, min(_FAR, max_context - max(_FAR_ROWS)))
+        self._near = min(_NEAR, self._far // 2)
+        self._keep = keep
+        self._samples: dict[_Piece, list[float]] = {}
+        self._pieces = self._all_pieces()
+        self._steps: list[tuple[int, float, float]] = []
+
+    def advance(self, rows: int, context: float, seconds: float) -> CostTable | None:
+        """A step of so many rows took so long: measure a little more; the table, once it is complete."""
+        self._steps.append((rows, context, seconds))
+        started = perf_counter()
+        for piece in self._pieces:
+            model, count, behind = piece
+            self._samples.setdefault(piece, []).append(model.measure(count, behind))
+            if perf_counter() - started > _SHARE * seconds:
+                return None
+        table = self._table()
+        if self._spread() <= _STEADY:
+            self._keep(table)
+        return table
+
+    def whole(self) -> CostTable:
+        """Everything at once, for people who want to see it."""
+        for piece in self._pieces:
+            model, count, behind = piece
+            self._samples.setdefault(piece, []).append(model.measure(count, behind))
+        return self._table()
+
+    def _all_pieces(self) -> Iterator[_Piece]:
+        for _ in range(_REPEATS):
+            for rows in ROWS:
+                yield self._target, rows, self._near
+            for rows in _FAR_ROWS:
+                yield self._target, rows, self._far
+            for drafter in self._drafters.values():
+                for rows in (1, _LEVEL_ROWS):
+                    yield drafter, rows, self._near
+
+    def _table(self) -> CostTable:
+        def of(model: Measurable, rows: int, context: int) -> float:
+            return median(self._samples[model, rows, context])
+
+        near = [of(self._target, rows, self._near) for rows in ROWS]
+        added = [max(0.0, of(self._target, r, self._far) - near[ROWS.index(r)]) / r for r in _FAR_ROWS]
+        per_row = median(added)  # every row attends to its own past
+        far = [seconds + rows * per_row for rows, seconds in zip(ROWS, near, strict=True)]
+        drafting = {
+            name: DraftCost(of(drafter, 1, self._near), of(drafter, _LEVEL_ROWS, self._near))
+            for name, drafter in self._drafters.items()
+        }
+        table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting)
+        if not self._steps:
+            return table
+        overhead = median([s - table.pass_seconds(rows, context)[rows] for rows, context, s in self._steps])
+        return CostTable(ROWS, table.contexts, table.seconds, max(0.0, overhead), drafting)
+
+    def _spread(self) -> float:
+        return median((max(s) - min(s)) / median(s) for s in self._samples.values())

@@ -1,0 +1,85 @@
+"""What a compiled pass costs, timed on a part of it: a few layers, and a slice of the vocabulary.
+
+The parts are others every time, so that weights stream from memory as they do in a pass, and they write to a cache of
+their own, so that no sequence notices.
+"""
+
+from __future__ import annotations
+
+from array import array
+from ctypes import Array, byref
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.models.memory import lazy_zeros
+from outrider.models.native.library import Layer, Matrix, Model, Pass
+from outrider.models.native.packing import PAIR
+
+if TYPE_CHECKING:
+    from outrider.models.native.stack import NativeStack
+
+_SLICES = 8
+"""Of a large vocabulary, of which one is timed."""
+_LARGE = 8192
+_FEW_ROWS, _MORE_LAYERS = 4, 3
+"""With few rows a layer takes so little that several are timed together."""
+
+
+class Timer:
+    """Of one decoder, or of a head (`features`: how wide what it is given is), whose single layer is timed whole."""
+
+    def __init__(self, stack: NativeStack, features: int = 0) -> None:
+        self._stack, self._features = stack, features
+        model, a = stack._model, stack.architecture
+        self._layers = len(a.layers)
+        self._turn = 0
+        shape = (2, a.kv_heads, model.shape.capacity * a.head_dim)
+        self._cache = lazy_zeros(shape, stack.dtype, stack.device)
+        slices = _SLICES if model.head.columns >= _LARGE else 1
+        self._columns = model.head.columns // slices // PAIR * PAIR
+        self._slices = slices
+
+    def seconds(self, rows: int, context: int) -> float:
+        """Of a pass of `rows` rows behind `context` tokens."""
+        context = min(context, self._stack._model.shape.capacity - rows)
+        self._turn += 1
+        if self._features:
+            return self._time(*self._part(self._layers), rows, context, wanted=rows)
+        count = min(self._layers, _MORE_LAYERS if rows <= _FEW_ROWS else 1)
+        layers = self._time(*self._part(count), rows, context, wanted=0)
+        vocabulary = self._time(*self._part(0), rows, context, wanted=rows)
+        return layers * self._layers / count + vocabulary * self._stack._model.head.columns / self._columns
+
+    def _time(self, model: Model, layers: Array[Layer], rows: int, context: int, wanted: int) -> float:
+        """The pass of this model, which points into these layers."""
+        zeros, bases, each = array("i", [0] * rows), array("i", [context] * rows), array("i", range(rows + 1))
+        paths = array("i", range(context, context + rows))  # siblings, right behind the context
+        held = (zeros, zeros, bases, each, paths, each)  # tokens, slots, bases, starts, paths, rows wanted
+        step = Pass(rows, wanted, *(numbers.buffer_info()[0] for numbers in held))
+        logits = torch.empty(max(1, wanted), model.head.columns)
+        given = torch.zeros(rows, self._features)
+        step.logits, step.features = logits.data_ptr(), given.data_ptr() if self._features else None
+        started = perf_counter()
+        self._stack._kernels.outrider_forward(byref(model), byref(step))
+        return perf_counter() - started
+
+    def _part(self, count: int) -> tuple[Model, Array[Layer]]:
+        """The model with `count` of its layers and the cache of our own; with none, and a slice of its vocabulary."""
+        model = Model.from_buffer_copy(self._stack._model)
+        layers = (Layer * max(1, count))()
+        for i in range(len(layers)):
+            layers[i] = self._stack._layers[(self._turn * len(layers) + i) % self._layers]
+            layers[i].keys, layers[i].values = self._cache[0].data_ptr(), self._cache[1].data_ptr()
+        model.tap_count, model.shape.layers, model.layers = 0, count, layers
+        if not count and self._slices > 1:
+            model.head = self._slice(model.head)
+        return model, layers
+
+    def _slice(self, head: Matrix) -> Matrix:
+        first = self._turn % self._slices * self._columns
+        size = 1 if head.scales else self._stack.dtype.itemsize
+        scales = head.scales + 4 * first if head.scales else None
+        data = head.data + first * head.depth * size
+        return Matrix(data, scales, None, self._columns, head.depth, head.inputs, head.fine, None)
