@@ -1,4 +1,4 @@
-"""The controller on synthetic machines whose best answer is known, and its four parts one by one. No model runs here."""
+"""The controller on synthetic machines whose best answer is known, and its parts one by one. No model runs here."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ class World:
             speed = PASS * math.exp(math.log(self.drift) * math.sin(step / 90) / 2 + draw.gauss(0, self.noise))
             hiccup = 4.0 if draw.random() < 0.01 else 1.0
             controller.observe(commits, rows, drafting * speed, target * speed * hiccup)
-            ran.note(target + drafting, [len(c.tokens) for c in commits], [len(draft) for draft in drafts], drafter.levels)
+            ran.note(
+                target + drafting, [len(c.tokens) for c in commits], [len(draft) for draft in drafts], drafter.levels
+            )
         return ran
 
     def best_fixed(self, steps: int, sequences: int = 1) -> float:

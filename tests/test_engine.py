@@ -48,8 +48,12 @@ def model(source: Any) -> NativeDecoder:
     return made
 
 
-def drafter_for(name: str, source: Any, target: LanguageModel) -> Drafter:
+def drafter_for(name: str, source: Any, target: LanguageModel, keeps: bool = True) -> Drafter:
+    """`keeps`: lookup remembers what finished requests said."""
+
     class Parts(TinyParts):
+        remember = keeps
+
         def draft_model(self, path: str) -> LanguageModel:
             other = reference("qwen3")
             architecture = Architecture.from_config(other.config.to_dict())
@@ -175,8 +179,8 @@ def test_drafts_after_reuse_are_those_of_a_fresh_start(source: Any, model: Nativ
         return sequence(1, [*conversation[:50], *text(9, 5)], 1.0, 25)
 
     fresh = question()
-    finish(Engine(model, drafter_for(name, source, model), FixedLength(4)), fresh)
-    engine = Engine(model, drafter_for(name, source, model), FixedLength(4))
+    finish(Engine(model, drafter_for(name, source, model, keeps=False), FixedLength(4)), fresh)
+    engine = Engine(model, drafter_for(name, source, model, keeps=False), FixedLength(4))
     asked = question()
     if how == "copied while running":
         engine.add(sequence(0, conversation, 1.0, 60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -10,24 +11,29 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from outrider import asked
+from outrider import __version__, asked
 from outrider.checks import flag, whole
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
+from outrider.control.survey import Survey
 from outrider.drafters.model import check_vocabularies
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import available, build, build_router
 from outrider.drafters.router import RouterDrafter
+from outrider.engine.costs import CostCache, known_costs
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
 from outrider.engine.turns import Turns
 from outrider.errors import DrafterError, InvalidRequest, shown
+from outrider.models.checkpoints.catalog import cache_root
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress, SilentProgress
+from outrider.models.cpu import cpu_name
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import Placement, load_model, missing_kernels, placement, settled
+from outrider.models.native.decoder import NativeDecoder
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
@@ -88,7 +94,7 @@ class LLM:
             max_batch=max_batch,
             max_context=max_context,
         )
-        controller = _controller(draft_length)
+        length = _length(draft_length)
         checkpoint = open_checkpoint(_name(model), progress)
         self.tokenizer = checkpoint.tokenizer
         self.generation_config = checkpoint.generation_config
@@ -103,6 +109,7 @@ class LLM:
             self.drafter: Drafter = build_router(drafter, others, self._parts)
         else:
             self.drafter = build(drafter, self._parts) if isinstance(drafter, str) else drafter
+        controller = self._auto(self.drafter) if length is None else FixedLength(length)
         self._engine = Engine(self.model, self.drafter, controller, kv_tokens=kv_tokens)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0), kv_tokens=kv_tokens)
         self._prepare(progress, self._parts.made, self._engine, self._plain)
@@ -117,12 +124,13 @@ class LLM:
         other._plain = plain
         return other
 
-    def with_drafter(self, drafter: str | Drafter, controller: Controller) -> LLM:
+    def with_drafter(self, drafter: str | Drafter, controller: Controller | Literal["auto"] = "auto") -> LLM:
         """Another way to decode with the same weights and cache slots; the two take turns where both are used."""
         drafter = asked.drafter(drafter)
         if isinstance(drafter, str):
             drafter = build(drafter, self._parts)
-        engine = Engine(self.model, drafter, asked.controller(controller))
+        decides = self._auto(drafter) if controller == "auto" else asked.controller(controller)
+        engine = Engine(self.model, drafter, decides)
         self._prepare(SilentProgress(), self._parts.made, engine)
         return self.with_engine(engine)
 
@@ -134,6 +142,14 @@ class LLM:
         if engine.model is not self.model:
             other._turns = Turns()
         return other
+
+    def _auto(self, drafter: Drafter) -> AutoLength:
+        """A controller that knows what passes cost here, or finds out between the first steps."""
+        parts = self._parts
+        found = known_costs(parts.model, drafter, CostCache(cache_root() / "costs"), _facts(parts))
+        if isinstance(found, Survey):
+            return AutoLength(survey=found)
+        return AutoLength(table=found)
 
     @staticmethod
     def _prepare(progress: Progress, networks: Sequence[object], *engines: Engine) -> None:
@@ -322,9 +338,24 @@ def _name(model: object) -> str:
     return name
 
 
-def _controller(draft_length: int | Literal["auto"]) -> Controller:
+def _length(draft_length: int | Literal["auto"]) -> int | None:
+    """None: auto."""
     if isinstance(draft_length, str) and draft_length == "auto":
-        return AutoLength()
+        return None
     if isinstance(draft_length, bool) or not isinstance(draft_length, int) or draft_length < 0:
         raise InvalidRequest(f'draft_length must be "auto" or a whole number from 0 on, got {shown(draft_length)}')
-    return FixedLength(draft_length)
+    return draft_length
+
+
+def _facts(parts: _Parts) -> dict[str, object]:
+    """What the cost of a pass depends on."""
+    path = parts.target.path
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {
+        "version": __version__,
+        "weights": [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files],
+        "precision": parts.place.precision.name,
+        "kernels": parts.model.kernels if isinstance(parts.model, NativeDecoder) else type(parts.model).__name__,
+        "threads": parts.place.threads,
+        "machine": [platform.machine(), cpu_name(), os.cpu_count()],
+    }

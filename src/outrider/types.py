@@ -207,6 +207,14 @@ class LooksUp(Protocol):
 
 
 @runtime_checkable
+class HasNetworks(Protocol):
+    """A drafter that drafts by passes of networks: which, by the names its drafts have as their source."""
+
+    @property
+    def networks(self) -> Mapping[str, object]: ...
+
+
+@runtime_checkable
 class FollowsPrefixes(Protocol):
     """A drafter with a cache of its own that can open a sequence where another one stands, or stood when it was closed,
     as the target does (`KeepsPrefixes`). One that `ReadsFeatures` and cannot needs every prompt run from its start."""
@@ -588,6 +596,8 @@ class StepTrace(NamedTuple):
     token: int | None
     """The target's own token; None when the step was cut (eos, stop, limit) inside the accepted path."""
     kind: StepKind
+    why: str = ""
+    """Why so much was drafted, where a trace was asked for and the controller decides."""
 
 
 @dataclass(frozen=True, slots=True)

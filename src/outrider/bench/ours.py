@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.metadata import version
+from typing import Literal
 
 from outrider import __version__
 from outrider.bench.names import ArmName
@@ -12,13 +12,11 @@ from outrider.bench.reading import WARM_UP, Reading, Sampling, Stopwatch
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.synthetic_engine import synthetic_engine
 from outrider.bench.target import Target
-from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.registry import DRAFTERS
 from outrider.errors import DrafterError, InvalidRequest
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
-from outrider.types import Budget, SequenceView
 
 _WARM_PROMPT = "Name three rivers, and say where each of them ends."
 
@@ -86,10 +84,10 @@ def _acceptance(name: ArmName, mean_length: float | None) -> SyntheticAcceptance
     return SyntheticAcceptance(int(name.length), mean_length)
 
 
-def _controller(length: str) -> Controller:
+def _controller(length: str) -> Controller | Literal["auto"]:
     """auto; treeN: a tree of N nodes; N: a chain of N."""
     if length == "auto":
-        return AutoLength()
+        return "auto"
     if length.startswith("tree"):
         return FixedLength(int(length.removeprefix("tree")))
     return FixedLength(int(length), tree=False)

@@ -14,6 +14,7 @@ import torch
 
 from outrider import __version__
 from outrider.bench.target import Target
+from outrider.models.cpu import cpu_name
 
 
 def provenance(target: Target, threads: int) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def provenance(target: Target, threads: int) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": os.environ.get("OUTRIDER_COMMIT") or _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if target.device != "cpu" and torch.cuda.is_available() else None,
         "threads": threads,
@@ -40,16 +41,6 @@ def provenance(target: Target, threads: int) -> dict[str, Any]:
         },
         "arms": {},
     }
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _git(*arguments: str) -> str | None:

@@ -45,7 +45,9 @@ def table(steps: Sequence[StepTrace], word: Word) -> Table:
         shown.add_column(heading, justify="right" if heading == "step" else "left", overflow="fold")
     for number, step in enumerate(steps, start=1):
         draft = step.draft
-        accepted = Text(" ").join(Text(word(draft.tokens[node]), rich_colour(draft.proposer(node))) for node in step.path)
+        accepted = Text(" ").join(
+            Text(word(draft.tokens[node]), rich_colour(draft.proposer(node))) for node in step.path
+        )
         shown.add_row(
             str(number),
             _drawn(step, word),
@@ -72,6 +74,7 @@ def as_json(steps: Sequence[StepTrace], word: Word) -> list[dict[str, Any]]:
             "token_id": step.token,
             "token": None if step.token is None else word(step.token),
             "kind": step.kind,
+            "why": step.why,
         }
         for number, step in enumerate(steps, start=1)
     ]
@@ -87,7 +90,9 @@ def _drawn(step: StepTrace, word: Word) -> Text:
 
     def write(node: int, indent: str) -> None:
         """`node` and what follows it; the cursor stands where its word goes."""
-        drawn.append(word(step.draft.tokens[node]), rich_colour(step.draft.proposer(node)) if node in accepted else "dim")
+        drawn.append(
+            word(step.draft.tokens[node]), rich_colour(step.draft.proposer(node)) if node in accepted else "dim"
+        )
         below(node, indent)
 
     def below(node: int, indent: str) -> None:

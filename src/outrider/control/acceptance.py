@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from outrider.control.isotonic import isotonic
 from outrider.types import ROOT, Draft
@@ -14,7 +15,7 @@ from outrider.types import ROOT, Draft
 _EDGES = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 """Claims are told apart by the number of these that they reach."""
 _BOUNDS = (0.0, *_EDGES, 1.0)
-_MIDDLES = tuple((low + high) / 2 for low, high in zip(_BOUNDS, _BOUNDS[1:], strict=False))
+_MIDDLES = tuple((low + high) / 2 for low, high in pairwise(_BOUNDS))
 _PRIOR = 4.0
 """A claim counts like this many observed nodes."""
 _MEMORY = 64.0
@@ -89,6 +90,11 @@ class Calibration:
         return min(1.0, max(0.0, value))
 
     @property
+    def rate(self) -> float:
+        """How often its nodes have lately been right; 0 where none were seen."""
+        return sum(self._hits) / max(1.0, sum(self._seen))
+
+    @property
     def modesty(self) -> float:
         """How many times as often its nodes are right as it claims; at least 1."""
         claimed = sum(seen * middle for seen, middle in zip(self._seen, _MIDDLES, strict=True))
@@ -114,7 +120,7 @@ class Leaning:
 
 
 class Levels:
-    """What each level of a drafter's drafts has lately brought one request. Levels beyond those drafted last are guessed
+    """What each level of a drafter's drafts has lately brought a request. Levels beyond those drafted last are guessed
     from them, `ratio` of the one before: what improves is allowed more, step by step."""
 
     __slots__ = ("_levels", "_rate", "_ratio", "_weight")

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Calibration, Leaning, Levels, truths
+from outrider.control.belief import Belief
 from outrider.control.choice import chosen, depth
 from outrider.control.costs import CostTable, assumed
 from outrider.control.ledger import SHARE, Ledger
@@ -104,8 +105,11 @@ class AutoLength:
         self._steps = 0
         self._efficiency = 1.0
         """What a token costs now, of what it costs plainly."""
-        self._row = self._price = 0.0
-        """As of the last step, in the table's seconds."""
+        self._row = self._price = self._plain = 0.0
+        """What a row costs, what a token is worth, and what it costs plainly, as of the last step, in the table's
+        seconds."""
+        self._best = 0.0
+        """The likeliest node proposed in the last step."""
         self._since_plain = _PLAIN_EVERY
         self._silent = 0
         """Steps in a row without a draft."""
@@ -131,7 +135,8 @@ class AutoLength:
         pace = self._pace or Pace(assumed(_CHEAP_ROW), self.rows)
         costs = pace.costs(_context(sequences))
         costs = [*costs, *[costs[-1]] * (plain + 1 - len(costs))]
-        self._price = min(1.0, self._efficiency) * costs[plain] / plain
+        self._plain = costs[plain] / plain
+        self._price = min(1.0, self._efficiency) * self._plain
         self._row = costs[plain + 1] - costs[plain] if plain < self.rows else costs[plain]
         if drafter is not self._drafter:
             self._drafter, self._lookup = drafter, drafter if isinstance(drafter, LooksUp) else None
@@ -222,8 +227,9 @@ class AutoLength:
         orders: list[list[int]] = []
         for state, draft, limit in zip(states, drafts, limits, strict=True):
             state.proposed, state.chances = draft, self._chances(state, draft)
-            order = sorted(range(len(draft)), key=lambda i: (-state.chances[i], i))  # noqa: B023
+            order = sorted(range(len(draft)), key=lambda i: (-state.chances[i], i))
             orders.append([] if draft.q is not None else order[:limit])
+        self._best = max((max(state.chances) for state in states if state.chances), default=0.0)
         lines = [[s.chances[i] for i in order] for s, order in zip(states, orders, strict=True)]
         sizes, row = chosen(lines, costs[: self.rows + 1 - drawn], self._price, [s.ledger.patience for s in states])
         self._row = row or self._row
@@ -259,6 +265,21 @@ class AutoLength:
         self.issued = [len(draft) for draft in drafts]
         self._silent = 0 if any(self.issued) else self._silent + 1
         return drafts
+
+    @property
+    def belief(self) -> Belief:
+        if self._table is None or not self._plain:
+            return Belief(known=self._table is not None)
+        return Belief(
+            measured=self._table.measured,
+            row=self._row / self._plain,
+            token=self._price / self._plain,
+            drafting={name: cost.per_level / self._plain for name, cost in self._drafting.items()},
+            acceptance={label: known.rate for label, known in self._calibrations.items()},
+            best=self._best,
+            ledger=min((state.ledger.left for state in self._states.values()), default=0.0),
+            drafted=sum(self.issued),
+        )
 
     @property
     def paused(self) -> bool:
@@ -364,7 +385,9 @@ class AutoLength:
             return [0.0] * plain
         base = costs[plain]
         row = (costs[min(rows, len(costs) - 1)] - base) / max(1, rows - plain)
-        drafting = max((self._cost(s.paid).fixed + s.levels * self._cost(s.paid).per_level for s in paid if s.paid), default=0.0)
+        drafting = max(
+            (self._cost(s.paid).fixed + s.levels * self._cost(s.paid).per_level for s in paid if s.paid), default=0.0
+        )
         expected = row * (rows - plain) + drafting
         if expected <= 0:
             return [0.0] * plain
@@ -377,7 +400,8 @@ class AutoLength:
 
     def _score(self, state: _State, commit: Commit) -> None:
         """Hold what was proposed against the tokens that came."""
-        draft, sums = state.proposed, {}
+        draft = state.proposed
+        sums: dict[str, tuple[float, int]] = {}
         right = truths(draft, commit.tokens)
         for i, parent in enumerate(draft.parents):
             if right[i] is None or not (parent == ROOT or right[parent]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+
 class Chosen(NamedTuple):
     sizes: list[int]
     """Nodes kept of each sequence, its likeliest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from outrider.control.belief import Belief
 from outrider.errors import InvalidRequest
 from outrider.types import Budget, Commit, Draft, Drafter, LooksUp, SequenceView
 
@@ -25,6 +26,11 @@ class Controller(Protocol):
     @property
     def issued(self) -> Sequence[int]:
         """Nodes that were drafted last, by sequence, for people to watch."""
+        ...
+
+    @property
+    def belief(self) -> Belief | None:
+        """What its decisions rest on; None where it makes none."""
         ...
 
     @property
@@ -63,6 +69,7 @@ class FixedLength:
         self.lengths: Sequence[int] = sorted({0, nodes})
         self.issued: Sequence[int] = ()
         self.paused = nodes == 0
+        self.belief: Belief | None = None
         self._tree = tree
 
     def draft(
@@ -77,7 +84,7 @@ class FixedLength:
             left = [b if drafter.paid(s) else Budget(0, 0) for s, b in zip(sequences, budgets, strict=True)]
             if any(budget.nodes for budget in left):
                 guessed = drafter.propose(sequences, left)
-                drafts = [self._both(*pair, budget) for *pair, budget in zip(drafts, guessed, budgets, strict=True)]
+                drafts = list(map(self._both, drafts, guessed, budgets))
         self.issued = [len(draft) for draft in drafts]
         return drafts
 

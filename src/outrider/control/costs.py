@@ -25,8 +25,8 @@ class DraftCost:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """`seconds[c][i]`: of a pass of `rows[i]` rows behind `contexts[c]` tokens. Rows cost alike whichever sequences they
-    belong to. `overhead`: what a step takes besides its pass. `drafting`: by the drafter's name."""
+    """`seconds[c][i]`: of a pass of `rows[i]` rows behind `contexts[c]` tokens. Rows cost alike, whosever
+    they are. `overhead`: what a step takes besides its pass. `drafting`: by the drafter's name."""
 
     rows: Sequence[int]
     contexts: Sequence[int]

@@ -35,7 +35,7 @@ class Pace:
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # (bucket, log of seconds / table)
         self._level = 0.0  # log
         self._buckets = [min(bisect_left(ROWS, r), len(ROWS) - 1) for r in range(most + 1)]
-        self._context = -_NEAR
+        self._context = -1e9
         self._line: list[float] = []
         self._drawn: list[float] = []
 

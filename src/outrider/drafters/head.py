@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -110,6 +110,10 @@ class HeadDrafter:
     @property
     def head(self) -> DraftHead:
         return self._head
+
+    @property
+    def networks(self) -> Mapping[str, object]:
+        return {self.name: self._head}
 
     @property
     def chains(self) -> bool:

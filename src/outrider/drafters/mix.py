@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -24,6 +24,10 @@ class MixDrafter:
     @property
     def head(self) -> HeadDrafter:
         return self._head
+
+    @property
+    def networks(self) -> Mapping[str, object]:
+        return self._head.networks
 
     def open(self, sequence: SequenceView) -> None:
         self._head.open(sequence)

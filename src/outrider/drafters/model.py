@@ -113,6 +113,10 @@ class ModelDrafter:
         return self._model
 
     @property
+    def networks(self) -> Mapping[str, object]:
+        return {self.name: self._model}
+
+    @property
     def chains(self) -> bool:
         """Whether every draft is a single path."""
         return self._branching == 1

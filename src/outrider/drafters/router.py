@@ -16,11 +16,13 @@ from outrider.types import (
     Draft,
     Drafter,
     FollowsPrefixes,
+    HasNetworks,
     LooksUp,
     ReadsFeatures,
     Rows,
     SequenceView,
 )
+
 
 def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
     """The right kind for these drafters. `others` by the names requests use; the same one may have several."""
@@ -39,6 +41,7 @@ class RouterDrafter:
         self._default = default
         self._named = dict(others)
         self._prediction = PredictionDrafter()
+        self._lookups = {id(d): d for d in (default, *others.values()) if isinstance(d, LooksUp)}
         self._route: dict[int, Drafter] = {}
         """The drafter of every open sequence."""
 
@@ -49,6 +52,13 @@ class RouterDrafter:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._named)
+
+    @property
+    def networks(self) -> Mapping[str, object]:
+        every = (self._default, *self._named.values())
+        return {
+            name: net for drafter in every if isinstance(drafter, HasNetworks) for name, net in drafter.networks.items()
+        }
 
     def is_default(self, sequence: SequenceView) -> bool:
         """Whether the default drafter alone drafts for it."""
@@ -95,15 +105,16 @@ class RouterDrafter:
         """What the prediction says, and what its drafter finds beside it; of single paths, the prediction's."""
         found = self._prediction.propose(sequences, budgets)
         for drafter, members in self._groups(sequences):
-            if isinstance(drafter, LooksUp):
-                drafts = drafter.look_up([sequences[i] for i in members], [budgets[i] for i in members])
+            if lookup := self._lookups.get(id(drafter)):
+                drafts = lookup.look_up([sequences[i] for i in members], [budgets[i] for i in members])
                 for i, draft in zip(members, drafts, strict=True):
                     found[i] = found[i].merged(draft) if budgets[i].tree or not found[i].tokens else found[i]
         return found
 
     def paid(self, sequence: SequenceView) -> str | None:
         drafter = self._route[sequence.id]
-        return drafter.paid(sequence) if isinstance(drafter, LooksUp) else drafter.name
+        lookup = self._lookups.get(id(drafter))
+        return lookup.paid(sequence) if lookup else drafter.name
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = [Draft()] * len(sequences)

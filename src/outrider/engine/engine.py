@@ -92,7 +92,8 @@ class Engine:
             return []
         started = perf_counter()
         step = (self.runahead and self.runahead.step(running)) or self._judge(running)
-        chunks = [self._commit(judged) for judged in step.judged]
+        why = self._why(running)
+        chunks = [self._commit(judged, why) for judged in step.judged]
         commits = [
             Commit(judged.sequence, judged.draft, judged.verdict.path, chunk.token_ids)
             for judged, chunk in zip(step.judged, chunks, strict=True)
@@ -200,7 +201,12 @@ class Engine:
         for sequence in joining:
             sequence.prefill_seconds += seconds
 
-    def _commit(self, judged: Judged) -> Chunk:
+    def _why(self, running: list[Sequence]) -> str:
+        """Of this step's drafts, where somebody wants to know."""
+        belief = self.controller.belief if any(sequence.keep_trace for sequence in running) else None
+        return belief.why if belief else ""
+
+    def _commit(self, judged: Judged, why: str) -> Chunk:
         """Take the verdict's tokens up to the first that ends the sequence; keep just those in the cache."""
         sequence, draft, verdict, target = judged.sequence, judged.draft, judged.verdict, judged.target
         node, text, kept = ROOT, "", 0
@@ -218,7 +224,7 @@ class Engine:
         sequence.history.append(tokens)
         self._keep(judged, kept)
         sequence.count(draft, verdict.path[:kept])
-        step = _trace(draft, verdict, kept)
+        step = _trace(draft, verdict, kept, why)
         if sequence.keep_trace:
             sequence.trace.append(step)
         logprobs = tuple(sequence.logprobs[-kept:]) if sequence.logprobs else ()
@@ -239,8 +245,8 @@ def _rows(sequence: Sequence, draft: Draft) -> Rows:
     return Rows(sequence.slot, [sequence.tokens[-1], *draft.tokens], [ROOT, *(parent + 1 for parent in draft.parents)])
 
 
-def _trace(draft: Draft, verdict: Verdict, kept: int) -> StepTrace:
+def _trace(draft: Draft, verdict: Verdict, kept: int, why: str) -> StepTrace:
     last = verdict.path[-1] if verdict.path else ROOT
     kind: StepKind = "target" if not draft else "recovered" if draft.children(last) else "bonus"
     token = verdict.token if kept > len(verdict.path) else None
-    return StepTrace(draft, verdict.path[:kept], token, kind)
+    return StepTrace(draft, verdict.path[:kept], token, kind, why)

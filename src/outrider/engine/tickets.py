@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from outrider.control.belief import Belief
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import NO_SLOT
 from outrider.engine.sequence import Sequence as Running
@@ -43,12 +44,15 @@ class Load(NamedTuple):
 
     stats: Stats = Stats(0, 0, 0, 1, 0, 0, 0, 0)
     budgets: tuple[int, ...] = ()
-    """Nodes the controller lets each running sequence draft."""
+    """Nodes drafted for each running sequence."""
+    belief: Belief | None = None
+    """What the controller's decisions rest on."""
 
     @staticmethod
     def of(engine: Engine) -> Load:
         stats = engine.stats
-        return Load(stats, tuple(engine.controller.issued) if stats.running else ())
+        controller = engine.controller
+        return Load(stats, tuple(controller.issued) if stats.running else (), controller.belief)
 
 
 class Stream:

@@ -1,8 +1,10 @@
-"""What this CPU can multiply by itself, as far as the choice of a number format depends on it."""
+"""Which CPU this is, and what it can multiply by itself, as far as the choice of a number format depends on it."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,3 +21,18 @@ def has_bf16(capabilities: Mapping[str, Any] | None = None) -> bool:
     if capabilities is None:
         capabilities = getattr(torch.cpu, "get_capabilities", dict[str, Any])()
     return any(capabilities.get(name, False) for name in _BF16)
+
+
+def cpu_name() -> str:
+    """As the system calls it; ARM ones go by numbers."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    known = {name.strip(): value.strip() for name, value in facts.items()}
+    if "model name" in known:
+        return known["model name"]
+    if "CPU part" in known:
+        return f"{platform.machine()} {known.get('CPU implementer', '')}-{known['CPU part']}"
+    return platform.processor() or platform.machine()

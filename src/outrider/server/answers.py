@@ -99,11 +99,18 @@ def step_trace(tokenizer: Tokenizer, step: StepTrace, seconds: float) -> dict[st
     path = set(step.path)
     return {
         "drafted": [
-            {"id": token, "text": word(tokenizer, token), "parent": parent, "accepted": node in path}
+            {
+                "id": token,
+                "text": word(tokenizer, token),
+                "parent": parent,
+                "accepted": node in path,
+                "origin": step.draft.proposer(node),
+            }
             for node, (token, parent) in enumerate(zip(step.draft.tokens, step.draft.parents, strict=True))
         ],
         "accepted": len(step.path),
         "seconds": seconds,
+        "why": step.why,
     }
 
 

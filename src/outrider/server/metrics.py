@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -84,7 +84,7 @@ class _Gauges:
         self._load = load
 
     def collect(self) -> Iterable[Metric]:
-        stats, budgets = self._load()
+        stats, budgets, belief = self._load()
         yield self._gauge("num_requests_running", "Sequences being decoded", stats.running)
         yield self._gauge("num_requests_waiting", "Sequences waiting for room", stats.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the cache in use, 0 to 1", stats.kv_used / stats.kv_total)
@@ -93,6 +93,21 @@ class _Gauges:
         yield self._gauge(
             "controller_drafting_sequences", "Sequences that may draft at all", sum(1 for nodes in budgets if nodes)
         )
+
+        if belief is not None:
+            yield self._gauge("controller_costs_known", "Whether the cost of passes is known here", belief.known)
+            yield self._gauge("controller_costs_measured", "Whether it was measured, not guessed", belief.measured)
+            yield self._gauge("controller_row_cost", "Of verifying one more token, in plain passes", belief.row)
+            yield self._gauge("controller_token_cost", "Of a token now, in plain passes", belief.token)
+            yield self._by_drafter("controller_level_cost", "Of a drafted level, in plain passes", belief.drafting)
+            yield self._by_drafter("controller_acceptance", "Drafted tokens right after right ones", belief.acceptance)
+            yield self._gauge("controller_ledger_passes", "What drafting may still lose, at the least", belief.ledger)
+
+    def _by_drafter(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"outrider:{name}", text, labels=["model_name", "drafter"])
+        for drafter, value in values.items():
+            family.add_metric([self._model, drafter], value)
+        return family
 
     def _counter(self, name: str, text: str, value: int) -> Metric:
         family = CounterMetricFamily(f"outrider:{name}", text, labels=["model_name"])

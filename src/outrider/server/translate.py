@@ -145,7 +145,7 @@ def _job(
             grammar=grammar,
         )
         sequences = [
-            served.llm.sequence(prompt, params, choice=k, speculation=speculation, cache_salt=salt)
+            served.llm.sequence(prompt, params, choice=k, speculation=speculation, cache_salt=salt, trace=options.trace)
             for prompt in prompts
             for k in range(n)
         ]

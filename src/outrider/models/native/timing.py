@@ -40,6 +40,8 @@ class Timer:
         slices = _SLICES if model.head.columns >= _LARGE else 1
         self._columns = model.head.columns // slices // PAIR * PAIR
         self._slices = slices
+        self._whole: float = model.head.columns / self._columns
+        """How many times what is timed the vocabulary is."""
 
     def seconds(self, rows: int, context: int) -> float:
         """Of a pass of `rows` rows behind `context` tokens."""
@@ -50,7 +52,7 @@ class Timer:
         count = min(self._layers, _MORE_LAYERS if rows <= _FEW_ROWS else 1)
         layers = self._time(*self._part(count), rows, context, wanted=0)
         vocabulary = self._time(*self._part(0), rows, context, wanted=rows)
-        return layers * self._layers / count + vocabulary * self._stack._model.head.columns / self._columns
+        return layers * (self._layers / count) + vocabulary * self._whole
 
     def _time(self, model: Model, layers: Array[Layer], rows: int, context: int, wanted: int) -> float:
         """The pass of this model, which points into these layers."""

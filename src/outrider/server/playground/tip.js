@@ -68,33 +68,32 @@ function settle(tip, span) {
 function describe({ number, tokens, step }) {
   const drafted = step?.drafted ?? [];
   const own = tokens.find((token) => token.origin === TARGET);
-  const drafter = tokens.find((token) => token.origin !== TARGET)?.origin;
   const words = [`Step ${number}`];
   if (drafted.length) words.push(`${drafted.length} drafted, ${step.accepted} kept`);
   if (step) words.push(`${(step.seconds * 1000).toFixed(0)} ms`);
-  const kept = originClass(drafter ?? "");
   return [
     element("p", { class: "dim" }, words.join(" · ")),
-    ...(drafted.length ? [tree(drafted, kept)] : []),
+    ...(drafted.length ? [tree(drafted)] : []),
     own
       ? element("p", {}, ADDED[own.kind] ?? ADDED.target, " ", element("b", {}, face(own.text)))
       : element("p", {}, "The answer ended inside the draft."),
+    ...(step?.why ? [element("p", { class: "dim" }, step.why)] : []),
   ];
 }
 
-function tree(drafted, kept) {
+function tree(drafted) {
   const rows = lines(drafted).map((line) =>
     element(
       "div",
       {},
       element("span", { class: "dim", "aria-hidden": "true" }, line.indent),
-      ...line.nodes.map((index) => node(drafted[index], kept)),
+      ...line.nodes.map((index) => node(drafted[index])),
     ),
   );
   return element("div", { class: "tree" }, ...rows);
 }
 
-function node({ text, accepted }, kept) {
-  if (accepted) return element("span", { class: `token ${kept}` }, face(text));
+function node({ text, accepted, origin }) {
+  if (accepted) return element("span", { class: `token ${originClass(origin ?? "")}` }, face(text));
   return element("s", {}, face(text));
 }
