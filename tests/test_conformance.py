@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from outrider.types import (
     Drafter,
     DraftHead,
     LanguageModel,
+    LooksUp,
     ReadsFeatures,
     Rows,
     SequenceView,
@@ -112,6 +114,17 @@ class Checked:
         for draft, budget in zip(drafts, budgets, strict=True):
             self._check(draft, budget)
         return drafts
+
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        if not isinstance(self.inner, LooksUp):
+            return [Draft()] * len(sequences)
+        drafts = self.inner.look_up(sequences, budgets)
+        for draft, budget in zip(drafts, budgets, strict=True):
+            self._check(draft, replace(budget, nodes=2 * budget.nodes))  # a router's are of two
+        return drafts
+
+    def paid(self, sequence: SequenceView) -> str | None:
+        return self.inner.paid(sequence) if isinstance(self.inner, LooksUp) else self.name
 
     def observe(self, commits: Sequence[Commit]) -> None:
         assert {commit.sequence.id for commit in commits} <= self.opened

@@ -15,12 +15,12 @@ from outrider import __version__, asked
 from outrider.checks import flag, whole
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
-from outrider.control.survey import Survey
+from outrider.control.costs import CostTable
 from outrider.drafters.model import check_vocabularies
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import available, build, build_router
 from outrider.drafters.router import RouterDrafter
-from outrider.engine.costs import CostCache, known_costs
+from outrider.engine.costs import Costs
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.text import TextStream
@@ -104,6 +104,7 @@ class LLM:
             progress.note(note)
         self.model = load_model(checkpoint, place)
         self._parts = _Parts(checkpoint, place, self.model, remember)
+        self._costs = Costs(cache_root() / "costs", _facts(self._parts))
         if wanted is not None:
             others = available(self._parts) if wanted == "available" else wanted
             self.drafter: Drafter = build_router(drafter, others, self._parts)
@@ -143,13 +144,17 @@ class LLM:
             other._turns = Turns()
         return other
 
+    def costs(self) -> CostTable:
+        """What passes and drafts cost here, measured now; what later processes begin with. Takes a second or so."""
+        survey = self._costs.survey(self.model, self.drafter)
+        if survey is None:
+            raise InvalidRequest(f"what passes of a {type(self.model).__name__} cost cannot be measured beforehand")
+        return survey.whole()
+
     def _auto(self, drafter: Drafter) -> AutoLength:
         """A controller that knows what passes cost here, or finds out between the first steps."""
-        parts = self._parts
-        found = known_costs(parts.model, drafter, CostCache(cache_root() / "costs"), _facts(parts))
-        if isinstance(found, Survey):
-            return AutoLength(survey=found)
-        return AutoLength(table=found)
+        table = self._costs.load(self.model, drafter)
+        return AutoLength(table=table, survey=None if table else self._costs.survey(self.model, drafter))
 
     @staticmethod
     def _prepare(progress: Progress, networks: Sequence[object], *engines: Engine) -> None:

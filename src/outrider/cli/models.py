@@ -1,4 +1,4 @@
-"""`outrider models`: the models known by name, and the cache they are kept in."""
+"""`outrider models`: the models known by name, the cache they are kept in, and what they cost here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.options import DEFAULT_MODEL
+from outrider.cli.options import DEFAULT_MODEL, Dtype
 from outrider.cli.screen import answers, note
 
 models = typer.Typer(help="List, fetch and find the models known by name.", no_args_is_help=True, rich_markup_mode=None)
@@ -54,6 +54,45 @@ def path(name: Name = DEFAULT_MODEL) -> None:
     from outrider.models.checkpoints.catalog import model_path
 
     print(model_path(name))
+
+
+@models.command()
+def cost(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Known name, model folder, GGUF file or hub id.")
+    ] = DEFAULT_MODEL,
+    dtype: Annotated[Dtype, typer.Option(metavar="DTYPE", help="Number format; auto takes the fastest.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on stdout.")] = False,
+) -> None:
+    """Measure what verifying more tokens per pass, and drafting them, costs on this machine: what `auto` goes by."""
+    from outrider import LLM
+    from outrider.cli.progress import RichProgress
+
+    llm = LLM(model, dtype=dtype, threads=threads, max_batch=1, progress=RichProgress())
+    table = llm.costs()
+    if json:
+        print(table.to_json())
+        return
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    near, far = table.contexts[0], table.contexts[-1]
+    for heading in ("rows", f"ms after {near} tokens", f"after {far}", "of a plain pass", "each more row", ""):
+        shown.add_column(heading, justify="left" if not heading else "right")
+    plain, before = table.seconds[0][0], 0.0
+    for i, rows in enumerate(table.rows):
+        seconds = table.seconds[0][i]
+        more = (seconds - before) / (rows - table.rows[i - 1]) / plain if i else 0.0
+        bar = "█" * round(8 * seconds / plain) if seconds < 8 * plain else "█" * 64
+        milliseconds = (f"{1000 * line[i]:.2f}" for line in (table.seconds[0], table.seconds[-1]))
+        shown.add_row(str(rows), *milliseconds, f"{seconds / plain:.2f}", f"{more:.2f}" if i else "", bar)
+        before = seconds
+    answers().print(shown)
+    for name, drafting in table.drafting.items():
+        begin, level = drafting.fixed / plain, drafting.per_level / plain
+        note(f"{name}: {begin:.2f} of a plain pass to begin a draft, {level:.2f} for each of its levels")
 
 
 def _size(folder: Path) -> int:

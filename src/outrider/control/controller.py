@@ -83,8 +83,8 @@ class FixedLength:
             drafts = drafter.look_up(sequences, budgets)
             left = [b if drafter.paid(s) else Budget(0, 0) for s, b in zip(sequences, budgets, strict=True)]
             if any(budget.nodes for budget in left):
-                guessed = drafter.propose(sequences, left)
-                drafts = list(map(self._both, drafts, guessed, budgets))
+                drafts = list(map(self._both, drafts, drafter.propose(sequences, left), budgets))
+        drafts = [_likeliest(draft, size) for draft, size in zip(drafts, sizes, strict=True)]
         self.issued = [len(draft) for draft in drafts]
         return drafts
 
@@ -94,9 +94,7 @@ class FixedLength:
             return guessed  # what is drawn is neither dropped nor joined
         if not budget.tree and found.tokens and guessed.tokens:
             return max(found, guessed, key=lambda draft: sum(draft.confidence))
-        both = found.merged(guessed)
-        likely = sorted(range(len(both)), key=both.confidence.__getitem__, reverse=True)
-        return both if len(both) <= budget.nodes else both.only(sorted(likely[: budget.nodes]))
+        return found.merged(guessed)
 
     def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
@@ -109,3 +107,11 @@ class FixedLength:
 
     def forget(self, sequence: SequenceView) -> None:
         pass
+
+
+def _likeliest(draft: Draft, nodes: int) -> Draft:
+    """Its likeliest nodes, at most so many."""
+    if draft.q is not None or len(draft) <= nodes:
+        return draft
+    order = sorted(range(len(draft)), key=draft.confidence.__getitem__, reverse=True)
+    return draft.only(sorted(order[:nodes]))

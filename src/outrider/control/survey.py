@@ -54,7 +54,7 @@ class Survey:
             if perf_counter() - started > _SHARE * seconds:
                 return None
         table = self._table()
-        if self._spread() <= _STEADY:
+        if self.spread <= _STEADY:
             self._keep(table)
         return table
 
@@ -63,7 +63,10 @@ class Survey:
         for piece in self._pieces:
             model, count, behind = piece
             self._samples.setdefault(piece, []).append(model.measure(count, behind))
-        return self._table()
+        table = self._table()
+        if self.spread <= _STEADY:
+            self._keep(table)
+        return table
 
     def _all_pieces(self) -> Iterator[_Piece]:
         for _ in range(_REPEATS):
@@ -93,5 +96,7 @@ class Survey:
         overhead = median([s - table.pass_seconds(rows, context)[rows] for rows, context, s in self._steps])
         return CostTable(ROWS, table.contexts, table.seconds, max(0.0, overhead), drafting)
 
-    def _spread(self) -> float:
+    @property
+    def spread(self) -> float:
+        """How far repetitions differ, in the median."""
         return median((max(s) - min(s)) / median(s) for s in self._samples.values())

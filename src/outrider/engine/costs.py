@@ -1,4 +1,4 @@
-"""Cost tables kept from one process to the next."""
+"""Cost tables: kept from one process to the next, measured where there is none."""
 
 from __future__ import annotations
 
@@ -13,48 +13,44 @@ from outrider.control.survey import Survey
 from outrider.types import Drafter, HasNetworks, LanguageModel, Measurable
 
 
-class CostCache:
-    """One file per model, drafters and machine in `folder`; what cannot be read or written is measured again."""
+class Costs:
+    """Of one model in one place (`facts`: all that its costs depend on), with any drafters: a file each in `folder`.
+    What cannot be read is measured again, and what cannot be written next time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, facts: Mapping[str, object]) -> None:
         self._folder = folder
+        self._facts = facts
 
-    def load(self, facts: Mapping[str, object]) -> CostTable | None:
-        """The table measured under these very facts."""
+    def load(self, model: LanguageModel, drafter: Drafter) -> CostTable | None:
+        """What an earlier process has measured."""
         try:
-            return CostTable.from_json(self._path(facts).read_text())
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            return CostTable.from_json(self._path(drafter).read_text()) if isinstance(model, Measurable) else None
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
             return None
 
-    def save(self, facts: Mapping[str, object], table: CostTable) -> None:
-        path = self._path(facts)
+    def survey(self, model: LanguageModel, drafter: Drafter) -> Survey | None:
+        """What will find out, and keep it; None where nothing can be measured."""
+        if not isinstance(model, Measurable):
+            return None
+        return Survey(model, _networks(drafter), model.max_context, lambda table: self._save(drafter, table))
+
+    def _save(self, drafter: Drafter, table: CostTable) -> None:
+        path = self._path(drafter)
+        beside = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_suffix(f".{os.getpid()}")
             beside.write_text(table.to_json())
             beside.replace(path)
         except OSError:
-            return  # a full or read-only disk: next time it is measured again
+            return  # a full or read-only disk
 
-    def _path(self, facts: Mapping[str, object]) -> Path:
-        text = json.dumps(facts, sort_keys=True, default=str)
-        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    def _path(self, drafter: Drafter) -> Path:
+        facts = {**self._facts, "drafters": sorted(_networks(drafter))}
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+        return self._folder / f"{digest.hexdigest()[:32]}.json"
 
 
-def paid_networks(drafter: Drafter) -> dict[str, Measurable]:
-    """What drafters' passes are made with, as far as it can be measured, by the names in their drafts."""
+def _networks(drafter: Drafter) -> dict[str, Measurable]:
+    """What the drafter's passes are made with, as far as it can be measured, by the names in its drafts."""
     networks = drafter.networks if isinstance(drafter, HasNetworks) else {}
     return {name: network for name, network in networks.items() if isinstance(network, Measurable)}
-
-
-def known_costs(
-    model: LanguageModel, drafter: Drafter, cache: CostCache | None, facts: Mapping[str, object]
-) -> CostTable | Survey | None:
-    """What is known of these costs, or what will find out; None where nothing can."""
-    if not isinstance(model, Measurable):
-        return None
-    networks = paid_networks(drafter)
-    facts = {**facts, "drafters": sorted(networks)}
-    if cache is None:
-        return Survey(model, networks, model.max_context)
-    return cache.load(facts) or Survey(model, networks, model.max_context, lambda table: cache.save(facts, table))
