@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ class TorchDecoder(StaticCache):
         self._values = lazy_zeros(shape, self.dtype, self.device)
         self._rotations = [rotation_table(rope, max_context, self.device) for rope in a.ropes]
         self._taps: tuple[int, ...] = ()
+        self._measured = 0
+        """The layer that was timed last."""
         self.features = torch.empty(0, 0, dtype=self.dtype, device=self.device)
 
     @staticmethod
@@ -85,9 +88,8 @@ class TorchDecoder(StaticCache):
         step = _Step(self.architecture, spans, positions, self._rotations, self.bitwise)
         x = self.embed(tokens)
         states = {0: x}  # by tap
-        for i, layer in enumerate(self._weights.layers):
-            x = x + self._attention(i, layer, self._norm(x, layer.attention_norm), step)
-            x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
+        for i in range(len(self._weights.layers)):
+            x = self._layer(i, x, step, self._keys[i], self._values[i])
             if i + 1 in self._taps:
                 states[i + 1] = x
         if self._taps:
@@ -95,6 +97,29 @@ class TorchDecoder(StaticCache):
         wanted = wanted_rows(batch)
         x = self._norm(x[torch.tensor(wanted, dtype=torch.long, device=self.device)], self._weights.norm)
         return self._head(x)
+
+    @torch.inference_mode()
+    def measure(self, rows: int, context: int) -> float:
+        """Seconds of a pass, from another of its layers every time and a part of the vocabulary (`Measurable`)."""
+        a = self.architecture
+        context = min(context, self.max_context - rows)
+        span = Span(0, context, context, [[context + i] for i in range(rows)])  # siblings, right behind the context
+        positions = torch.full((rows,), context, device=self.device)
+        keys = torch.zeros(1, a.kv_heads, context + rows, a.head_dim, dtype=self.dtype, device=self.device)
+        step = _Step(a, [span], positions, self._rotations, self.bitwise)
+        x = self.embed(torch.zeros(rows, dtype=torch.long, device=self.device))
+        self._measured = (self._measured + 1) % len(a.layers)
+        part = self._weights.head[:: len(a.layers)].contiguous()
+        started = self._now()
+        self._layer(self._measured, x, step, keys, keys.clone())
+        self._linear(self._norm(x, self._weights.norm), part, None)
+        return (self._now() - started) * len(a.layers)
+
+    def _now(self) -> float:
+        """The time, once the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return perf_counter()
 
     def tap(self, layers: Sequence[int]) -> None:
         self._taps = tuple(layers)
@@ -106,14 +131,19 @@ class TorchDecoder(StaticCache):
             x = x * torch.tensor(self.architecture.embed_scale, dtype=self.dtype)
         return x
 
-    def _attention(self, index: int, w: LayerWeights, x: Tensor, step: _Step) -> Tensor:
+    def _layer(self, index: int, x: Tensor, step: _Step, keys: Tensor, values: Tensor) -> Tensor:
+        """[rows, hidden] → the same; `keys` and `values`: its cache [slots, kv_heads, capacity, head_dim]."""
+        w = self._weights.layers[index]
+        x = x + self._attention(index, w, self._norm(x, w.attention_norm), step, keys, values)
+        return x + self._mlp(w, self._norm(x, w.mlp_norm))
+
+    def _attention(self, index: int, w: LayerWeights, x: Tensor, step: _Step, keys: Tensor, values: Tensor) -> Tensor:
         a, rows = self.architecture, x.shape[0]
         q, k, v = torch.split(self._linear(x, w.qkv, w.qkv_bias), [a.q_width, a.kv_width, a.kv_width], dim=-1)
         q, k = q.view(rows, a.heads, a.head_dim), k.view(rows, a.kv_heads, a.head_dim)
         if w.q_norm is not None and w.k_norm is not None:
             q, k = self._norm(q, w.q_norm), self._norm(k, w.k_norm)
         q, k = step.rotate(index, q), step.rotate(index, k)
-        keys, values = self._keys[index], self._values[index]
         start = 0
         for span in step.spans:
             stop = start + len(span.paths)
