@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,13 +105,13 @@ def test_requests_join_and_leave_one_by_one() -> None:
     few = requests_of(prompts, 1, SamplingMethod(), 100, seed=7)
     assert [request.prompt.question for request in few] == ["0", "1", "2", "3", "4"]
     many = requests_of(prompts, 16, SamplingMethod(0.7, 3, 0.9), 100, seed=7)
-    assert len(many) == 32
+    assert len(many) == 24
     lengths = [request.sampling.max_tokens for request in many]
     assert min(lengths) >= 25
     assert max(lengths) <= 100
-    assert len(set(lengths)) > 24
-    assert [request.lap for request in many] == [i // 5 for i in range(32)]
-    assert len({request.sampling.seed for request in many}) == 32
+    assert len(set(lengths)) > 20
+    assert [request.lap for request in many] == [i // 5 for i in range(24)]
+    assert len({request.sampling.seed for request in many}) == 24
     assert (many[0].sampling.temperature, many[0].sampling.top_k, many[0].sampling.top_p) == (0.7, 3, 0.9)
 
 
@@ -337,6 +338,8 @@ def test_the_table_is_in_every_report(tmp_path: Path) -> None:
     assert "0.80 ± 0.00" in shown.output
     assert "FAILS" in shown.output
     text = page(json.loads(made.dumps()))
+    for tag in ("div", "table", "tr", "td", "p"):
+        assert len(re.findall(rf"<{tag}[ >]", text)) == text.count(f"</{tag}>")
     for words in ("Never slower", "1.25 ± 0.00", "t0.7-p0.9", "FAILS", "first token"):
         assert words in text
     assert "Acceptance per position" not in text  # nothing was asked one by one
@@ -397,7 +400,7 @@ def test_the_exit_code_is_the_verdict(monkeypatch: pytest.MonkeyPatch, slower: b
     assert _invoked("--quick").exit_code == 0  # a first impression, no verdict
     assert plans[1].one_by_one
     assert plans[1].cells == [Cell(1, "greedy"), Cell(4, "greedy")]
-    assert [arm.text for arm in plans[1].arms] == ["plain", "auto", "transformers"]
+    assert [arm.text for arm in plans[1].arms] == ["plain", "auto"]
 
 
 def _plan(model: str, arms: str, cell: Cell) -> Plan:
@@ -415,7 +418,7 @@ def test_the_default_model() -> None:
     assert kept == [2, 4]
     (entry,) = results.document()["never_slower"]
     assert (entry["arm"], entry["concurrency"], entry["sampling"]) == ("auto", 2, "t0.7-p0.9")
-    assert entry["identical"] == entry["answers"] == 2 * 4
+    assert entry["identical"] == entry["answers"] == 2 * 3
     assert entry["ratio"] > 0
     assert results.provenance["arms"]["auto"]["outrider"]
 

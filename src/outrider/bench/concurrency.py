@@ -39,10 +39,10 @@ class Request:
 def requests_of(
     prompts: Sequence[Prompt], concurrency: int, method: SamplingMethod, max_tokens: int, seed: int
 ) -> list[Request]:
-    """Those of a round: at least twice as many as are in flight, so that half of them join while others run, and with
-    answers from a quarter to the whole of `max_tokens` tokens, so that they leave one by one."""
+    """Those of a round: at least half as many again as are in flight, which join while others run; answers have from a
+    quarter to the whole of `max_tokens` tokens, so that they leave one by one."""
     made = []
-    for index in range(max(2 * concurrency, min(_ENOUGH, len(prompts)))):
+    for index in range(max(concurrency + (concurrency + 1) // 2, min(_ENOUGH, len(prompts)))):
         share = _SHORTEST + (1 - _SHORTEST) * ((index + 1) * _GOLDEN % 1)
         sampling = Sampling(
             max(2, round(share * max_tokens)), method.temperature, seed + index, method.top_k, method.top_p

@@ -129,7 +129,7 @@ def _never_slower(entries: Sequence[Mapping[str, Any]], colours: Mapping[str, st
     axes.axvline(1.0, color="#222222", linewidth=1)
     names = [f"{entry['concurrency']} {entry['sampling']}, {entry['arm']}" for entry in entries]
     axes.set_yticks(range(len(entries)), names)
-    axes.invert_yaxis()
+    axes.set_ylim(len(entries) - 0.5, -0.5)
     _plain_style(axes, "x")
     axes.set_xlabel("tokens/s over plain decoding, by requests in flight and sampling (line: 95% interval)", fontsize=8)
     return figure

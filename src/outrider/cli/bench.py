@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from outrider.bench.results import Results
     from outrider.bench.waves import Cell
 
-DEFAULT_ARMS, DEFAULT_CELL_ARMS = "plain,auto,transformers", "plain,auto"
-_QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_CONCURRENCY, _QUICK_REQUESTS = 7, 32, "1,4", 4
+DEFAULT_ARMS, SHORT_ARMS = "plain,auto,suffix,transformers", "plain,auto"
+_QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_CONCURRENCY, _QUICK_REQUESTS = 7, 24, "1,4", 3
 
 _what = partial(typer.Option, rich_help_panel="What is measured")
 _where = partial(typer.Option, rich_help_panel="Model")
@@ -46,7 +46,7 @@ def measure(
             help="plain, auto (what everybody gets by default), suffix, ngram, head, model:PATH; with a length as in "
             "suffix:8 or head:tree32; transformers, transformers-static, -lookup, -assisted:PATH; llama.cpp, openvino "
             "(each also -lookup); vllm, vllm-ngram. @DTYPE after any of them, as in plain@fp32, sets its number "
-            f"format. Not given: {DEFAULT_ARMS}, or with --concurrency {DEFAULT_CELL_ARMS}.",
+            f"format. Not given: {DEFAULT_ARMS}; with --concurrency or --quick {SHORT_ARMS}.",
         ),
     ] = None,
     questions: Annotated[
@@ -130,7 +130,7 @@ def measure(
         from outrider.errors import InvalidRequest
 
         raise InvalidRequest(f"temperature: with --concurrency it is written --sampling t{temperature:g}")
-    wanted = arms or [DEFAULT_CELL_ARMS if only_cells else DEFAULT_ARMS]
+    wanted = arms or [SHORT_ARMS if only_cells or quick else DEFAULT_ARMS]
     names = parse_all([*wanted, "endpoint"] if endpoint and "endpoint" not in ",".join(wanted) else wanted)
     chosen = read_questions(questions) if questions else builtin()
     cells = _cells(concurrency or "1", sampling or "greedy") if only_cells else []
