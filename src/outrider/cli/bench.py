@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.bench.waves import Cell
 
 DEFAULT_ARMS, SHORT_ARMS = "plain,auto,suffix,transformers", "plain,auto"
-_QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_CONCURRENCY, _QUICK_REQUESTS = 7, 24, "1,4", 3
+_QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_CONCURRENCY, _QUICK_REQUESTS = 7, 20, "1,4", 3
 
 _what = partial(typer.Option, rich_help_panel="What is measured")
 _where = partial(typer.Option, rich_help_panel="Model")
