@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.bench.reading import Reading
 from outrider.bench.results import Measurement, Results
+from outrider.bench.waves import Answer, Cell, Wave
 
 PROVENANCE = {
     "date": "2025-01-01T00:00:00+00:00", "commit": "abc", "uncommitted_changes": False, "cpu": "Some CPU", "cores": 2,
@@ -18,6 +19,7 @@ SETTINGS = {
     "model": "m", "suite": "made up", "questions": 1, "max_tokens": 9, "temperature": 0.0, "seed": 0, "dtype": "bf16",
     "device": "cpu", "threads": 2, "arms": [],
 }  # fmt: skip
+CELL = Cell(1, "greedy")
 
 
 def reading(
@@ -52,3 +54,22 @@ def _wander(chance: random.Random, size: float) -> Callable[[int], float]:
     """A run's own level, and a slow wave on top."""
     start, phase = chance.uniform(-size, size), chance.uniform(0, 6)
     return lambda index: start + size / 3 * math.sin(phase + index / 9)
+
+
+def waves(rates: dict[str, Sequence[float]], cell: Cell = CELL) -> list[Wave]:
+    """Per arm a wave for every rate, of two requests of 10 tokens each, one after the other."""
+    made = []
+    for arm, each in rates.items():
+        for number, rate in enumerate(each):
+            seconds = 10 / rate
+            first, rest = round(0.1 * seconds, 6), round(0.9 * seconds, 6)  # as a file keeps them
+            answers = [Answer(name, 9, reading([1] * 10, rest, prefill=first)) for name in "ab"]
+            made.append(Wave(arm, cell, number, 2 * seconds, tuple(answers)))
+    return made
+
+
+def of_waves(made: Sequence[Wave]) -> Results:
+    found = results([])
+    found.arms = list(dict.fromkeys(wave.arm for wave in made))
+    found.waves = list(made)
+    return found

@@ -169,7 +169,9 @@ def test_compare_exits_with_the_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_quick_takes_less_than_a_minute() -> None:
+def test_quick_takes_about_a_minute() -> None:
     started = time.monotonic()
-    assert bench("--quick").returncode == 0
-    assert time.monotonic() - started < 60
+    done = bench("--quick")
+    assert done.returncode == 0
+    assert "Never slower?" in done.stdout
+    assert time.monotonic() - started < 90

@@ -45,7 +45,7 @@ def compare(before: Results, after: Results) -> list[Verdict]:
     for arm in shared:
         asked = [key for key in new_answers[arm] if key in old_answers[arm]]
         if not asked:
-            raise InvalidRequest("compare: the results have no question in common")
+            raise InvalidRequest("compare: the results have no question, asked one by one, in common")
         control = _control(arm, shared, before, after)
         verdicts.append(_speed(arm, control, asked, old_answers, new_answers))
         if parse(arm).is_ours:

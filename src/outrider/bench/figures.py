@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from outrider.bench.table import model_label
+from outrider.bench.table import asked, model_label
 
 matplotlib.use("Agg")
 
@@ -29,14 +29,19 @@ _DPI = 144
 
 
 def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write `arms.png`, `categories.png` and, where something was drafted, `acceptance.png`."""
+    """Write `arms.png`, `categories.png` and, where something was drafted, `acceptance.png`; of several requests at a
+    time `never_slower.png`."""
     folder.mkdir(parents=True, exist_ok=True)
     arms = document["arms"]
     colours = {entry["arm"]: _COLOURS[i % len(_COLOURS)] for i, entry in enumerate(arms)}
-    charts = {"arms": _arms(arms, colours), "categories": _categories(arms, colours)}
+    charts: dict[str, Any] = {}
+    if document["measurements"]:
+        charts |= {"arms": _arms(arms, colours), "categories": _categories(arms, colours)}
     drafting = [entry for entry in arms if entry["acceptance_per_position"]]
     if drafting:
         charts["acceptance"] = _acceptance(drafting, colours)
+    if document["never_slower"]:
+        charts["never_slower"] = _never_slower(document["never_slower"], colours)
     written = []
     for name, figure in charts.items():
         figure.text(0.01, 0.01, _caption(document), fontsize=7, color="#777777")
@@ -49,8 +54,8 @@ def _caption(document: Mapping[str, Any]) -> str:
     settings, origin = document["settings"], document["provenance"]
     commit = (origin["commit"] or "")[:10]
     return (
-        f"{model_label(settings)}, {settings['suite']} suite, {settings['max_tokens']} tokens, "
-        f"T={settings['temperature']:g} · {origin['gpu'] or origin['cpu']}, {origin['threads']} threads · "
+        f"{model_label(settings)}, {', '.join(asked(document))} · "
+        f"{origin['gpu'] or origin['cpu']}, {origin['threads']} threads · "
         f"{origin['date'][:10]} {commit}{'' if document['complete'] else ' · incomplete'}"
     )
 
@@ -111,6 +116,22 @@ def _acceptance(arms: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -
     axes.xaxis.get_major_locator().set_params(integer=True)
     _plain_style(axes, "y")
     axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _never_slower(entries: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> Any:
+    """The ratio of every cell with its 95% interval, beside plain decoding at 1."""
+    figure, axes = _sheet(7.5, 1.3 + 0.36 * len(entries))
+    for place, entry in enumerate(entries):
+        colour = colours[entry["arm"]]
+        axes.plot([entry["low"], entry["high"]], [place, place], color=colour, linewidth=2, marker="|", markersize=8)
+        axes.plot([entry["ratio"]], [place], color=colour, marker="o", markersize=6)
+    axes.axvline(1.0, color="#222222", linewidth=1)
+    names = [f"{entry['concurrency']} {entry['sampling']}, {entry['arm']}" for entry in entries]
+    axes.set_yticks(range(len(entries)), names)
+    axes.set_ylim(len(entries) - 0.5, -0.5)
+    _plain_style(axes, "x")
+    axes.set_xlabel("tokens/s over plain decoding, by requests in flight and sampling (line: 95% interval)", fontsize=8)
     return figure
 
 

@@ -11,6 +11,8 @@ from outrider.models.dtypes import short_name
 
 OURS = "outrider"
 PLAIN = "plain"
+AUTO = "auto"
+"""What everybody gets who chooses nothing: `LLM()` with its own drafter and its own draft length."""
 
 PEERS: Mapping[str, tuple[str, str]] = {
     "transformers": ("transformers", PLAIN),
@@ -76,6 +78,8 @@ def parse(text: str) -> ArmName:
         raise InvalidRequest(f"arms: {text!r} needs the draft model's path, as in {name}:PATH")
     if name == PLAIN and length != "auto":
         raise InvalidRequest(f"arms: {text!r}: plain decoding drafts nothing")
+    if name == AUTO and length != "auto":
+        raise InvalidRequest(f"arms: {text!r}: auto chooses its own length; name a drafter, as in suffix:{length}")
     return ArmName(text.strip(), program, method, path, length, dtype)
 
 
@@ -83,7 +87,7 @@ def parse_all(texts: Sequence[str]) -> list[ArmName]:
     """Comma-separated lists of names, one after the other; each arm once."""
     names = [parse(piece) for text in texts for piece in text.split(",") if piece.strip()]
     if not names:
-        raise InvalidRequest("arms: give at least one, as in --arms plain,suffix")
+        raise InvalidRequest("arms: give at least one, as in --arms plain,auto")
     twice = [name.text for i, name in enumerate(names) if name.text in [n.text for n in names[:i]]]
     if twice:
         raise InvalidRequest(f"arms: {twice[0]} is named twice")
@@ -104,3 +108,9 @@ def reference(name: str, among: Sequence[str]) -> str | None:
         return (same or plain)[0].text if plain else None
     own = [a.text for a in arms if a.is_plain and a.program == arm.program and a.dtype == arm.dtype]
     return own[0] if own else None
+
+
+def pairs(among: Sequence[str]) -> list[tuple[str, str]]:
+    """Our own arms that speculate, each with the plain arm it is held against."""
+    held = [(name, reference(name, among)) for name in among if parse(name).is_ours and not parse(name).is_plain]
+    return [(name, plain) for name, plain in held if plain is not None]

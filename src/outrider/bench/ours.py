@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Literal
 
 from outrider import __version__
-from outrider.bench.names import ArmName
+from outrider.bench.names import AUTO, ArmName
 from outrider.bench.reading import WARM_UP, Reading, Sampling, Stopwatch
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.synthetic_engine import synthetic_engine
@@ -25,8 +25,8 @@ class OurArm:
     """Plain decoding, or one drafter at one draft length."""
 
     def __init__(self, name: ArmName, target: Target, synthetic_acceptance: float | None = None) -> None:
-        if not name.is_plain and name.method not in DRAFTERS:
-            known = ", ".join(["plain", *(each for each in DRAFTERS if each != "none")])
+        if not name.is_plain and name.method not in (AUTO, *DRAFTERS):
+            known = ", ".join(["plain", AUTO, *(each for each in DRAFTERS if each != "none")])
             raise DrafterError(f"arms: there is no drafter {name.method!r} in this version; ours are {known}")
         self.name = name.text
         self._spec = name
@@ -43,21 +43,16 @@ class OurArm:
         self._llm = llm
         self.run(self._target.encode([{"role": "user", "content": _WARM_PROMPT}]), WARM_UP)
 
-    def run(self, prompt: Sequence[int], sampling: Sampling) -> Reading:
+    @property
+    def llm(self) -> LLM:
+        """This arm as one `LLM`: its engine decodes plainly, or drafts."""
         assert self._llm is not None, "prepare comes first"
-        params = SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=0,
-            top_p=1.0,
-            min_p=0.0,
-            repetition_penalty=1.0,
-            seed=sampling.seed,
-            ignore_eos=True,
-        )
+        return self._llm
+
+    def run(self, prompt: Sequence[int], sampling: Sampling) -> Reading:
         drafted = 0
         watch = Stopwatch()
-        for chunk in self._llm.stream([prompt], params, speculate=not self._spec.is_plain):
+        for chunk in self.llm.stream([prompt], sampling_params(sampling)):
             watch.emit(chunk.token_ids)
             drafted += len(chunk.step.draft)
         return watch.reading(drafted)
@@ -74,12 +69,26 @@ class OurArm:
         return {"outrider": __version__, "torch": version("torch")}
 
 
+def sampling_params(sampling: Sampling) -> SamplingParams:
+    """Exactly this; nothing is left to the model's own defaults."""
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        seed=sampling.seed,
+        ignore_eos=True,
+    )
+
+
 def _acceptance(name: ArmName, mean_length: float | None) -> SyntheticAcceptance | None:
     if mean_length is None or name.is_plain:
         return None
     if not name.length.isdigit():
         raise InvalidRequest(
-            f"synthetic acceptance: {name.text!r} must say how many tokens a step drafts, as in {name.method}:4"
+            f"synthetic acceptance: {name.text!r} must say how many tokens a step drafts, as in suffix:4"
         )
     return SyntheticAcceptance(int(name.length), mean_length)
 

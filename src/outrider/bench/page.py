@@ -7,7 +7,19 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from outrider.bench.table import disturbance, identical, model_label, number, speedup
+from outrider.bench.never_slower import LEAST
+from outrider.bench.table import (
+    CELL_HEADINGS,
+    REQUEST_HEADINGS,
+    asked,
+    cell_row,
+    disturbance,
+    identical,
+    model_label,
+    number,
+    request_rows,
+    speedup,
+)
 
 _COLOURS = 10
 
@@ -21,10 +33,8 @@ def page(document: Mapping[str, Any]) -> str:
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>outrider bench: {escape(document['settings']['model'])}</title><style>{style}</style></head><body>",
         *_head(document),
-        *_speed(document["arms"]),
-        *_tables(document["arms"]),
-        *_categories(document["arms"]),
-        *_acceptance(document["arms"]),
+        *(_one_by_one(document["arms"]) if document["measurements"] else ()),
+        *(_never_slower(document["never_slower"]) if document["never_slower"] else ()),
         *_provenance(document),
         "</body></html>",
     ]
@@ -34,21 +44,43 @@ def page(document: Mapping[str, Any]) -> str:
 def _head(document: Mapping[str, Any]) -> Iterator[str]:
     settings, origin = document["settings"], document["provenance"]
     yield "<h1>Decoding speed</h1>"
-    facts = [
-        model_label(settings),
-        f"{settings['suite']} suite",
-        f"{document['arms'][0]['answers']} answers of {settings['max_tokens']} tokens per arm",
-        f"temperature {settings['temperature']:g}",
-        f"{origin['gpu'] or origin['cpu']}, {origin['threads']} threads",
-        origin["date"][:10],
-    ]
+    where = f"{origin['gpu'] or origin['cpu']}, {origin['threads']} threads"
+    facts = [model_label(settings), *asked(document), where, origin["date"][:10]]
     yield f'<p class="dim">{escape(" · ".join(facts))}</p>'
     if not document["complete"]:
-        yield '<p class="warn">Incomplete: the run was stopped; only questions every arm answered are counted.</p>'
+        yield '<p class="warn">Incomplete: the run was stopped; only what every arm has finished is counted.</p>'
     if note := disturbance(document):
         yield f'<p class="warn">{escape(note.capitalize())}.</p>'
     for entry in document["skipped"]:
         yield f'<p class="warn">Skipped {escape(entry["arm"])}: {escape(entry["why"])}</p>'
+
+
+def _one_by_one(arms: Sequence[Entry]) -> Iterator[str]:
+    yield from _speed(arms)
+    yield from _tables(arms)
+    yield from _categories(arms)
+    yield from _acceptance(arms)
+
+
+def _never_slower(entries: Sequence[Entry]) -> Iterator[str]:
+    yield "<h2>Never slower: several requests in flight</h2>"
+    yield '<p class="dim">Bar: tokens per second over plain decoding of the same requests, prompts included. Line: its'
+    yield f"95% interval. Mark: plain itself. A cell fails where the whole interval is below {LEAST}.</p>"
+    most = max(1.0, *(entry["high"] for entry in entries))
+    yield '<div class="bars">'
+    for entry in entries:
+        name = f"{entry['concurrency']} {entry['sampling']}, {entry['arm']}"
+        line = f"left:{_share(entry['low'], most)};width:{_share(entry['high'] - entry['low'], most)}"
+        yield (
+            f'<div class="name">{escape(name)}</div><div class="track"><div class="bar {entry["verdict"]}" '
+            f'style="width:{_share(entry["ratio"], most)}"></div><div class="range" style="{line}"></div>'
+            f'<div class="one" style="left:{_share(1, most)}"></div></div><div class="value">{entry["ratio"]:.2f}</div>'
+        )
+    yield "</div>"
+    yield _grid(CELL_HEADINGS, [cell_row(entry) for entry in entries], [entry["verdict"] for entry in entries])
+    yield "<h2>Requests</h2>"
+    yield '<p class="dim">From asking to the last token; 5th percentile · median · 95th over requests.</p>'
+    yield _grid(REQUEST_HEADINGS, list(request_rows(entries)))
 
 
 def _speed(arms: Sequence[Entry]) -> Iterator[str]:
@@ -103,8 +135,16 @@ def _table(entries: Sequence[Entry]) -> str:
         )
         for entry in entries
     ]
+    return _grid(headings, rows)
+
+
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequence[str] | None = None) -> str:
+    """A table; `kinds`: a class per row."""
     head = "".join(f"<th>{escape(text)}</th>" for text in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row, kind in zip(rows, kinds or [""] * len(rows), strict=True)
+    )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

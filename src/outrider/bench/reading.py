@@ -15,6 +15,9 @@ class Sampling:
     max_tokens: int
     temperature: float
     seed: int
+    top_k: int = 0
+    """0: off. Only our own arms are asked for it, and for `top_p`."""
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,15 @@ class Reading:
     @property
     def decode_tokens(self) -> int:
         return self.tokens - (self.passes[0] if self.passes else 1)
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_seconds + self.decode_seconds
+
+    @property
+    def rate(self) -> float:
+        """All tokens over all the time, from asking to the last token."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def decode_rate(self) -> float:

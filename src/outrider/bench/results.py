@@ -1,20 +1,24 @@
 """The result of a run as it is kept: one JSON document, written and read here. No torch here.
 
-The measurements are the truth; everything under "arms" is computed from them (see `summary`).
+The measurements, and the waves of several requests at a time, are the truth; "arms" is computed from the first (see
+`summary`) and "never_slower" from the second.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from outrider.bench.bystanders import LIMIT
+from outrider.bench.never_slower import FAILS, never_slower
 from outrider.bench.reading import Reading
 from outrider.bench.summary import summarise
+from outrider.bench.waves import Answer, Cell, Wave
 from outrider.errors import InvalidRequest
 
 FORMAT = 1
@@ -48,10 +52,21 @@ class Results:
     arms: list[str]
     skipped: dict[str, str] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
+    waves: list[Wave] = field(default_factory=list)
     complete: bool = False
 
     def of(self, arm: str) -> list[Measurement]:
         return [each for each in self.measurements if each.arm == arm]
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self.measurements or self.waves)
+
+    @property
+    def fails(self) -> bool:
+        """Whether an arm is clearly slower than plain decoding in some cell."""
+        return any(entry["verdict"] == FAILS for entry in never_slower(self.arms, self.waves))
 
     @property
     def disturbed(self) -> list[str]:
@@ -72,6 +87,7 @@ class Results:
         self.arms.remove(arm)
         self.skipped[arm] = why
         self.measurements = [each for each in self.measurements if each.arm != arm]
+        self.waves = [wave for wave in self.waves if wave.arm != arm]
 
     def document(self) -> dict[str, Any]:
         return {
@@ -80,19 +96,24 @@ class Results:
             "arms": summarise(
                 self.arms, {arm: self.judged(arm) for arm in self.arms}, sampled=self.settings["temperature"] > 0
             ),
+            "never_slower": never_slower(self.arms, self.waves),
             "skipped": [{"arm": arm, "why": why} for arm, why in self.skipped.items()],
             "disturbed": {"questions": self.disturbed, "left_out": self.leaves_out_disturbed},
             "settings": self.settings,
             "provenance": self.provenance,
             "measurements": [_flat(each) for each in self.measurements],
+            "waves": [_flat_wave(wave) for wave in self.waves],
         }
 
     def dumps(self) -> str:
-        """The document, indented down to the measurements, which take a line each."""
+        """The document, indented down to the measurements and waves, which take a line each."""
         document = self.document()
-        lines = [json.dumps(each, separators=(",", ":")) for each in document.pop("measurements")]
-        head = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
-        return f'{head},\n "measurements": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+        long = {name: document.pop(name) for name in ("measurements", "waves")}
+        text = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
+        for name, entries in long.items():
+            lines = ",".join("\n  " + json.dumps(entry, separators=(",", ":")) for entry in entries)
+            text += f',\n "{name}": [{lines}\n ]'
+        return text + "\n}\n"
 
     def save(self, path: Path) -> None:
         """In one go: a reader sees the old file or the new one."""
@@ -116,6 +137,7 @@ class Results:
                 arms=[entry["arm"] for entry in document["arms"]],
                 skipped={entry["arm"]: entry["why"] for entry in document["skipped"]},
                 measurements=[_measurement(entry) for entry in document["measurements"]],
+                waves=[_wave(entry) for entry in document.get("waves", ())],  # older files have none
                 complete=bool(document["complete"]),
             )
         except OSError as error:
@@ -139,31 +161,74 @@ def finished(results: Results, turns: Mapping[str, int]) -> set[str]:
     return {question for question, many in turns.items() if counts.get(question, 0) == many * len(results.arms)}
 
 
+def finished_rounds(waves: Sequence[Wave], arms: Sequence[str]) -> set[tuple[Cell, int]]:
+    """Rounds, each of a cell, that all these arms have been through."""
+    counts = Counter((wave.cell, wave.round) for wave in waves if wave.arm in arms)
+    return {round_ for round_, count in counts.items() if count == len(arms)}
+
+
 def _flat(each: Measurement) -> dict[str, Any]:
     flat = asdict(each)
     reading, other_work = flat.pop("reading"), flat.pop("other_work")
-    for name in ("prefill_seconds", "decode_seconds"):
-        reading[name] = round(reading[name], 6)
-    return {**flat, **reading, "other_work": other_work}
+    return {**flat, **_flat_reading(reading), "other_work": other_work}
+
+
+def _flat_wave(wave: Wave) -> dict[str, Any]:
+    return {
+        "arm": wave.arm,
+        **asdict(wave.cell),
+        "round": wave.round,
+        "seconds": round(wave.seconds, 6),
+        "other_work": wave.other_work,
+        "answers": [
+            {
+                "question": answer.question,
+                "prompt_tokens": answer.prompt_tokens,
+                **_flat_reading(asdict(answer.reading)),
+            }
+            for answer in wave.answers
+        ],
+    }
+
+
+def _flat_reading(reading: dict[str, Any]) -> dict[str, Any]:
+    return {**reading, **{name: round(reading[name], 6) for name in ("prefill_seconds", "decode_seconds")}}
 
 
 def _measurement(entry: Mapping[str, Any]) -> Measurement:
-    def ids(values: Sequence[int] | None) -> tuple[int, ...] | None:
-        return None if values is None else tuple(values)
-
     return Measurement(
         arm=entry["arm"],
         question=entry["question"],
         category=entry["category"],
         turn=entry["turn"],
         prompt_tokens=entry["prompt_tokens"],
-        reading=Reading(
-            tokens=entry["tokens"],
-            token_ids=ids(entry["token_ids"]),
-            passes=ids(entry["passes"]),
-            prefill_seconds=entry["prefill_seconds"],
-            decode_seconds=entry["decode_seconds"],
-            drafted=entry["drafted"],
+        reading=_reading(entry),
+        other_work=entry["other_work"],
+    )
+
+
+def _wave(entry: Mapping[str, Any]) -> Wave:
+    return Wave(
+        arm=entry["arm"],
+        cell=Cell(entry["concurrency"], entry["sampling"]),
+        round=entry["round"],
+        seconds=entry["seconds"],
+        answers=tuple(
+            Answer(answer["question"], answer["prompt_tokens"], _reading(answer)) for answer in entry["answers"]
         ),
         other_work=entry["other_work"],
+    )
+
+
+def _reading(entry: Mapping[str, Any]) -> Reading:
+    def ids(values: Sequence[int] | None) -> tuple[int, ...] | None:
+        return None if values is None else tuple(values)
+
+    return Reading(
+        tokens=entry["tokens"],
+        token_ids=ids(entry["token_ids"]),
+        passes=ids(entry["passes"]),
+        prefill_seconds=entry["prefill_seconds"],
+        decode_seconds=entry["decode_seconds"],
+        drafted=entry["drafted"],
     )

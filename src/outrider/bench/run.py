@@ -10,16 +10,19 @@ from typing import Any
 import torch
 
 from outrider.bench.bystanders import Bystanders
+from outrider.bench.concurrency import Prompt
 from outrider.bench.endpoint import EndpointArm
-from outrider.bench.names import ArmName
+from outrider.bench.names import ArmName, pairs
 from outrider.bench.ours import OurArm
 from outrider.bench.peer import PeerArm
 from outrider.bench.provenance import provenance
 from outrider.bench.questions import Question, interleaved
 from outrider.bench.reading import Arm, ArmUnavailable, Sampling
-from outrider.bench.results import Measurement, Results, finished
+from outrider.bench.results import Measurement, Results, finished, finished_rounds
+from outrider.bench.rounds import measure_cells
 from outrider.bench.target import Target
 from outrider.bench.twin import twin_shape
+from outrider.bench.waves import Cell, Wave
 from outrider.errors import InvalidRequest
 from outrider.models.checkpoints.progress import Progress
 
@@ -45,23 +48,40 @@ class Plan:
     """Measure the model's cost twin of this shape instead of the model."""
     synthetic_acceptance: float | None = None
     """Accept drafts by the die so that a step gains so many tokens; what is written is then not the model's text."""
+    one_by_one: bool = True
+    """Ask every arm every question, one at a time."""
+    cells: Sequence[Cell] = ()
+    """Several requests at a time, of our own arms alone: each cell is a concurrency and a way to sample."""
+    cell_questions: Sequence[Question] | None = None
+    """Whose first turns those requests are; None: of all `questions`."""
+    rounds: int = 5
+    """Of every cell."""
 
 
 def run(plan: Plan, progress: Progress, keep: Callable[[Results], None], earlier: Results | None = None) -> Results:
-    """Measure; `keep` is given the results after every question, and is the place to save them.
+    """Measure; `keep` is given the results after every question and every round, and is the place to save them.
 
-    Ctrl-C ends the run after the last finished question: the results come back with `complete` false. Questions that
-    `earlier` has finished are not asked again.
+    Ctrl-C ends the run after the last finished question or round: the results come back with `complete` false. What
+    `earlier` has finished is not measured again.
     """
     _check(plan)
     target = Target(plan.model, plan.dtype, plan.device, plan.threads, progress, twin=plan.twin)
     target.max_context = _context(plan, target)
+    target.max_batch = max((cell.concurrency for cell in plan.cells), default=1)
     threads = plan.threads or torch.get_num_threads()
     results = Results(_settings(plan), provenance(target, threads), [arm.text for arm in plan.arms])
-    arms = [_arm(name, target, plan, threads) for name in plan.arms]  # an impossible one fails here, before any work
+    # An impossible arm fails here, before any work.
+    ours = {name: OurArm(name, target, plan.synthetic_acceptance) for name in plan.arms if name.is_ours}
+    arms = [ours[name] if name.is_ours else _other_arm(name, target, plan, threads) for name in plan.arms]
     try:
         with _prepared(arms, results, progress) as ready:
-            _measure(plan, target, ready, results, _taken(earlier, results, plan), progress, keep)
+            done = _taken(earlier, results, plan)
+            if plan.one_by_one:
+                _measure(plan, target, ready, results, done, progress, keep)
+            if plan.cells:
+                others = Bystanders([pid for arm in ready for pid in arm.pids])
+                _measure_cells(plan, target, list(ours.values()), results, others, progress, keep)
+            results.complete = True
     except KeyboardInterrupt:
         _forget_unfinished(plan, results)
     return results
@@ -107,7 +127,34 @@ def _measure(
                 # Whoever answers, later turns follow the first arm's words, so that all arms are asked the same.
                 conversation.append({"role": "assistant", "content": _answer(results, target, question.id, turn)})
             keep(results)
-    results.complete = True
+
+
+def _measure_cells(
+    plan: Plan,
+    target: Target,
+    arms: Sequence[OurArm],
+    results: Results,
+    others: Bystanders,
+    progress: Progress,
+    keep: Callable[[Results], None],
+) -> None:
+    """Every cell by all our own arms, on the questions' first turns."""
+    prompts = [
+        Prompt(question.id, target.encode([{"role": "user", "content": question.turns[0]}]))
+        for question in interleaved(plan.questions if plan.cell_questions is None else plan.cell_questions)
+    ]
+    measure_cells(
+        arms,
+        plan.cells,
+        prompts,
+        results,
+        rounds=plan.rounds,
+        max_tokens=plan.max_tokens,
+        seed=plan.seed,
+        others=others,
+        progress=progress,
+        keep=keep,
+    )
 
 
 def _answer(results: Results, target: Target, question: str, turn: int) -> str:
@@ -147,11 +194,15 @@ def _check(plan: Plan) -> None:
         raise InvalidRequest(f"synthetic acceptance: only arms of ours can be told what to accept, not {others[0]}")
     if plan.twin:
         twin_shape(plan.twin)
+    if plan.cells and not plan.one_by_one and others:
+        raise InvalidRequest(f"concurrency: only arms of ours can be asked several things at a time, not {others[0]}")
+    if plan.cells and plan.synthetic_acceptance is not None:
+        raise InvalidRequest("synthetic acceptance: it writes other tokens than plain; leave --concurrency out")
+    if plan.cells and not pairs([arm.text for arm in plan.arms]):
+        raise InvalidRequest("concurrency: give plain and an arm to hold against it, as in --arms plain,auto")
 
 
-def _arm(name: ArmName, target: Target, plan: Plan, threads: int) -> Arm:
-    if name.is_ours:
-        return OurArm(name, target, plan.synthetic_acceptance)
+def _other_arm(name: ArmName, target: Target, plan: Plan, threads: int) -> Arm:
     if name.program == "endpoint":
         if plan.endpoint is None:
             raise InvalidRequest("arms: endpoint needs --endpoint URL")
@@ -182,6 +233,7 @@ def _taken(earlier: Results | None, results: Results, plan: Plan) -> set[str]:
         )
     done = finished(earlier, {question.id: len(question.turns) for question in plan.questions})
     results.measurements = [each for each in earlier.measurements if each.question in done]
+    results.waves = _whole_rounds(plan, earlier)
     results.provenance["resumed_from"] = earlier.provenance
     return done
 
@@ -189,6 +241,13 @@ def _taken(earlier: Results | None, results: Results, plan: Plan) -> set[str]:
 def _forget_unfinished(plan: Plan, results: Results) -> None:
     done = finished(results, {question.id: len(question.turns) for question in plan.questions})
     results.measurements = [each for each in results.measurements if each.question in done]
+    results.waves = _whole_rounds(plan, results)
+
+
+def _whole_rounds(plan: Plan, results: Results) -> list[Wave]:
+    """Without those of rounds that some arm has not finished."""
+    done = finished_rounds(results.waves, [arm.text for arm in plan.arms if arm.is_ours])
+    return [wave for wave in results.waves if (wave.cell, wave.round) in done]
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
@@ -205,18 +264,22 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "twin": plan.twin,
         "synthetic_acceptance": plan.synthetic_acceptance,
         "arms": [arm.text for arm in plan.arms],
+        "one_by_one": plan.one_by_one,
+        "cells": [cell.name for cell in plan.cells],
+        "rounds": plan.rounds,
     }
 
 
 def _context(plan: Plan, target: Target) -> int:
-    """Room for the longest conversation."""
+    """Room for the longest conversation; requests of a cell are first turns alone."""
     longest = 0
     for question in plan.questions:
+        turns = question.turns if plan.one_by_one else question.turns[:1]
         conversation = [
             message
-            for text in question.turns
+            for text in turns
             for message in ({"role": "user", "content": text}, {"role": "assistant", "content": ""})
         ]
         # Decoding an answer and encoding it again may cost a few tokens more than it had.
-        longest = max(longest, len(target.encode(conversation[:-1])) + (plan.max_tokens + 32) * len(question.turns))
+        longest = max(longest, len(target.encode(conversation[:-1])) + (plan.max_tokens + 32) * len(turns))
     return -(-longest // _CONTEXT_STEP) * _CONTEXT_STEP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95% bootstrap interval."""
+    """An estimate and its 95% interval."""
 
     value: float
     low: float
@@ -27,6 +28,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), [25, 50, 75])
     return float(low), float(middle), float(high)
+
+
+def percentiles(values: Sequence[float], at: Sequence[float]) -> list[float]:
+    return [float(value) for value in np.percentile(np.asarray(values, dtype=np.float64), list(at))]
 
 
 def ratio_of_rates(
@@ -50,6 +55,37 @@ def mean_interval(values: Sequence[float], block: int = 1) -> Interval:
     data = np.asarray(values, dtype=np.float64)
     low, high = _ends(data[_resampled(len(data), block)].mean(axis=1))
     return Interval(float(data.mean()), low, high)
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """The geometric mean of the ratios of at least two pairs; the interval is Student's, over their logarithms."""
+    logs = np.log(np.asarray(ours, dtype=np.float64) / np.asarray(theirs, dtype=np.float64))
+    mean = float(logs.mean())
+    reach = student_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    return Interval(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
+
+
+def student_quantile(freedom: int) -> float:
+    """How far 95% of Student's t with so many degrees of freedom reach to either side of 0."""
+    low, high = 0.0, 64.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _student_within(middle, freedom) > _LEVEL else (middle, high)
+    return high
+
+
+def _student_within(reach: float, freedom: int) -> float:
+    """The chance that |t| < reach: for whole degrees of freedom a finite sum (Abramowitz and Stegun, 26.7.3 and 4)."""
+    angle = math.atan2(reach, math.sqrt(freedom))
+    square = math.cos(angle) ** 2
+    odd = freedom % 2
+    term, total = (math.cos(angle) if odd else 1.0), 0.0
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= square * (k - 1) / k
+    if not odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + math.sin(angle) * total)
 
 
 def _resampled(count: int, block: int) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from outrider.bench.names import parse, reference
 from outrider.bench.statistics import quartiles, ratio_of_rates
 
 if TYPE_CHECKING:
+    from outrider.bench.reading import Reading
     from outrider.bench.results import Measurement
 
 _GRAM, _TIMES = 8, 3
@@ -93,7 +94,7 @@ def _figures(
         "prompt_tokens": _over(sum(each.prompt_tokens for each in own), len(own)),
         "decode_tokens_per_second_median": median,
         "decode_tokens_per_second_quartiles": [low, high],
-        **_acceptance(own),
+        **acceptance(readings),
     }
     pairs = _pairs(own, theirs)
     figures["reference"] = held_against
@@ -104,12 +105,12 @@ def _figures(
     return figures
 
 
-def _acceptance(own: Sequence[Measurement]) -> dict[str, Any]:
+def acceptance(readings: Sequence[Reading]) -> dict[str, Any]:
     """Over the passes after the first of each answer (the first is the prompt's).
 
     Position i: in what share of the passes at least i drafted tokens were accepted.
     """
-    told = [each.reading for each in own if each.reading.passes is not None]
+    told = [reading for reading in readings if reading.passes is not None]
     passes = [gained for reading in told for gained in (reading.passes or ())[1:]]
     deepest = min(_POSITIONS, max(passes, default=1) - 1)
     drafted = [reading.drafted for reading in told if reading.drafted is not None]

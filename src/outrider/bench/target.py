@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.bench.names import ArmName
+from outrider.bench.names import AUTO, ArmName
 from outrider.bench.twin import twin_shape
 from outrider.bench.twin_model import CutVocabulary, load_twin, load_twin_head
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.mix import MixDrafter
+from outrider.drafters.registry import build
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import DrafterError
 from outrider.llm import LLM, Message
@@ -23,7 +24,7 @@ from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import Placement, placement
-from outrider.types import Drafter, DraftHead
+from outrider.types import Drafter, DraftHead, LanguageModel
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Target:
     progress: Progress
     max_context: int | None = None
     """Tokens to make room for; None: as many as usual."""
+    max_batch: int = 1
+    """Sequences to make room for."""
     twin: str | None = None
     """Measure the model's cost twin of this name instead: the same text at the cost of a larger model."""
     checkpoint: Checkpoint = field(init=False)
@@ -53,10 +56,11 @@ class Target:
             llm = LLM(
                 self.model,
                 drafter="none",
+                draft_length=0,
                 dtype=wanted,
                 device=self.device,
                 threads=self.threads,
-                max_batch=1,
+                max_batch=self.max_batch,
                 max_context=self.max_context,
                 progress=self.progress,
             )
@@ -65,20 +69,20 @@ class Target:
 
     def drafter(self, arm: ArmName, llm: LLM) -> str | Drafter:
         """What `llm`, loaded here, drafts with in this arm. A head drafts trees where the arm asks for them; it is made
-        here, alone or in a mix, because a twin's grows with it."""
+        here, alone or in a mix, because a twin's grows with it. `auto` is the `LLM`'s own choice, as for everybody."""
+        if arm.method == AUTO and self.twin:
+            return build(AUTO, _TwinParts(self, llm, arm.dtype))
         if arm.method not in ("head", "head+suffix"):
             return f"{arm.method}:{arm.path}" if arm.path else arm.method
-        folder = Path(arm.path).expanduser() if arm.path else shipped_head(self.checkpoint.name)
-        if folder is None:
-            raise DrafterError(
-                f"arms: no head for {self.checkpoint.name} comes with Outrider; name one: {arm.method}:PATH"
-            )
         branching = 1 if arm.length.isdigit() else 8 if arm.length.startswith("tree") else None
-        head = HeadDrafter(self._head(folder, arm.dtype, llm), llm.model.vocab_size, HeadDrafterConfig(branching))
+        head = HeadDrafter(self.head(arm.path, arm.dtype, llm), llm.model.vocab_size, HeadDrafterConfig(branching))
         return head if arm.method == "head" else MixDrafter(head, SuffixDrafter())
 
-    def _head(self, folder: Path, dtype: str | None, llm: LLM) -> DraftHead:
-        """Arms with one head share it."""
+    def head(self, path: str, dtype: str | None, llm: LLM) -> DraftHead:
+        """The head at a path (empty: the one that comes with the package); arms with one head share it."""
+        folder = Path(path).expanduser() if path else shipped_head(self.checkpoint.name)
+        if folder is None:
+            raise DrafterError(f"arms: no head for {self.checkpoint.name} comes with Outrider; name one: head:PATH")
         wanted = (folder, dtype or self.dtype)
         if wanted not in self._heads:
             if self.twin is None:
@@ -100,7 +104,7 @@ class Target:
             dtype=dtype,
             bitwise=None,
             threads=self.threads,
-            max_batch=1,
+            max_batch=self.max_batch,
             max_context=self.max_context,
         )
 
@@ -137,3 +141,27 @@ class Target:
         if self.model in catalog.CATALOG:
             return catalog.find(self.model).gguf.sha256
         return manifest.sha256(self.gguf) if self.gguf else None
+
+
+@dataclass(frozen=True, slots=True)
+class _TwinParts:
+    """What `auto` is made of beside a cost twin: the packaged head, grown with it, and lookup."""
+
+    target: Target
+    llm: LLM
+    dtype: str | None
+    remember: bool = True
+
+    @property
+    def vocab_size(self) -> int:
+        return self.llm.model.vocab_size
+
+    @property
+    def has_head(self) -> bool:
+        return shipped_head(self.target.checkpoint.name) is not None
+
+    def draft_model(self, path: str) -> LanguageModel:
+        raise DrafterError(f"auto takes no draft model ({path})")
+
+    def head(self, path: str) -> DraftHead:
+        return self.target.head(path, self.dtype, self.llm)

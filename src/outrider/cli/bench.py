@@ -14,9 +14,10 @@ from outrider.cli.screen import answers, note
 
 if TYPE_CHECKING:
     from outrider.bench.results import Results
+    from outrider.bench.waves import Cell
 
-DEFAULT_ARMS = "plain,suffix,ngram,transformers"
-_QUICK_QUESTIONS, _QUICK_TOKENS = 7, 32
+DEFAULT_ARMS, SHORT_ARMS = "plain,auto,suffix,transformers", "plain,auto"
+_QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_CONCURRENCY, _QUICK_REQUESTS = 7, 20, "1,4", 3
 
 _what = partial(typer.Option, rich_help_panel="What is measured")
 _where = partial(typer.Option, rich_help_panel="Model")
@@ -39,14 +40,15 @@ bench = typer.Typer(
 def measure(
     context: typer.Context,
     arms: Annotated[
-        list[str],
+        list[str] | None,
         _what(
             metavar="ARM,…",
-            help="plain, suffix, ngram, head, model:PATH; with a length as in suffix:8 or head:tree32; transformers, "
-            "transformers-static, -lookup, -assisted:PATH; llama.cpp, openvino (each also -lookup); vllm, vllm-ngram. "
-            "@DTYPE after any of them, as in plain@fp32, sets its number format.",
+            help="plain, auto (what everybody gets by default), suffix, ngram, head, model:PATH; with a length as in "
+            "suffix:8 or head:tree32; transformers, transformers-static, -lookup, -assisted:PATH; llama.cpp, openvino "
+            "(each also -lookup); vllm, vllm-ngram. @DTYPE after any of them, as in plain@fp32, sets its number "
+            f"format. Not given: {DEFAULT_ARMS}; with --concurrency or --quick {SHORT_ARMS}.",
         ),
-    ] = [DEFAULT_ARMS],  # noqa: B006
+    ] = None,
     questions: Annotated[
         Path | None, _what(metavar="FILE", help="Ask these, in Spec-Bench's format, instead of the built-in suite.")
     ] = None,
@@ -56,9 +58,31 @@ def measure(
     max_tokens: Annotated[int, _what(min=2, metavar="N", help="Tokens per answer; the end of text is ignored.")] = 128,
     temperature: Annotated[float, _what(min=0.0, metavar="T", help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, _what(metavar="N", help="Fixes the randomness at temperatures above 0.")] = 0,
+    concurrency: Annotated[
+        str | None,
+        _what(
+            metavar="N,…",
+            help="Instead: is an arm of ours ever slower than plain, with so many requests in flight? As in 1,4,16,64. "
+            "Exit code 1 if a cell fails.",
+        ),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        _what(
+            metavar="HOW,…",
+            help="How those requests are sampled: greedy, tT, tT-pP or tT-kK, as in greedy,t0.7,t0.7-p0.9,t1-k50.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, _what(min=2, metavar="N", help="Rounds of every cell (concurrency and sampling), arms in turn.")
+    ] = 5,
     quick: Annotated[
         bool,
-        _what("--quick", help=f"A first impression within a minute: {_QUICK_QUESTIONS} short answers per arm."),
+        _what(
+            "--quick",
+            help=f"A first impression within a minute: {_QUICK_QUESTIONS} short answers per arm, and whether auto is "
+            f"ever slower than plain with {_QUICK_CONCURRENCY.replace(',', ' and ')} requests in flight.",
+        ),
     ] = False,
     endpoint: Annotated[
         str | None,
@@ -86,7 +110,7 @@ def measure(
         ),
     ] = None,
     out: Annotated[
-        Path | None, _output(metavar="FILE", help="Keep the result here; saved after every question.")
+        Path | None, _output(metavar="FILE", help="Keep the result here; saved after every question and round.")
     ] = None,
     resume: Annotated[
         Path | None, _output(metavar="FILE", help="Go on with an unfinished result (the same options again).")
@@ -98,13 +122,23 @@ def measure(
     """Measure decoding speed: arms interleaved question by question on the same prompts and weights."""
     if context.invoked_subcommand is not None:
         return
-    from outrider.bench.names import parse_all
+    from outrider.bench.names import pairs, parse_all
     from outrider.bench.questions import builtin, read_questions, spread
 
-    names = parse_all([*arms, "endpoint"] if endpoint and "endpoint" not in ",".join(arms) else arms)
+    only_cells = concurrency is not None or sampling is not None
+    if only_cells and temperature:
+        from outrider.errors import InvalidRequest
+
+        raise InvalidRequest(f"temperature: with --concurrency it is written --sampling t{temperature:g}")
+    wanted = arms or [SHORT_ARMS if only_cells or quick else DEFAULT_ARMS]
+    names = parse_all([*wanted, "endpoint"] if endpoint and "endpoint" not in ",".join(wanted) else wanted)
     chosen = read_questions(questions) if questions else builtin()
+    cells = _cells(concurrency or "1", sampling or "greedy") if only_cells else []
     if quick:
         limit, max_tokens = min(limit or _QUICK_QUESTIONS, _QUICK_QUESTIONS), min(max_tokens, _QUICK_TOKENS)
+        if not only_cells and synthetic_acceptance is None and pairs([name.text for name in names]):
+            cells = _cells(_QUICK_CONCURRENCY, "greedy")
+    asked = spread(chosen, limit)
     plots_possible(plots)
     from outrider.bench.results import Results
     from outrider.bench.run import Plan, run
@@ -114,7 +148,7 @@ def measure(
     plan = Plan(
         model=model,
         arms=names,
-        questions=spread(chosen, limit),
+        questions=asked,
         suite=questions.name if questions else "built-in",
         max_tokens=max_tokens,
         temperature=temperature,
@@ -125,6 +159,10 @@ def measure(
         endpoint=endpoint,
         twin=twin,
         synthetic_acceptance=synthetic_acceptance,
+        one_by_one=not only_cells,
+        cells=cells,
+        cell_questions=sorted(asked, key=lambda question: len(question.turns[0]))[:_QUICK_REQUESTS] if quick else None,
+        rounds=rounds,
     )
     earlier = Results.load(resume) if resume else None
     kept = out or resume
@@ -135,6 +173,8 @@ def measure(
 
     results = run(plan, TimedProgress(), keep, earlier)
     _finish(results, kept, json, html, plots)
+    if only_cells and results.fails:
+        raise typer.Exit(1)
 
 
 @bench.command(cls=HeadedCommand)
@@ -192,6 +232,14 @@ def plots_possible(plots: Path | None) -> None:
         raise InvalidRequest('plots: matplotlib is missing; install it with: pip install "outrider[bench]"')
 
 
+def _cells(concurrency: str, sampling: str) -> list[Cell]:
+    from outrider.bench.sampling import parse_all
+    from outrider.bench.waves import Cell, parse_concurrency
+
+    methods = parse_all(sampling)
+    return [Cell(number, method.name) for method in methods for number in parse_concurrency(concurrency)]
+
+
 def _device(wanted: str) -> str:
     from outrider.models.load import placement
 
@@ -204,13 +252,13 @@ def _finish(results: Results, kept: Path | None, json: bool, html: Path | None, 
         results.save(kept)
     if json:
         print(results.dumps(), end="", flush=True)
-    elif results.measurements:
+    elif results.measured:
         _show(results.document())
-    if results.measurements:
+    if results.measured:
         _draw(results.document(), html, plots)
     if not results.complete:
         where = f"; {kept} has it, --resume {kept} goes on" if kept else ""
-        note(f"stopped: kept the questions that every arm had answered{where}")
+        note(f"stopped: kept what every arm had finished{where}")
         raise KeyboardInterrupt
 
 

@@ -1,0 +1,82 @@
+"""Many requests at a time through one engine: whoever finishes makes room for the next, as in a busy server."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.bench.ours import sampling_params
+from outrider.bench.reading import Reading, Sampling, Stopwatch
+from outrider.bench.sampling import SamplingMethod
+from outrider.engine.sequence import Sequence as Running
+from outrider.llm import LLM
+
+_ENOUGH = 8
+"""Questions of a round, where there are so many: all categories of a suite should be heard."""
+_SHORTEST = 0.25
+"""Of the longest answer."""
+_GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question, ready to be asked."""
+
+    question: str
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`lap`: how often its question has been asked before it in the same round."""
+
+    prompt: Prompt
+    sampling: Sampling
+    lap: int
+
+
+def requests_of(
+    prompts: Sequence[Prompt], concurrency: int, method: SamplingMethod, max_tokens: int, seed: int
+) -> list[Request]:
+    """Those of a round: at least half as many again as are in flight, which join while others run; answers have from a
+    quarter to the whole of `max_tokens` tokens, so that they leave one by one."""
+    made = []
+    for index in range(max(concurrency + (concurrency + 1) // 2, min(_ENOUGH, len(prompts)))):
+        share = _SHORTEST + (1 - _SHORTEST) * ((index + 1) * _GOLDEN % 1)
+        sampling = Sampling(
+            max(2, round(share * max_tokens)), method.temperature, seed + index, method.top_k, method.top_p
+        )
+        made.append(Request(prompts[index % len(prompts)], sampling, index // len(prompts)))
+    return made
+
+
+def serve(llm: LLM, requests: Sequence[Request], concurrency: int, salt: str) -> list[Reading]:
+    """Answer all requests, at most `concurrency` of them in flight; readings in the order of the requests.
+
+    They have no use for what was computed or said under another salt, or for the same question before: every round, and
+    every repetition of a question, finds caches and memories as the first one does.
+    """
+    coming = deque(enumerate(requests))
+    running: dict[int, tuple[int, Running, Stopwatch]] = {}
+    readings: dict[int, Reading] = {}
+    engine = llm.engine
+    try:
+        while coming or running:
+            while coming and len(running) < concurrency:
+                index, request = coming.popleft()
+                watch = Stopwatch()
+                params = sampling_params(request.sampling)
+                sequence = llm.sequence(request.prompt.token_ids, params, cache_salt=f"{salt}.{request.lap}")
+                running[sequence.id] = (index, sequence, watch)
+                engine.add(sequence)
+            for chunk in engine.step():
+                index, sequence, watch = running[chunk.index]
+                watch.emit(chunk.token_ids)
+                if sequence.ended:
+                    readings[index] = watch.reading(sequence.drafted)
+                    del running[sequence.id]
+    finally:
+        for _, sequence, _ in running.values():  # stopped on the way
+            engine.remove(sequence)
+    return [readings[index] for index in range(len(requests))]
