@@ -33,7 +33,10 @@ from outrider.types import (
 )
 
 WAITING = 32
-"""Tokens whose features are kept for the head while it drafts nothing; older ones are dropped unread."""
+"""Tokens whose features are kept for the head while it drafts nothing; older ones are dropped unread, and what follows
+stands in its cache right behind what was before. More would be better drafted from, and cost more to take in when a
+draft is tried: of the 16 tokens after such a gap the shipped head guesses 71% (with 64 tokens before them 74%, with 16
+67%, without a gap 76%). Rows at their true positions, with the gap between, are no better (71%)."""
 
 
 @dataclass(frozen=True, slots=True)
