@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.drafters.beam import WIDTH, Beam
 from outrider.drafters.children import in_turn, sampled_offers, samples
 from outrider.drafters.growth import Growth, Offer
-from outrider.drafters.quiet import chosen, copied, joined
+from outrider.drafters.quiet import Kept, chosen, copied, joined, kept
 from outrider.drafters.reduced import ReducedVocabulary, fp32_temperature, plainly_ranked
 from outrider.drafters.remains import Remains
 from outrider.errors import DrafterError
@@ -68,8 +68,8 @@ class _Held:
     prompt_length: int
     history: History
     tokens: list[int] = field(default_factory=list)
-    features: list[Tensor] = field(default_factory=list)
-    passed: Tensor | None = None
+    features: list[Kept] = field(default_factory=list)
+    passed: Kept | None = None
     """Features of the last pass: of the last token, then of every draft node."""
     drafted: bool = False
     """Whether rows of a draft are pending in the head's cache."""
@@ -78,7 +78,7 @@ class _Held:
     whole: int | None = None
     """Rows before the first of them: of those alone row i holds token i + 1. None: nothing is missing."""
 
-    def wait(self, tokens: Sequence[int], features: Tensor) -> None:
+    def wait(self, tokens: Sequence[int], features: Kept) -> None:
         self.tokens += tokens
         self.features.append(features)
 
@@ -170,14 +170,15 @@ class HeadDrafter:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
         begins. A step's wait until it is known what was accepted, and then for a draft."""
         prompts: list[_Held] = []
-        shared = len(features) == len(batch)  # a row each, and all will be kept
+        seen = kept(features)
+        shared = len(seen) == len(batch)  # a row each, and all will be kept
         if shared:
-            features = copied(features)
+            seen = copied(seen)
         stop = 0
         for sequence, rows in zip(sequences, batch, strict=True):
             held = self._held[sequence.id]
             start, stop = stop, stop + len(rows.tokens)
-            piece = features[start:stop] if shared else copied(features[start:stop])
+            piece = seen[start:stop] if shared else copied(seen[start:stop])
             if rows.logits is None:
                 held.passed = piece
                 continue
@@ -194,7 +195,7 @@ class HeadDrafter:
                 continue
             passed, held.passed = held.passed, None
             if len(passed) > 1:
-                passed = copied(chosen(passed, [0, *(1 + node for node in commit.path[: len(commit.tokens) - 1])]))
+                passed = passed[[0, *(1 + node for node in commit.path[: len(commit.tokens) - 1])]]
             held.wait(commit.tokens, passed)
             if len(held.tokens) > WAITING:
                 if held.whole is None:
@@ -206,7 +207,7 @@ class HeadDrafter:
         self._catch_up([self._held[sequence.id] for sequence in sequences])
         handed = []
         for held in (self._held[sequence.id] for sequence in sequences):
-            handed.append(HandedOver(held.slot, held.features[0][0] if held.features else None, held.dropped))
+            handed.append(HandedOver(held.slot, joined(held.features)[0] if held.features else None, held.dropped))
             held.tokens, held.features = [], []
         return handed
 
