@@ -21,6 +21,7 @@ from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.synthetic_engine import synthetic_engine
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
+from outrider.drafters import head as head_module
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
@@ -250,6 +251,32 @@ def test_the_host_may_step_in_and_noise_is_renewed(
         assert len(two.logprobs) == 3
         assert 0 < one.accepted < one.drafted, "no test"
         found.append((one.tokens, two.tokens, drafted([one, two])))
+    assert found[0][:2] == found[1][:2]
+    assert alike(found[0][2], found[1][2])
+
+
+def test_the_device_goes_on_after_a_gap(target: CudaDecoder, head: CudaHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For some tokens nothing is drafted, on the host; then steps on the device draft what the host would."""
+    monkeypatch.setattr(head_module, "WAITING", 2)
+    found = []
+    for on_device in (True, False):
+        controller = FixedLength(2)
+        engine = Engine(target, HeadDrafter(head, VOCAB), controller)
+        ahead, engine.runahead = engine.runahead, None
+        one, two = (sequence(i, PROMPTS[i], SamplingParams(temperature=0, max_tokens=12)) for i in range(2))
+        engine.add(one)
+        controller.nodes = 0
+        while one.generated < 5:
+            engine.step()
+        controller.nodes = 2
+        engine.runahead = ahead if on_device else None
+        engine.step()
+        engine.add(two)  # the device hands the first back and takes it again
+        while not (one.finish_reason and two.finish_reason):
+            engine.step()
+        assert engine.leaks() == []
+        found.append((one.tokens, two.tokens, drafted([one, two])))
+        assert 0 < one.accepted < one.drafted, "no test"
     assert found[0][:2] == found[1][:2]
     assert alike(found[0][2], found[1][2])
 

@@ -28,7 +28,7 @@ from outrider.models.native.decoder import NativeDecoder
 from outrider.models.precision import FP32
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.history import History
-from outrider.types import Budget, Commit, Draft, Drafter, LanguageModel, Rows, SequenceView
+from outrider.types import Budget, Draft, Drafter, LanguageModel, Rows, SequenceView
 
 VOCAB = 97
 IDS = torch.tensor([token for token in range(VOCAB) if token % 9])
@@ -152,21 +152,8 @@ def test_drafts_depend_on_the_text_alone(model: Any, kind: str, branching: int, 
         before = running.tokens[:-1]
         if before:
             other.forward([Rows.chain(slot, before, logits=())])
-        features = other.features.clone()
+            drafter.read([copy], [Rows.chain(slot, before, logits=())], other.features)
         other.close(slot)
-        if len(before) == 0:
-            return drafter.propose([copy], [budget])[0]
-        if running.prompt_length == len(running.tokens):
-            rows = [Rows.chain(slot, before, logits=())]
-            drafter.read([copy], rows, features)
-            return drafter.propose([copy], [budget])[0]
-        kept = running.prompt_length - 1
-        if kept:
-            drafter.read([copy], [Rows.chain(slot, before[:kept], logits=())], features[:kept])
-        generated = tuple(running.tokens[running.prompt_length :])
-        chain = Draft(generated[:-1], range(-1, len(generated) - 2))
-        drafter.read([copy], [Rows.chain(slot, before[kept:])], features[kept:])
-        drafter.observe([Commit(copy, chain, tuple(range(len(generated) - 1)), generated)])
         return drafter.propose([copy], [budget])[0]
 
     watched = Watched(drafter_for(model, target, branching), fresh)

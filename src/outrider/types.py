@@ -439,6 +439,8 @@ class Lane:
     """Noise keys of the next positions to generate, [positions, 2] int32; None where temperature is 0."""
     features: Tensor | None = None
     """For a head: what the target made of the token before the last, [taps * hidden]; None where there is none."""
+    gap: int = 0
+    """For a head: tokens of the text that its cache has no rows for, apart from the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +464,7 @@ class HandedOver(NamedTuple):
 
     slot: int
     features: Tensor | None = None
+    gap: int = 0
 
 
 class Stepper(Protocol):

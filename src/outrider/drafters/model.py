@@ -90,7 +90,9 @@ class ModelDrafter:
         self._held[sequence.id] = _Held(slot, len(prompt), History(prompt), self._model.length(slot))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        plans = [self._plan(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        """What is not drafted for costs nothing here; the draft model catches up with its text when it is, in bulk."""
+        wanted = [i for i, budget in enumerate(budgets) if budget.nodes]
+        plans = [self._plan(sequences[i], budgets[i]) for i in wanted]
         active = [plan for plan in plans if plan.growth.growing]
         logits = self._catch_up(active)
         while active:
@@ -99,7 +101,10 @@ class ModelDrafter:
             active = [plan for plan in active if plan.growth.growing]
             if active:
                 logits = self._run_level(active)
-        return [plan.draft(self.name) for plan in plans]
+        drafts = [Draft()] * len(budgets)
+        for i, plan in zip(wanted, plans, strict=True):
+            drafts[i] = plan.draft(self.name)
+        return drafts
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Nothing to learn: the next `propose` sees from the tokens which rows were accepted."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.drafters.children import in_turn
 from outrider.drafters.growth import Offer
-from outrider.drafters.quiet import copied
+from outrider.drafters.quiet import copied, joined, kept
 from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key, gumbel_at, rough_gumbel
@@ -80,7 +80,7 @@ class ReducedVocabulary:
         """Without what a grammar forbids in the first level, as long as that leaves anything."""
         if params.grammar is None or all(paths):
             return logits
-        logits = copied(logits)
+        logits = joined([copied(kept(logits))])
         for row, path in zip(logits, paths, strict=True):
             mask = None if path else allowed(params, history, path)
             if mask is not None and (known := mask[self._tokens]).any():

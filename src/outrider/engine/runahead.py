@@ -181,6 +181,7 @@ class Runahead:
             temperature=p.temperature,
             words=self._noise(s, reach) if p.temperature > 0 else None,
             features=given.features,
+            gap=given.gap,
         )
 
     def _noise(self, s: Sequence, reach: int) -> Tensor:

@@ -126,7 +126,7 @@ class HeadChains:
         """The others, each from the head's own state after the one before."""
         network = self._network
         for depth in range(1, length):
-            self._lanes.place(network, DRAFT_SLOT, lanes, depth, 1, wanted=1, shift=1)
+            self._lanes.place(network, DRAFT_SLOT, lanes, depth, 1, wanted=1, head=True)
             network.run(lanes, False, network.states, self._last if depth == 1 else None)
             self._choose(lanes, depth, sampled)
 

@@ -13,9 +13,10 @@ from outrider.models.cuda.kernels.steps import absorb_kernel, place_kernel
 from outrider.models.cuda.network import Network
 from outrider.types import Lane
 
-LAST, PREVIOUS, LENGTH, GENERATED, TARGET_SLOT, DRAFT_SLOT = range(6)
-FIELDS = 6
-"""Of a lane's state: its last token and the one before, cached tokens, generated tokens, and its cache slots."""
+LAST, PREVIOUS, LENGTH, GENERATED, TARGET_SLOT, DRAFT_SLOT, GAP = range(7)
+FIELDS = 7
+"""Of a lane's state: its last token and the one before, cached tokens, generated tokens, its cache slots, and how many
+rows a head's cache lacks."""
 
 NOISE_AHEAD = 512
 """Generated positions per lane whose noise keys are on the device."""
@@ -54,10 +55,11 @@ class Lanes:
         state = host[: most * FIELDS].view(most, FIELDS)
         starts = host[most * FIELDS :][:most]
         words = host[most * (FIELDS + 1) :].view(most, NOISE_AHEAD, 2)
-        state[:] = torch.tensor([0, 0, 0, 0, self._spare[TARGET_SLOT], self._spare[DRAFT_SLOT]])
+        state[:] = torch.tensor([0, 0, 0, 0, self._spare[TARGET_SLOT], self._spare[DRAFT_SLOT], 0])
         temperatures = [0.0] * most
         for i, lane in enumerate(lanes):
-            state[i] = torch.tensor([lane.last, lane.previous, lane.length, lane.generated, lane.slot, lane.draft_slot])
+            places = lane.slot, lane.draft_slot, lane.gap
+            state[i] = torch.tensor([lane.last, lane.previous, lane.length, lane.generated, *places])
             starts[i] = lane.generated
             temperatures[i] = lane.temperature
             if lane.words is not None:
@@ -69,7 +71,7 @@ class Lanes:
         self.out[:, 1] = self.state.view(most, FIELDS)[:, LAST]
 
     def place(
-        self, network: Network, slot: int, lanes: int, start: int, count: int, wanted: int, shift: int = 0
+        self, network: Network, slot: int, lanes: int, start: int, count: int, wanted: int, head: bool = False
     ) -> None:
         """Describe `count` rows of each lane in the network's tables; see `place_kernel`."""
         place_kernel[(lanes,)](
@@ -87,7 +89,7 @@ class Lanes:
             LONGEST=MAX_LENGTH,
             AHEAD=NOISE_AHEAD,
             WIDTH=bucket(count),
-            SHIFT=shift,
+            HEAD=head,
             num_warps=1,
         )
 

@@ -1,7 +1,7 @@
 """The state of a chain step: rows from it, and the verdict back into it.
 
-A lane's state is six int32: its last token, the one before, tokens in the cache, tokens generated, and its cache
-slots in the target and in the draft model or head.
+A lane's state is seven int32: its last token, the one before, tokens in the cache, tokens generated, its cache slots in
+the target and in the draft model or head, and how many rows a head's cache lacks.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ def place_kernel(
     LONGEST: tl.constexpr,
     AHEAD: tl.constexpr,
     WIDTH: tl.constexpr,
-    SHIFT: tl.constexpr,
+    HEAD: tl.constexpr,
 ):
     """Rows of one lane: the COUNT tokens from START on, counted from its last token (drafts follow it), the last WANTED
-    of which are asked for logits. They stand SHIFT positions before their place in the text: a head's by one."""
+    of which are asked for logits. A HEAD's stand one position before their place in the text, and as many more as it
+    lacks."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     real = i < COUNT
     offset = START + i
-    state = state_ptr + lane * 6
+    state = state_ptr + lane * 7
     length = tl.load(state + 2)
     drafted = tl.load(drafts_ptr + lane * LONGEST + offset - 1, mask=real & (offset > 0), other=0)
     token = tl.where(offset == 0, tl.load(state), tl.where(offset < 0, tl.load(state + 1), drafted))
-    position = length + offset - SHIFT
+    position = length + offset
+    if HEAD:
+        position -= 1 + tl.load(state + 6)
     before = position < 0  # there is no token before the first: let the row go to the spare slot
     position = tl.maximum(position, 0)
     row = lane * COUNT + i
@@ -94,11 +97,12 @@ def absorb_kernel(
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     real = i < COUNT
-    state = state_ptr + lane * 6
+    state = state_ptr + lane * 7
     out = out_ptr + lane * (2 * LONGEST + 2)
     accepted = tl.load(out)
     token = tl.load(out + 1 + i, mask=real, other=0)
-    position = tl.load(state + 2) - 1 - accepted + i  # a head's row stands where the token before it does
+    # A head's row stands where the token before it does, if it lacks none.
+    position = tl.load(state + 2) - 1 - tl.load(state + 6) - accepted + i
     before = position < 0  # nothing was before the first token: let the row go to the spare slot
     position = tl.maximum(position, 0)
     row = lane * COUNT + i
@@ -133,7 +137,7 @@ def accept_kernel(
     chosen = tl.load(chosen_ptr + lane * (LENGTH + 1) + i, mask=i <= LENGTH, other=-1)
     draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < LENGTH, other=-2)
     accepted = tl.min(tl.where((i < LENGTH) & (chosen == draft), WIDTH, i), axis=0)
-    advance(state_ptr + lane * 6, chosen, i, accepted, spare)
+    advance(state_ptr + lane * 7, chosen, i, accepted, spare)
     out = out_ptr + lane * (2 * LONGEST + 2)
     tl.store(out, accepted)
     tl.store(out + 1 + i, chosen, mask=i <= LENGTH)

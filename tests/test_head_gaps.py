@@ -1,0 +1,231 @@
+"""A head that is not asked for drafts reads nothing, and what it missed is a gap in its cache: the text stays the same,
+drafts go on from what is left, and nobody else is given rows that lie behind a gap."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_decoder import reference
+from test_engine import again, alone, drafter_for, finish, sequence, text
+from test_engine import model as engine_model
+from toy import sequence as view
+
+from outrider import LLM, SamplingParams
+from outrider.control.controller import FixedLength
+from outrider.drafters import head as head_module
+from outrider.drafters.head import HeadDrafter
+from outrider.engine import scheduler
+from outrider.engine.engine import Engine
+from outrider.engine.prefixes import LEAST
+from outrider.engine.sequence import Sequence as Running
+from outrider.models.native.decoder import NativeDecoder
+from outrider.types import Budget, Commit, Draft, Rows, SequenceView
+
+model = engine_model
+
+WAITING = 8
+
+
+@pytest.fixture(scope="module")
+def source() -> Any:
+    return reference("llama")
+
+
+class Pausing(FixedLength):
+    """Drafts nothing for sequence `only` (None: for all) while it has generated `start` to `stop` tokens."""
+
+    def __init__(self, nodes: int, start: int, stop: int, only: int | None = None) -> None:
+        super().__init__(nodes)
+        self._pause, self._only = range(start, stop), only
+
+    def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
+        return [
+            Budget(0, 0) if self.paused(each) else budget
+            for each, budget in zip(sequences, super().budgets(sequences, tree, room), strict=True)
+        ]
+
+    def paused(self, each: SequenceView) -> bool:
+        return self._only in (None, each.id) and len(each.tokens) - each.prompt_length in self._pause
+
+
+class Moody(Pausing):
+    """Now and then for a while."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes, 0, 0)
+
+    def paused(self, each: SequenceView) -> bool:
+        return (len(each.tokens) + 5 * each.id) // 11 % 2 == 0
+
+
+def counted(drafter: HeadDrafter) -> list[int]:
+    """Rows of every pass the head makes from features, from now on."""
+    head, rows = drafter.head, []
+
+    def counting(given: Any) -> Any:
+        def run(batch: Sequence[Rows], *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("features") is not None:
+                rows.append(sum(len(each.tokens) for each in batch))
+            return given(batch, *args, **kwargs)
+
+        return run
+
+    head.forward = counting(head.forward)  # type: ignore[method-assign]
+    head.rank = counting(head.rank)  # type: ignore[attr-defined]
+    return rows
+
+
+@pytest.mark.parametrize("gained", [1, 3, 20])
+@pytest.mark.parametrize("steps", [1, 2, 15])
+def test_drafts_after_a_gap_are_those_of_a_head_that_read_the_rest(
+    source: Any, model: NativeDecoder, steps: int, gained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: all before the gap, then the last tokens, each with the features of the one before it. Others draft
+    meanwhile, so that steps may gain several tokens."""
+    monkeypatch.setattr(head_module, "WAITING", WAITING)
+    words = text(30 + min(steps * gained, 100), 1)
+    steps = (len(words) - 30) // gained
+    followed, rest = (drafter_for("head", source, model) for _ in range(2))
+    assert isinstance(followed, HeadDrafter)
+    assert isinstance(rest, HeadDrafter)
+    slot = model.open()
+    model.forward([Rows.chain(slot, words, logits=())])
+    features = model.features.clone()
+    params = sequence(0, words).params
+
+    one = view(words[:30], params)
+    followed.open(one)
+    followed.read([one], [Rows.chain(slot, words[:29], logits=())], features[:29])
+    passes = counted(followed)
+    for at in range(30, 30 + steps * gained, gained):
+        drafted, told = words[at : at + gained - 1], words[at : at + gained]
+        followed.read([one], [Rows.chain(slot, [words[at - 1], *drafted])], features[at - 1 : at - 1 + gained])
+        one.push(told)
+        draft = Draft(drafted, range(-1, gained - 2), [0.5] * (gained - 1))
+        followed.observe([Commit(one, draft, tuple(range(gained - 1)), tuple(told))])
+    assert passes == []
+    (draft,) = followed.propose([one], [Budget(5, 5)])
+    waiting = min(WAITING, 1 + steps * gained)  # the prompt's last token, too
+    assert passes == [waiting]
+
+    count = len(one.tokens)
+    other = view([*words[:29], *words[count - waiting : count]], params)
+    rest.open(other)
+    read = torch.cat([features[:28], features[count - waiting - 1 : count - 1]])
+    rest.read([other], [Rows.chain(slot, other.tokens[:-1], logits=())], read)
+    (expected,) = rest.propose([other], [Budget(5, 5)])
+    assert draft.source == "head"
+    assert list(draft.tokens) == list(expected.tokens)
+    assert list(draft.confidence) == list(expected.confidence)
+
+
+def test_following_runs_no_pass_and_keeps_few_tokens(source: Any, model: NativeDecoder) -> None:
+    drafter = drafter_for("head", source, model)
+    assert isinstance(drafter, HeadDrafter)
+    engine = Engine(model, drafter, FixedLength(0))
+    pair = [sequence(i, text(9 + i, i), 1.0, 100) for i in range(2)]
+    for each in pair:
+        engine.add(each)
+    engine.step()
+    engine.step()
+    passes = counted(drafter)
+    while not engine.idle:
+        engine.step()
+        assert all(len(held.tokens) <= head_module.WAITING for held in drafter._held.values())
+    assert passes == []
+    assert [each.tokens[each.prompt_length :] for each in pair] == [alone(model, each) for each in pair]
+
+
+@pytest.mark.parametrize("name", ["head", "head+suffix"])
+@pytest.mark.parametrize("how", ["left", "running"])
+def test_no_row_behind_a_gap_is_reused(
+    source: Any, model: NativeDecoder, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All before it is, and drafts are those of a fresh start, to the bit."""
+    monkeypatch.setattr(head_module, "WAITING", WAITING)
+    controller = Pausing(4, 12, 50, only=0)
+    engine = Engine(model, drafter_for(name, source, model), controller)
+    first = sequence(0, text(30, 4), 1.0, 80)
+    engine.add(first)
+    while first.generated < 70:
+        engine.step()
+    if how == "left":
+        engine.remove(first)
+    asked, fresh = (sequence(1, [*first.tokens[:95], *text(9, 5)], 1.0, 12) for _ in range(2))
+    engine.add(asked)
+    while not asked.finish_reason:
+        engine.step()
+    engine.remove(first)
+    assert engine.leaks() == []
+    finish(Engine(model, drafter_for(name, source, model), controller), fresh)
+    if name == "head":
+        assert engine.stats.prefix_tokens == rows_before_the_pause(first, 12)
+    assert engine.stats.prefix_hits == 1
+    assert asked.tokens == fresh.tokens
+    drafts, expected = ([step.draft for step in one.trace] for one in (asked, fresh))
+    assert [list(draft.tokens) for draft in drafts] == [list(draft.tokens) for draft in expected]
+    assert [list(draft.confidence) for draft in drafts] == [list(draft.confidence) for draft in expected]
+    assert any(draft.source == "head" for draft in drafts)
+
+
+def rows_before_the_pause(one: Running, start: int) -> int:
+    """What the head had read when it drafted last: all tokens there were, but for the first."""
+    length, rows = one.prompt_length, 0
+    for step in one.trace:
+        if length - one.prompt_length >= start:
+            return rows
+        rows = length - 1
+        length += len(step.path) + 1
+    raise AssertionError("there was no pause")
+
+
+@pytest.mark.parametrize("name", ["head", "head+suffix"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_traffic_with_gaps(
+    source: Any, model: NativeDecoder, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences that come at any time, are sent back, and begin with what others said, each with gaps of its own."""
+    monkeypatch.setattr(head_module, "WAITING", 3)
+    monkeypatch.setattr(scheduler, "LOOKAHEAD", 6)
+    engine = Engine(model, drafter_for(name, source, model), Moody(5), kv_tokens=190)
+    rng = random.Random(12)
+    sequences: list[Running] = []
+    for step in range(10_000):
+        if len(sequences) < 16 and rng.random() < 0.5:
+            begin = rng.choice([text(25, 1), *(s.tokens for s in sequences if s.finish_reason)])
+            prompt = [*begin[: 4 * LEAST], *text(rng.randint(1, 15), 50 + step)][:70]
+            sequences.append(sequence(len(sequences), prompt, temperature, rng.choice([20, 50, 80])))
+            engine.add(sequences[-1])
+        engine.step()
+        if step == 40:
+            again(engine)
+        if len(sequences) == 16 and engine.idle:
+            break
+    assert engine.stats.prefix_hits > 2, "no test"
+    assert engine.stats.preemptions > 0, "no test"
+    assert engine.leaks() == []
+    assert sum(s.accepted for s in sequences) > 2
+    for one in sequences:
+        assert one.tokens[one.prompt_length :] == alone(model, one), f"sequence {one.id}"
+
+
+def test_a_long_pause_costs_few_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped head, with all that was said meanwhile and with the end of it alone."""
+    llm = LLM(drafter="head", device="cpu", max_batch=4, max_context=512)
+    asked = ["Why is the sky blue?", "Tell me a story about a fox.", "How do I bake bread?", "What is a prime number?"]
+    prompts = [llm.encode_chat([{"role": "user", "content": question}]) for question in asked]
+    params = SamplingParams(max_tokens=128, temperature=0, ignore_eos=True)
+    pausing = llm.with_drafter(llm.drafter, Pausing(4, 4, 84))
+    plain = [each.token_ids for each in llm.generate(prompts, params, speculate=False)]
+    accepted = []
+    for waiting in (1000, head_module.WAITING):
+        monkeypatch.setattr(head_module, "WAITING", waiting)
+        done = pausing.generate(prompts, params)
+        assert [each.token_ids for each in done] == plain
+        accepted.append(sum(each.accepted for each in done) / sum(each.drafted for each in done))
+    assert accepted[0] > 0.2, "no test"
+    assert accepted[1] > 0.8 * accepted[0]
