@@ -131,7 +131,7 @@ class Drafting:
 
     def _run(self, rows: Rows) -> None:
         self.target.forward([rows])
-        self.drafter.read([self.sequence], [rows], self.target.features)
+        self.drafter.read([self.sequence], [rows], self.target.features, soon=True)
 
 
 class Measured:

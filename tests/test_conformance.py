@@ -153,11 +153,13 @@ class Checked:
 
 
 class CheckedReader(Checked):
-    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: torch.Tensor) -> None:
+    def read(
+        self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: torch.Tensor, soon: bool
+    ) -> None:
         assert {sequence.id for sequence in sequences} <= self.opened
         assert len(features) == sum(len(rows.tokens) for rows in batch)
         assert isinstance(self.inner, ReadsFeatures)
-        self.inner.read(sequences, batch, features)
+        self.inner.read(sequences, batch, features, soon)
         with torch.inference_mode():
             features.zero_()  # valid during the call only
 

@@ -152,7 +152,7 @@ def test_drafts_depend_on_the_text_alone(model: Any, kind: str, branching: int, 
         before = running.tokens[:-1]
         if before:
             other.forward([Rows.chain(slot, before, logits=())])
-            drafter.read([copy], [Rows.chain(slot, before, logits=())], other.features)
+            drafter.read([copy], [Rows.chain(slot, before, logits=())], other.features, soon=True)
         other.close(slot)
         return drafter.propose([copy], [budget])[0]
 

@@ -23,7 +23,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.prefixes import LEAST
 from outrider.engine.sequence import Sequence as Running
 from outrider.models.native.decoder import NativeDecoder
-from outrider.types import Budget, Commit, Draft, Rows, SequenceView
+from outrider.types import Budget, Commit, Draft, Drafter, Rows, SequenceView
 
 model = engine_model
 
@@ -42,13 +42,13 @@ class Pausing(FixedLength):
         super().__init__(nodes)
         self._pause, self._only = range(start, stop), only
 
-    def budgets(self, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]) -> list[Budget]:
-        return [
-            Budget(0, 0) if self.paused(each) else budget
-            for each, budget in zip(sequences, super().budgets(sequences, tree, room), strict=True)
-        ]
+    def draft(
+        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
+    ) -> list[Draft]:
+        left = [0 if self.rests(each) else most for each, most in zip(sequences, room, strict=True)]
+        return super().draft(drafter, sequences, tree, left)
 
-    def paused(self, each: SequenceView) -> bool:
+    def rests(self, each: SequenceView) -> bool:
         return self._only in (None, each.id) and len(each.tokens) - each.prompt_length in self._pause
 
 
@@ -58,7 +58,7 @@ class Moody(Pausing):
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes, 0, 0)
 
-    def paused(self, each: SequenceView) -> bool:
+    def rests(self, each: SequenceView) -> bool:
         return (len(each.tokens) + 5 * each.id) // 11 % 2 == 0
 
 
@@ -99,11 +99,13 @@ def test_drafts_after_a_gap_are_those_of_a_head_that_read_the_rest(
 
     one = view(words[:30], params)
     followed.open(one)
-    followed.read([one], [Rows.chain(slot, words[:29], logits=())], features[:29])
+    followed.read([one], [Rows.chain(slot, words[:29], logits=())], features[:29], soon=True)
     passes = counted(followed)
     for at in range(30, 30 + steps * gained, gained):
         drafted, told = words[at : at + gained - 1], words[at : at + gained]
-        followed.read([one], [Rows.chain(slot, [words[at - 1], *drafted])], features[at - 1 : at - 1 + gained])
+        followed.read(
+            [one], [Rows.chain(slot, [words[at - 1], *drafted])], features[at - 1 : at - 1 + gained], soon=True
+        )
         one.push(told)
         draft = Draft(drafted, range(-1, gained - 2), [0.5] * (gained - 1))
         followed.observe([Commit(one, draft, tuple(range(gained - 1)), tuple(told))])
@@ -116,7 +118,7 @@ def test_drafts_after_a_gap_are_those_of_a_head_that_read_the_rest(
     other = view([*words[:29], *words[count - waiting : count]], params)
     rest.open(other)
     read = torch.cat([features[:28], features[count - waiting - 1 : count - 1]])
-    rest.read([other], [Rows.chain(slot, other.tokens[:-1], logits=())], read)
+    rest.read([other], [Rows.chain(slot, other.tokens[:-1], logits=())], read, soon=True)
     (expected,) = rest.propose([other], [Budget(5, 5)])
     assert draft.source == "head"
     assert list(draft.tokens) == list(expected.tokens)
@@ -148,7 +150,7 @@ def test_no_row_behind_a_gap_is_reused(
     """All before it is, and drafts are those of a fresh start, to the bit."""
     monkeypatch.setattr(head_module, "WAITING", WAITING)
     controller = Pausing(4, 12, 50, only=0)
-    engine = Engine(model, drafter_for(name, source, model), controller)
+    engine = Engine(model, drafter_for(name, source, model, keeps=False), controller)
     first = sequence(0, text(30, 4), 1.0, 80)
     engine.add(first)
     while first.generated < 70:
@@ -161,7 +163,7 @@ def test_no_row_behind_a_gap_is_reused(
         engine.step()
     engine.remove(first)
     assert engine.leaks() == []
-    finish(Engine(model, drafter_for(name, source, model), controller), fresh)
+    finish(Engine(model, drafter_for(name, source, model, keeps=False), controller), fresh)
     if name == "head":
         assert engine.stats.prefix_tokens == rows_before_the_pause(first, 12)
     assert engine.stats.prefix_hits == 1
@@ -169,7 +171,7 @@ def test_no_row_behind_a_gap_is_reused(
     drafts, expected = ([step.draft for step in one.trace] for one in (asked, fresh))
     assert [list(draft.tokens) for draft in drafts] == [list(draft.tokens) for draft in expected]
     assert [list(draft.confidence) for draft in drafts] == [list(draft.confidence) for draft in expected]
-    assert any(draft.source == "head" for draft in drafts)
+    assert any("head" in draft.source for draft in drafts)
 
 
 def rows_before_the_pause(one: Running, start: int) -> int:
@@ -229,3 +231,24 @@ def test_a_long_pause_costs_few_accepted_tokens(monkeypatch: pytest.MonkeyPatch)
         accepted.append(sum(each.accepted for each in done) / sum(each.drafted for each in done))
     assert accepted[0] > 0.2, "no test"
     assert accepted[1] > 0.8 * accepted[0]
+
+
+@pytest.mark.parametrize("words", [5, 60])
+def test_a_prompt_may_be_left_unread(
+    source: Any, model: NativeDecoder, words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no drafts are expected only its end waits. Drafts asked for all the same come, and the text is the same."""
+    monkeypatch.setattr(head_module, "WAITING", WAITING)
+    drafter = drafter_for("head", source, model)
+    assert isinstance(drafter, HeadDrafter)
+    rows, controller = counted(drafter), Pausing(4, 0, 6)
+    controller.pays = False
+    engine, asked = Engine(model, drafter, controller), sequence(0, text(words, 2), limit=25)
+    engine.add(asked)
+    while asked.generated < 6:
+        engine.step()
+    assert rows == [], "nothing was read"
+    finish(engine)
+    assert max(rows) <= WAITING + 1
+    assert asked.drafted > 0
+    assert asked.tokens[words:] == alone(model, sequence(0, text(words, 2), limit=25))

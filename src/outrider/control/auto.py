@@ -282,6 +282,16 @@ class AutoLength:
         )
 
     @property
+    def pays(self) -> bool:
+        if not self._newcomer:
+            return True  # nothing is known of anybody
+        levels = (
+            depth([gain * self._price for gain in gains.expected(self.nodes)], cost.fixed, cost.per_level)
+            for gains, cost in ((gains, self._cost(name)) for name, gains in self._newcomer.items())
+        )
+        return any(levels)
+
+    @property
     def paused(self) -> bool:
         return self._silent > _SOONEST
 

@@ -34,6 +34,11 @@ class Controller(Protocol):
         ...
 
     @property
+    def pays(self) -> bool:
+        """Whether drafters that make passes are expected to be asked, by requests of which nothing is known yet."""
+        ...
+
+    @property
     def paused(self) -> bool:
         """Whether nothing has been drafted for a while, nor is expected to be."""
         ...
@@ -69,6 +74,7 @@ class FixedLength:
         self.lengths: Sequence[int] = sorted({0, nodes})
         self.issued: Sequence[int] = ()
         self.paused = nodes == 0
+        self.pays = nodes > 0
         self.belief: Belief | None = None
         self._tree = tree
 

@@ -170,9 +170,10 @@ class HeadDrafter:
         prompt = sequence.tokens[: sequence.prompt_length]
         self._held[sequence.id] = _Held(slot, len(prompt), History(prompt))
 
-    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
+    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
-        begins. A step's wait until it is known what was accepted, and then for a draft."""
+        begins. Where none is expected they wait like a step's, which wait until it is known what was accepted, and then
+        for a draft."""
         prompts: list[_Held] = []
         seen = kept(features)
         shared = len(seen) == len(batch)  # a row each, and all will be kept
@@ -189,7 +190,10 @@ class HeadDrafter:
             after = self._rows(held) + held.dropped + 1
             held.wait(sequence.tokens[after : after + len(piece)], piece)
             prompts.append(held)
-        self._catch_up(prompts)
+        if soon:
+            self._catch_up(prompts)
+        for held in prompts:
+            self._forget_old(held)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """What is not drafted for runs no pass here, however long: it leaves a gap."""
@@ -201,10 +205,14 @@ class HeadDrafter:
             if len(passed) > 1:
                 passed = passed[[0, *(1 + node for node in commit.path[: len(commit.tokens) - 1])]]
             held.wait(commit.tokens, passed)
-            if len(held.tokens) > WAITING:
-                if held.whole is None:
-                    held.whole = self._head.length(held.slot)
-                held.drop(len(held.tokens) - WAITING)
+            self._forget_old(held)
+
+    def _forget_old(self, held: _Held) -> None:
+        """Of what waits, keep the last few."""
+        if len(held.tokens) > WAITING:
+            if held.whole is None:
+                held.whole = self._head.length(held.slot)
+            held.drop(len(held.tokens) - WAITING)
 
     def hand_over(self, sequences: Sequence[SequenceView]) -> list[HandedOver]:
         """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that."""

@@ -48,8 +48,8 @@ class MixDrafter:
         self._head.close(sequence)
         self._suffix.close(sequence)
 
-    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
-        self._head.read(sequences, batch, features)
+    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
+        self._head.read(sequences, batch, features, soon)
 
     def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return self._suffix.look_up(sequences, budgets)

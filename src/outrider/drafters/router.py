@@ -142,11 +142,11 @@ class RouterDrafter:
 class ReadingRouter(RouterDrafter):
     """With drafters among them that read what the target computes."""
 
-    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor) -> None:
+    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """Every drafter that reads features is given those of its own sequences."""
         ends = list(accumulate(len(rows.tokens) for rows in batch))
         pieces = [features[end - len(rows.tokens) : end] for end, rows in zip(ends, batch, strict=True)]
         for drafter, members in self._groups(sequences):
             if isinstance(drafter, ReadsFeatures):
                 own = features if len(members) == len(batch) else joined([pieces[i] for i in members])
-                drafter.read([sequences[i] for i in members], [batch[i] for i in members], own)
+                drafter.read([sequences[i] for i in members], [batch[i] for i in members], own, soon)

@@ -124,10 +124,11 @@ class Engine:
         rows = sum(len(draft) + 1 for draft in drafts)
         return Round(judged, rows, drafted - started, perf_counter() - drafted)
 
-    def _forward(self, sequences: list[Sequence], batch: list[Rows]) -> Tensor:
+    def _forward(self, sequences: list[Sequence], batch: list[Rows], *, soon: bool = True) -> Tensor:
+        """`soon`: whether drafts are expected for them (`ReadsFeatures`)."""
         logits = self.model.forward(batch)
         if self._reader is not None and self._tapped is not None:
-            self._reader.read(sequences, batch, self._tapped.features)
+            self._reader.read(sequences, batch, self._tapped.features, soon)
         return logits
 
     def add(self, sequence: Sequence) -> None:
@@ -193,7 +194,7 @@ class Engine:
             start = len(sequence.tokens) - 1 - sequence.missing
             batch.append(Rows.chain(sequence.slot, sequence.tokens[start : start + count], logits=()))
         if batch:
-            self._forward([sequence for sequence, _ in prompts], batch)
+            self._forward([sequence for sequence, _ in prompts], batch, soon=self.controller.pays)
         for sequence, count in prompts:
             self.model.commit(sequence.slot, range(count))
             sequence.missing -= count
