@@ -43,6 +43,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 CPU = torch.device("cpu")
 VOCAB = 12
+CONTEXT = 256 if DEVICE.type == "cuda" else 128
+"""The interpreter runs every block of it."""
 MORE = 6 if DEVICE.type == "cuda" else 1
 """Texts are so many times longer where that takes no time."""
 
@@ -82,7 +84,7 @@ def loud_head(layers: int = 1, *, norm_before_residual: bool = False, padding: i
 
 @pytest.fixture(scope="module")
 def target() -> CudaDecoder:
-    return CudaDecoder.load(TARGET, target_tensors(), DTYPE, DEVICE, max_batch=3, max_context=256)
+    return CudaDecoder.load(TARGET, target_tensors(), DTYPE, DEVICE, max_batch=3, max_context=CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +101,10 @@ def close(ours: torch.Tensor, reference: torch.Tensor) -> None:
 
 def test_features_are_those_of_the_pytorch_decoder_and_change_no_bit() -> None:
     reference = TorchDecoder.load(
-        TARGET, target_tensors(), torch.float32, DEVICE, max_batch=2, max_context=256, bitwise=False
+        TARGET, target_tensors(), torch.float32, DEVICE, max_batch=2, max_context=CONTEXT, bitwise=False
     )
     ours, untapped = (
-        CudaDecoder.load(TARGET, target_tensors(), DTYPE, DEVICE, max_batch=2, max_context=256) for _ in range(2)
+        CudaDecoder.load(TARGET, target_tensors(), DTYPE, DEVICE, max_batch=2, max_context=CONTEXT) for _ in range(2)
     )
     logits = []
     for model in (reference, ours, untapped):
@@ -122,9 +124,9 @@ def test_a_head_computes_what_the_pytorch_head_computes(layers: int, normed: boo
     """Fused features of two sequences, then a tree on its own states, and rows that a commit moved."""
     checkpoint = loud_head(layers, norm_before_residual=normed)
     reference = TorchDecoder.load(
-        TARGET, target_tensors(), torch.float32, DEVICE, max_batch=2, max_context=256, bitwise=False
+        TARGET, target_tensors(), torch.float32, DEVICE, max_batch=2, max_context=CONTEXT, bitwise=False
     )
-    ours = CudaDecoder.load(TARGET, target_tensors(), DTYPE, DEVICE, max_batch=2, max_context=256)
+    ours = CudaDecoder.load(TARGET, target_tensors(), DTYPE, DEVICE, max_batch=2, max_context=CONTEXT)
     features = torch.randn(7, 2 * 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     found = []
     for model in (reference, ours):

@@ -36,6 +36,8 @@ from outrider.types import ROOT, Drafter, Rows, Speculation
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 VOCAB = 90
+CONTEXT = 256 if DEVICE.type == "cuda" else 128
+"""The interpreter runs every block of it."""
 
 TARGET = Architecture(
     family="llama",
@@ -59,7 +61,7 @@ def gpu_decoder(architecture: Architecture, max_batch: int = 3) -> CudaDecoder:
     """The draft's layer is the target's first: it agrees now and then. Weights large enough for layers to matter."""
     weights = random_weights(architecture, DEVICE, DTYPE, seed=1)
     tensors = ((name, tensor * 8 if tensor.dim() > 1 else tensor) for name, tensor in weights)
-    return CudaDecoder.load(architecture, tensors, DTYPE, DEVICE, max_batch=max_batch, max_context=256)
+    return CudaDecoder.load(architecture, tensors, DTYPE, DEVICE, max_batch=max_batch, max_context=CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +78,9 @@ def test_logits_are_those_of_the_pytorch_decoder() -> None:
     """Biases, norms of queries and keys, a sliding layer; a prompt, a tree, and the rows a commit moved."""
     rich = replace(TARGET, qkv_bias=True, qk_norm=True, tied=False, layers=(LayerShape(0, 0), LayerShape(0, 6)))
     reference = TorchDecoder.load(
-        rich, _rich_weights(rich), torch.float32, DEVICE, max_batch=2, max_context=256, bitwise=False
+        rich, _rich_weights(rich), torch.float32, DEVICE, max_batch=2, max_context=CONTEXT, bitwise=False
     )
-    ours = CudaDecoder.load(rich, _rich_weights(rich), DTYPE, DEVICE, max_batch=2, max_context=256)
+    ours = CudaDecoder.load(rich, _rich_weights(rich), DTYPE, DEVICE, max_batch=2, max_context=CONTEXT)
     prompt = random.Random(0).choices(range(VOCAB), k=12)
     tree = Rows(0, [5, 6, 7, 8, 9], [ROOT, 0, 0, 1, 2])
     found = []

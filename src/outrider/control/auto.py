@@ -259,7 +259,7 @@ class AutoLength:
                 brought[level] += chance - self._row / self._price
         probe = 0.3 if state.idle else 0.0  # after a long silence what is found weighs more than what was true then
         self._gains(state, name).observe(brought, first, probe)
-        self._newcomer[name].observe(brought, first)
+        self._newcomers(name).observe(brought, first)
 
     def _given(self, drafts: list[Draft]) -> list[Draft]:
         self.issued = [len(draft) for draft in drafts]
@@ -283,13 +283,17 @@ class AutoLength:
 
     @property
     def pays(self) -> bool:
-        if not self._newcomer:
-            return True  # nothing is known of anybody
-        levels = (
-            depth([gain * self._price for gain in gains.expected(self.nodes)], cost.fixed, cost.per_level)
-            for gains, cost in ((gains, self._cost(name)) for name, gains in self._newcomer.items())
-        )
-        return any(levels)
+        if self._table is None or not self._table.drafting:
+            return True  # who knows
+        if not self._plain:  # nothing was drafted yet: as if it were now
+            first, second = self._table.pass_seconds(2, self._table.contexts[0])[1:]
+            self._plain, self._price, self._row = first, first, second - first
+        return any(map(self._pays, self._table.drafting))
+
+    def _pays(self, name: str) -> bool:
+        """Whether a drafter gains newcomers more than it costs."""
+        gains, cost = self._newcomers(name).expected(self.nodes), self._cost(name)
+        return depth([gain * self._price for gain in gains], cost.fixed, cost.per_level) > 0
 
     @property
     def paused(self) -> bool:
@@ -460,12 +464,16 @@ class AutoLength:
     def _gains(self, state: _State, name: str) -> Levels:
         gains = state.gains.get(name)
         if gains is None:
-            if name not in self._newcomer:
-                row = self._row / self._price
-                hope = [max(0.0, _HOPE**k - row) for k in range(1, self.nodes + 1)]
-                self._newcomer[name] = Levels(hope, _HOPE, 1 / 64, 4)
-            gains = state.gains[name] = self._newcomer[name].copy(rate=1 / 16, weight=3)
+            gains = state.gains[name] = self._newcomers(name).copy(rate=1 / 16, weight=3)
         return gains
+
+    def _newcomers(self, name: str) -> Levels:
+        known = self._newcomer.get(name)
+        if known is None:
+            row = self._row / self._price
+            hope = [max(0.0, _HOPE**k - row) for k in range(1, self.nodes + 1)]
+            known = self._newcomer[name] = Levels(hope, _HOPE, 1 / 64, 4)
+        return known
 
     def _chances(self, state: _State, draft: Draft) -> list[float]:
         """How likely each node is accepted; never more than its parent."""
