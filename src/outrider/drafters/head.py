@@ -146,14 +146,23 @@ class HeadDrafter:
         self._hold(sequence, self._head.open())
 
     def reach(self, sequence: SequenceView, source: int, common: int) -> int:
-        """Row i holds token i + 1 up to the first gap, so the last common token has no row of use; and the target must
-        run at least one more before the last, for the features the first draft begins with."""
-        held = self._held.get(source)
-        rows = held.whole if held and held.whole is not None else self._remains.length(source, self._slot(source))
-        return max(0, min(rows, common - 1, len(sequence.tokens) - 2))
+        """Row i holds token i + 1, so the last common token has no row of use; and the target must run at least one
+        more before the last, for the features the first draft begins with. Where rows are missing the target runs a few
+        tokens again to have them, but no more than that: the rest becomes a gap."""
+        most = max(0, min(common - 1, len(sequence.tokens) - 2))
+        rows = min(most, self._whole_rows(source))
+        return rows if most - rows <= WAITING else most
 
     def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
-        self._hold(sequence, self._remains.open(source, self._slot(source), length, keep))
+        rows = min(length, self._whole_rows(source))
+        held = self._hold(sequence, self._remains.open(source, self._slot(source), rows, keep))
+        if rows < length:
+            held.whole, held.dropped = rows, length - rows
+
+    def _whole_rows(self, source: int) -> int:
+        """Rows there are of this sequence, open or closed, before any gap."""
+        held = self._held.get(source)
+        return held.whole if held and held.whole is not None else self._remains.length(source, self._slot(source))
 
     def close(self, sequence: SequenceView) -> None:
         """What follows a gap is of no use to others."""
@@ -166,9 +175,10 @@ class HeadDrafter:
         held = self._held.get(sequence)
         return None if held is None else held.slot
 
-    def _hold(self, sequence: SequenceView, slot: int) -> None:
+    def _hold(self, sequence: SequenceView, slot: int) -> _Held:
         prompt = sequence.tokens[: sequence.prompt_length]
-        self._held[sequence.id] = _Held(slot, len(prompt), History(prompt))
+        held = self._held[sequence.id] = _Held(slot, len(prompt), History(prompt))
+        return held
 
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
