@@ -144,12 +144,10 @@ def test_following_runs_no_pass_and_keeps_few_tokens(source: Any, model: NativeD
 
 @pytest.mark.parametrize("name", ["head", "head+suffix"])
 @pytest.mark.parametrize("how", ["left", "running"])
-@pytest.mark.parametrize("waits", [WAITING, 80])
 def test_no_row_behind_a_gap_is_reused(
-    source: Any, model: NativeDecoder, name: str, how: str, waits: int, monkeypatch: pytest.MonkeyPatch
+    source: Any, model: NativeDecoder, name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large gap stays one, and the target runs nothing again for it; a small one is filled, and then drafts are those
-    of a fresh start, to the bit."""
+    """A gap stays one, and the target runs nothing again for it."""
     monkeypatch.setattr(head_module, "WAITING", WAITING)
     controller = Pausing(4, 12, 50, only=0)
     drafter = drafter_for(name, source, model, keeps=False)
@@ -160,26 +158,20 @@ def test_no_row_behind_a_gap_is_reused(
         engine.step()
     if how == "left":
         engine.remove(first)
-    monkeypatch.setattr(head_module, "WAITING", waits)
     asked, fresh = (sequence(1, [*first.tokens[:95], *text(9, 5)], 1.0, 12) for _ in range(2))
-    before = rows_before_the_pause(first, 12)
     engine.add(asked)
     engine.step()
     head = drafter if isinstance(drafter, HeadDrafter) else drafter.head  # type: ignore[attr-defined]
-    assert head._held[1].whole == (before if waits == WAITING else None)
+    assert head._held[1].whole == rows_before_the_pause(first, 12)
     while not asked.finish_reason:
         engine.step()
     engine.remove(first)
     assert engine.leaks() == []
     finish(Engine(model, drafter_for(name, source, model, keeps=False), controller), fresh)
-    assert engine.stats.prefix_tokens == (94 if waits == WAITING else before)
+    assert engine.stats.prefix_tokens == 94
     assert engine.stats.prefix_hits == 1
     assert asked.tokens == fresh.tokens
-    drafts, expected = ([step.draft for step in one.trace] for one in (asked, fresh))
-    if waits > WAITING:
-        assert [list(draft.tokens) for draft in drafts] == [list(draft.tokens) for draft in expected]
-        assert [list(draft.confidence) for draft in drafts] == [list(draft.confidence) for draft in expected]
-    assert any("head" in draft.source for draft in drafts)
+    assert any("head" in step.draft.source for step in asked.trace)
 
 
 def rows_before_the_pause(one: Running, start: int) -> int:

@@ -123,6 +123,7 @@ class LLM:
         plain = Engine(model, NoDrafter(), FixedLength(0))
         other = self.with_engine(plain)
         other._plain = plain
+        other._costs = Costs(None, {})  # another model's, and nobody knows which
         return other
 
     def with_drafter(self, drafter: str | Drafter, controller: Controller | Literal["auto"] = "auto") -> LLM:

@@ -85,7 +85,7 @@ def cost(
     for i, rows in enumerate(table.rows):
         seconds = table.seconds[0][i]
         more = (seconds - before) / (rows - table.rows[i - 1]) / plain if i else 0.0
-        bar = "█" * round(8 * seconds / plain) if seconds < 8 * plain else "█" * 64
+        bar = "█" * min(40, round(4 * seconds / plain)) + ("…" if seconds > 10 * plain else "")
         milliseconds = (f"{1000 * line[i]:.2f}" for line in (table.seconds[0], table.seconds[-1]))
         shown.add_row(str(rows), *milliseconds, f"{seconds / plain:.2f}", f"{more:.2f}" if i else "", bar)
         before = seconds

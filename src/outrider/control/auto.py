@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from outrider.control.acceptance import Calibration, Leaning, Levels, truths
 from outrider.control.belief import Belief
 from outrider.control.choice import chosen, depth
-from outrider.control.costs import CostTable, assumed
+from outrider.control.costs import CostTable, DraftCost, assumed
 from outrider.control.ledger import SHARE, Ledger
 from outrider.control.pace import DraftPace, Pace
 from outrider.control.survey import Survey
@@ -58,8 +58,8 @@ class _State:
     leanings: dict[str, Leaning] = field(default_factory=dict)
     gains: dict[str, Levels] = field(default_factory=dict)
     """By paid drafter: tokens that each level gained, net of its rows."""
-    idle: int = _SOONEST
-    """Steps since somebody was paid to draft for it."""
+    idle: int = 0
+    """Steps since somebody was paid to draft for it, or it came."""
     proposed: Draft = _EMPTY
     """In the step under way: everything, also what was not worth a row."""
     chances: list[float] = field(default_factory=list)
@@ -189,14 +189,15 @@ class AutoLength:
                 budgets.append(_NOTHING)
                 continue
             cost = self._cost(name)
-            levels = depth(hope, cost.fixed / sharing, cost.per_level / sharing)
+            begin = cost.beginning(state.idle)
+            levels = depth(hope, begin / sharing, cost.per_level / sharing)
             floor = self._floor(name)
             nodes = limits[i]
-            alone = sharing < plain and cost.fixed + levels * cost.per_level > bearable
-            charge = (cost.fixed + levels * cost.per_level) / sharing / (costs[plain] / plain)
+            alone = sharing < plain and begin + levels * cost.per_level > bearable
+            charge = (begin + levels * cost.per_level) / sharing / (costs[plain] / plain)
             if not levels or alone or not state.ledger.affords(charge):
                 levels, floor, nodes = 1, 0.0, min(limits[i], _PROBE_NODES)
-                charge = (cost.fixed + cost.per_level) / (costs[plain] / plain)
+                charge = (begin + cost.per_level) / (costs[plain] / plain)
                 if state.idle < min(_LONGEST_PAUSE, max(_SOONEST, charge / SHARE)) or not state.ledger.affords(charge):
                     budgets.append(_NOTHING)
                     continue
@@ -399,9 +400,10 @@ class AutoLength:
             return [0.0] * plain
         base = costs[plain]
         row = (costs[min(rows, len(costs) - 1)] - base) / max(1, rows - plain)
-        drafting = max(
-            (self._cost(s.paid).fixed + s.levels * self._cost(s.paid).per_level for s in paid if s.paid), default=0.0
-        )
+        drafting = 0.0
+        for state in paid:
+            cost = self._cost(state.paid or "")
+            drafting = max(drafting, cost.beginning(state.idle) + state.levels * cost.per_level)
         expected = row * (rows - plain) + drafting
         if expected <= 0:
             return [0.0] * plain
@@ -457,8 +459,8 @@ class AutoLength:
             table = self._table or assumed(_CHEAP_ROW)
             first = table.seconds[0][0]
             known = table.drafting.get(name)
-            fixed, per_level = (known.fixed, known.per_level) if known else (0.0, 0.01 * first)
-            cost = self._drafting[name] = DraftPace(fixed, per_level)
+            known = known or DraftCost(0.0, 0.01 * first)
+            cost = self._drafting[name] = DraftPace(known.fixed, known.per_level, known.resume)
         return cost
 
     def _gains(self, state: _State, name: str) -> Levels:

@@ -17,10 +17,12 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """Seconds of a draft: `fixed` for beginning one, `per_level` for every level of it."""
+    """Seconds of a draft: `fixed` for beginning one, `per_level` for every level of it; `resume` for beginning one
+    after a long pause, when the drafter has to catch up first."""
 
     fixed: float
     per_level: float
+    resume: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,10 @@ class Pace:
             self._line, self._drawn = self._table.pass_seconds(self._most, context), []
 
 
+LONG_PAUSE = 32
+"""Steps after which a drafter has as much to catch up with as it ever will."""
+
+
 class DraftPace:
     """What one drafter costs: the table's word, corrected by what its drafts took, least squares with a fading memory.
 
@@ -85,9 +89,10 @@ class DraftPace:
 
     _FADE = 0.96
 
-    def __init__(self, fixed: float, per_level: float) -> None:
+    def __init__(self, fixed: float, per_level: float, resume: float = 0.0) -> None:
         self.fixed = fixed
         self.per_level = per_level
+        self._catching_up = max(0.0, resume - fixed)
         self._sums = [0.0] * 5  # weight, x, y, xx, xy
         for levels in (1, 4):  # the table counts like a few drafts
             self._add(levels, fixed + levels * per_level, 2.0)
@@ -102,6 +107,10 @@ class DraftPace:
         slope = (n * xy - x * y) / spread if spread > 1e-6 else self.per_level
         self.per_level = min(max(0.0, slope), xy / xx)
         self.fixed = max(0.0, (y - self.per_level * x) / n)
+
+    def beginning(self, idle: int) -> float:
+        """What it takes to begin a draft after so many steps without one."""
+        return self.fixed + self._catching_up * min(1.0, idle / LONG_PAUSE)
 
     def _add(self, levels: int, seconds: float, weight: float) -> None:
         for i, value in enumerate((1.0, levels, seconds, levels * levels, levels * seconds)):

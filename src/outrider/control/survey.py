@@ -17,6 +17,8 @@ _NEAR, _FAR = 64, 1024
 _FAR_ROWS = (1, 4, 16)
 _LEVEL_ROWS = 4
 """Rows of a level of a draft."""
+_RESUME_ROWS = 32
+"""Rows that a drafter catches up with after a pause."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -75,7 +77,7 @@ class Survey:
             for rows in _FAR_ROWS:
                 yield self._target, rows, self._far
             for drafter in self._drafters.values():
-                for rows in (1, _LEVEL_ROWS):
+                for rows in (1, _LEVEL_ROWS, _RESUME_ROWS):
                     yield drafter, rows, self._near
 
     def _table(self) -> CostTable:
@@ -87,7 +89,7 @@ class Survey:
         per_row = median(added)  # every row attends to its own past
         far = [seconds + rows * per_row for rows, seconds in zip(ROWS, near, strict=True)]
         drafting = {
-            name: DraftCost(of(drafter, 1, self._near), of(drafter, _LEVEL_ROWS, self._near))
+            name: DraftCost(*(of(drafter, rows, self._near) for rows in (1, _LEVEL_ROWS, _RESUME_ROWS)))
             for name, drafter in self._drafters.items()
         }
         table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting)

@@ -147,13 +147,13 @@ class HeadDrafter:
 
     def reach(self, sequence: SequenceView, source: int, common: int) -> int:
         """Row i holds token i + 1, so the last common token has no row of use; and the target must run at least one
-        more before the last, for the features the first draft begins with. Where rows are missing the target runs a few
-        tokens again to have them, but no more than that: the rest becomes a gap."""
-        most = max(0, min(common - 1, len(sequence.tokens) - 2))
-        rows = min(most, self._whole_rows(source))
-        return rows if most - rows <= WAITING else most
+        more before the last, for the features the first draft begins with. Rows that are missing become a gap: the
+        target runs nothing again to have them."""
+        return max(0, min(common - 1, len(sequence.tokens) - 2))
 
     def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
+        if source in self._held:
+            self._settle(self._held[source])
         rows = min(length, self._whole_rows(source))
         held = self._hold(sequence, self._remains.open(source, self._slot(source), rows, keep))
         if rows < length:
@@ -167,9 +167,15 @@ class HeadDrafter:
     def close(self, sequence: SequenceView) -> None:
         """What follows a gap is of no use to others."""
         held = self._held.pop(sequence.id)
+        self._settle(held)
         if held.whole is not None:
             self._head.rollback(held.slot, held.whole)
         self._remains.close(sequence.id, held.slot)
+
+    def _settle(self, held: _Held) -> None:
+        """Before others take over its rows: what waits is read, unless the head is not in use here anyway."""
+        if held.whole is None and self._head.length(held.slot):
+            self._catch_up([held])
 
     def _slot(self, sequence: int) -> int | None:
         held = self._held.get(sequence)

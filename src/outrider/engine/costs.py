@@ -17,14 +17,16 @@ class Costs:
     """Of one model in one place (`facts`: all that its costs depend on), with any drafters: a file each in `folder`.
     What cannot be read is measured again, and what cannot be written next time."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, object]) -> None:
+    def __init__(self, folder: Path | None, facts: Mapping[str, object]) -> None:
+        """`folder` None: nothing is kept."""
         self._folder = folder
         self._facts = facts
 
     def load(self, model: LanguageModel, drafter: Drafter) -> CostTable | None:
         """What an earlier process has measured."""
+        path = self._path(drafter)
         try:
-            return CostTable.from_json(self._path(drafter).read_text()) if isinstance(model, Measurable) else None
+            return CostTable.from_json(path.read_text()) if path and isinstance(model, Measurable) else None
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
             return None
 
@@ -36,6 +38,8 @@ class Costs:
 
     def _save(self, drafter: Drafter, table: CostTable) -> None:
         path = self._path(drafter)
+        if path is None:
+            return
         beside = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +48,9 @@ class Costs:
         except OSError:
             return  # a full or read-only disk
 
-    def _path(self, drafter: Drafter) -> Path:
+    def _path(self, drafter: Drafter) -> Path | None:
+        if self._folder is None:
+            return None
         facts = {**self._facts, "drafters": sorted(_networks(drafter))}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
         return self._folder / f"{digest.hexdigest()[:32]}.json"
