@@ -233,21 +233,24 @@ def test_a_long_pause_costs_few_accepted_tokens(monkeypatch: pytest.MonkeyPatch)
     assert accepted[1] > 0.8 * accepted[0]
 
 
+@pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("words", [5, 60])
 def test_a_prompt_may_be_left_unread(
-    source: Any, model: NativeDecoder, words: int, monkeypatch: pytest.MonkeyPatch
+    source: Any, model: NativeDecoder, words: int, away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no drafts are expected only its end waits. Drafts asked for all the same come, and the text is the same."""
+    """Where no drafts are expected only its end waits, and where none will be for long not even what follows it. Drafts
+    asked for all the same come, and the text is the same."""
     monkeypatch.setattr(head_module, "WAITING", WAITING)
     drafter = drafter_for("head", source, model)
     assert isinstance(drafter, HeadDrafter)
     rows, controller = counted(drafter), Pausing(4, 0, 6)
-    controller.pays = False
+    controller.pays, controller.away = False, away
     engine, asked = Engine(model, drafter, controller), sequence(0, text(words, 2), limit=25)
     engine.add(asked)
     while asked.generated < 6:
         engine.step()
     assert rows == [], "nothing was read"
+    controller.away = False
     finish(engine)
     assert max(rows) <= WAITING + 1
     assert asked.drafted > 0

@@ -417,8 +417,8 @@ class SteppingHead(DraftHead, Protocol):
 @runtime_checkable
 class ReadsFeatures(Protocol):
     """A drafter that sees what the target computes: after each of its passes, `features` of all rows of the batch,
-    where `batch[i]` belongs to `sequences[i]`. They are valid during the call only. `soon`: whether drafts are expected
-    to be asked for; else it may leave prompts unread but for their ends."""
+    where `batch[i]` belongs to `sequences[i]`. They are valid during the call only. `soon`: whether drafts may be asked
+    for before long; else it may leave all of it unread."""
 
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None: ...
 

@@ -23,7 +23,7 @@ from outrider.control.belief import Belief
 from outrider.control.choice import chosen, depth
 from outrider.control.costs import CostTable, DraftCost, assumed
 from outrider.control.ledger import SHARE, Ledger
-from outrider.control.pace import DraftPace, Pace
+from outrider.control.pace import LONG_PAUSE, DraftPace, Pace
 from outrider.control.survey import Survey
 from outrider.errors import InvalidRequest
 from outrider.types import ROOT, Budget, Commit, Draft, Drafter, LooksUp, SequenceView
@@ -43,6 +43,8 @@ those that are too modest, less by as much as that makes over a few levels."""
 _PLAIN_EVERY, _PLAIN_OFTEN = 128, 12
 """Drafting steps in a row before a plain one: what that takes, all else is compared with. Sooner where costs were not
 measured."""
+_SELDOM = 4
+"""Steps after which what changes slowly is looked at again."""
 _NOTHING, _EMPTY = Budget(0, 0), Draft()
 
 
@@ -69,6 +71,10 @@ class _State:
     nodes: int = 0
     expected: float = 0.0
     """Of its draft in the step under way: its size, and the tokens expected of it."""
+    rest: int = 0
+    """Steps for which nobody need be asked whether to pay: nothing paid lately, and little changes in a step."""
+    away: bool = False
+    """Whether nobody will be paid for it for long."""
     issued: deque[tuple[int, float]] = field(default_factory=deque)
     """Lengths of a device's steps that have not been observed yet, the oldest first, and how much longer than a plain
     one each takes."""
@@ -110,6 +116,9 @@ class AutoLength:
         seconds."""
         self._best = 0.0
         """The likeliest node proposed in the last step."""
+        self._away = False
+        self._modesty = 1.0
+        """Of the lookup that claims too little."""
         self._since_plain = _PLAIN_EVERY
         self._silent = 0
         """Steps in a row without a draft."""
@@ -134,7 +143,8 @@ class AutoLength:
             return self._given([_EMPTY] * plain)
         pace = self._pace or Pace(assumed(_CHEAP_ROW), self.rows)
         costs = pace.costs(_context(sequences))
-        costs = [*costs, *[costs[-1]] * (plain + 1 - len(costs))]
+        if plain >= len(costs):
+            costs = [*costs, *[costs[-1]] * (plain + 1 - len(costs))]
         self._plain = costs[plain] / plain
         self._price = min(1.0, self._efficiency) * self._plain
         self._row = costs[plain + 1] - costs[plain] if plain < self.rows else costs[plain]
@@ -145,6 +155,7 @@ class AutoLength:
         budgets = [_NOTHING] * plain
         if any(names):
             budgets = self._paid(names, sequences, states, limits, found, costs, tree)
+            self._away = all(state.away for state in states)
         if any(budget.nodes for budget in budgets):
             guessed = drafter.propose(sequences, budgets)
             found = [self._both(*pair, tree) for pair in zip(found, guessed, strict=True)]
@@ -154,8 +165,10 @@ class AutoLength:
         """What lookups find, all that could be worth a row."""
         if self._lookup is None:
             return [_EMPTY] * len(sequences)
-        labels = [label for label in self._calibrations if label not in self._drafting]
-        floor = min((self._floor(label) for label in labels), default=_SLACK * self._row / self._price)
+        if not self._steps % _SELDOM:
+            labels = [label for label in self._calibrations if label not in self._drafting]
+            self._modesty = max((self._calibrations[label].modesty for label in labels), default=1.0)
+        floor = _SLACK * self._row / self._price / self._modesty**_FEW_LEVELS
         return self._lookup.look_up(sequences, [Budget(limit, limit, floor, tree) for limit in limits])
 
     def _paid(
@@ -170,6 +183,10 @@ class AutoLength:
     ) -> list[Budget]:
         """How many levels the drafters that make passes draft for each; drops what was found where both cannot be."""
         plain = len(states)
+        for state in states:
+            state.rest -= 1
+        if all(state.rest > 0 for state in states):
+            return [_NOTHING] * plain
         hopes: list[list[float]] = []  # what each level is expected to gain
         for i, (state, name, limit) in enumerate(zip(states, names, limits, strict=True)):
             if name is None or not limit:
@@ -198,7 +215,10 @@ class AutoLength:
             if not levels or alone or not state.ledger.affords(charge):
                 levels, floor, nodes = 1, 0.0, min(limits[i], _PROBE_NODES)
                 charge = (begin + cost.per_level) / (costs[plain] / plain)
-                if state.idle < min(_LONGEST_PAUSE, max(_SOONEST, charge / SHARE)) or not state.ledger.affords(charge):
+                due = min(_LONGEST_PAUSE, max(_SOONEST, charge / SHARE))
+                state.away = due - state.idle > LONG_PAUSE
+                if state.idle < due or not state.ledger.affords(charge):
+                    state.rest = _SELDOM
                     budgets.append(_NOTHING)
                     continue
             if sequences[i].params.verify == "rejection" and found[i].tokens:
@@ -207,7 +227,7 @@ class AutoLength:
                     budgets.append(_NOTHING)
                     continue
                 found[i] = _EMPTY
-            state.paid, state.levels = name, levels
+            state.paid, state.levels, state.away = name, levels, False
             budgets.append(Budget(nodes, levels, floor, tree))
         return budgets
 
@@ -223,6 +243,11 @@ class AutoLength:
     ) -> list[Draft]:
         """Of everything proposed, what is worth its row."""
         plain = len(states)
+        if not any(draft.tokens for draft in drafts) and not any(state.paid for state in states):
+            self._best = 0.0
+            for state in states:
+                state.promised = False
+            return list(drafts)
         own = costs[plain] / plain
         drawn = sum(len(draft) for draft in drafts if draft.q is not None)
         orders: list[list[int]] = []
@@ -297,6 +322,10 @@ class AutoLength:
         return depth([gain * self._price for gain in gains], cost.fixed, cost.per_level) > 0
 
     @property
+    def away(self) -> bool:
+        return self._away
+
+    @property
     def paused(self) -> bool:
         return self._silent > _SOONEST
 
@@ -358,12 +387,17 @@ class AutoLength:
             self._since_plain = 0
         if rows <= self.rows:
             pace.observe(rows, context, target_seconds)
-        self._learn_drafting(states, draft_seconds / pace.level)
-        charges = self._charges(states, context, rows, (draft_seconds + target_seconds) / pace.level)
-        plain, stretch = len(charges), sum(charges) / len(charges)
+        plain = len(states)
+        if rows == plain and not any(state.paid for state in states):
+            charges = [0.0] * plain
+        else:
+            self._learn_drafting(states, draft_seconds / pace.level)
+            charges = self._charges(states, context, rows, (draft_seconds + target_seconds) / pace.level)
+        stretch = sum(charges) / plain
         expected = sum(state.expected for state in states)
         for state, commit, charge in zip(states, commits, charges, strict=True):
-            self._score(state, commit)
+            if state.proposed.tokens:
+                self._score(state, commit)
             state.ledger.step(charge, len(commit.tokens) - 1, stretch)
             state.idle = 0 if state.paid else state.idle + 1
             state.paid, state.levels, state.nodes, state.expected = None, 0, 0, 0.0

@@ -39,6 +39,11 @@ class Controller(Protocol):
         ...
 
     @property
+    def away(self) -> bool:
+        """Whether none of the running sequences' drafters that make passes will be asked for long."""
+        ...
+
+    @property
     def paused(self) -> bool:
         """Whether nothing has been drafted for a while, nor is expected to be."""
         ...
@@ -75,6 +80,7 @@ class FixedLength:
         self.issued: Sequence[int] = ()
         self.paused = nodes == 0
         self.pays = nodes > 0
+        self.away = nodes == 0
         self.belief: Belief | None = None
         self._tree = tree
 

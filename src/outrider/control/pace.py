@@ -33,7 +33,7 @@ class Pace:
         self._seen = [4.0 if table.measured else 0.0] * len(ROWS)
         """Comparisons that each correction rests on; what was measured counts like some."""
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # (bucket, log of seconds / table)
-        self._level = 0.0  # log
+        self._level: float | None = None
         self._buckets = [min(bisect_left(ROWS, r), len(ROWS) - 1) for r in range(most + 1)]
         self._context = -1e9
         self._line: list[float] = []
@@ -54,12 +54,15 @@ class Pace:
             self._corrections[bucket] += max(_LEAST_RATE, 1 / self._seen[bucket]) * surprise
             self._drawn = []
         self._recent.append((bucket, off))
-        self._level = median([value - self._corrections[b] for b, value in self._recent])
+        self._level = None
 
     @property
     def level(self) -> float:
         """How many times the table's seconds things take now."""
-        return exp(self._level)
+        if self._level is None:
+            off = [value - self._corrections[b] for b, value in self._recent]
+            self._level = exp(median(off)) if off else 1.0
+        return self._level
 
     def costs(self, context: float) -> Sequence[float]:
         """At [r]: what a step of r rows costs, in the table's seconds. To be read, not changed."""

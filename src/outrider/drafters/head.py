@@ -188,9 +188,11 @@ class HeadDrafter:
 
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
-        begins. Where none is expected they wait like a step's, which wait until it is known what was accepted, and then
-        for a draft."""
+        begins. A step's wait until it is known what was accepted, and then for a draft. What comes while no draft is
+        expected leaves a gap; of a prompt the last few wait all the same."""
         prompts: list[_Held] = []
+        if not soon and all(rows.logits is None for rows in batch):
+            return
         seen = kept(features)
         shared = len(seen) == len(batch)  # a row each, and all will be kept
         if shared:
@@ -215,13 +217,23 @@ class HeadDrafter:
         """What is not drafted for runs no pass here, however long: it leaves a gap."""
         for commit in commits:
             held = self._held.get(commit.sequence.id)
-            if held is None or held.passed is None:
+            if held is None:
+                continue
+            if held.passed is None:
+                self._miss(held, len(commit.tokens))
                 continue
             passed, held.passed = held.passed, None
             if len(passed) > 1:
                 passed = passed[[0, *(1 + node for node in commit.path[: len(commit.tokens) - 1])]]
             held.wait(commit.tokens, passed)
             self._forget_old(held)
+
+    def _miss(self, held: _Held, count: int) -> None:
+        """So many tokens came unseen: what waits does not go together with what will."""
+        if held.whole is None:
+            held.whole = self._head.length(held.slot)
+        held.dropped += len(held.tokens) + count
+        held.tokens, held.features = [], []
 
     def _forget_old(self, held: _Held) -> None:
         """Of what waits, keep the last few."""

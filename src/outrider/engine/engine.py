@@ -114,7 +114,8 @@ class Engine:
         drafted = perf_counter()
         if self.runahead and not any(drafts) and (plain := self.runahead.plain(running)):
             return plain._replace(draft_seconds=drafted - started)
-        logits = self._forward(running, [_rows(s, draft) for s, draft in zip(running, drafts, strict=True)])
+        batch = [_rows(s, draft) for s, draft in zip(running, drafts, strict=True)]
+        logits = self._forward(running, batch, soon=not self.controller.away)
         targets = target_rows(logits, running, drafts, self._runner)
         judged = []
         for sequence, draft, target in zip(running, drafts, targets, strict=True):
@@ -124,7 +125,7 @@ class Engine:
         rows = sum(len(draft) + 1 for draft in drafts)
         return Round(judged, rows, drafted - started, perf_counter() - drafted)
 
-    def _forward(self, sequences: list[Sequence], batch: list[Rows], *, soon: bool = True) -> Tensor:
+    def _forward(self, sequences: list[Sequence], batch: list[Rows], *, soon: bool) -> Tensor:
         """`soon`: whether drafts are expected for them (`ReadsFeatures`)."""
         logits = self.model.forward(batch)
         if self._reader is not None and self._tapped is not None:
