@@ -32,7 +32,8 @@ _JSON = """## The JSON object
 - `steps` (target passes), `drafted`, `accepted`, `mean_acceptance_length` (tokens per target pass)
 - with `--compare`: `plain`, an object of the same shape, and `identical` (are the token ids the same?)
 - with `--logprobs N`: `logprobs`, per token its log-probability and the N likeliest tokens
-- with `--trace`: `trace`, per step the draft (tokens and parents), the accepted nodes and the token added
+- with `--trace`: `trace`, per step the draft (tokens, parents, who proposed each), the accepted nodes, the token added,
+  and why so much was drafted
 
 What `outrider bench --json` prints is described in [bench.md](bench.md).
 """
