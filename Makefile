@@ -34,10 +34,10 @@ browser: setup ## A browser for the playground's tests, where there is none
 	@$(BIN)/python tests/browser.py
 
 test: setup model browser ## The fast tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: setup model browser ## Every test at its full size, the long equality runs too
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --full
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --full
 
 lint: setup ## Style, types and the layer contract
 	@$(BIN)/ruff check .

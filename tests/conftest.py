@@ -23,6 +23,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every test at its full size, however slow the machine")
 
 
+LONG = (
+    "train",
+    "gpu_steps",
+    "gpu_head",
+    "equality",
+    "twin",
+    "bench_run",
+    "grammar",
+    "conformance",
+    "router",
+    "playground",
+)
+"""Files that take longest. They are begun first, or one of them would still run when all else has ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        name = item.path.stem.removeprefix("test_")
+        return LONG.index(name) if name in LONG else len(LONG)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def pace(pytestconfig: pytest.Config) -> Pace:
     return Pace(full=pytestconfig.getoption("--full"))

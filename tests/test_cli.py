@@ -310,6 +310,7 @@ class Terminal:
 
 def test_terminal_gets_colour_and_a_legend_unless_refused() -> None:
     arguments = ["generate", PROMPT, "--raw", "--max-tokens", "8", "--temperature", "0", "--drafter", "suffix"]
+    arguments += ["--draft-length", "4"]
     coloured = Terminal(*arguments)
     coloured.wait_for("drafted by suffix")
     assert coloured.close() == 0

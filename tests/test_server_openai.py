@@ -403,10 +403,10 @@ def test_errors_are_the_clients_own_exceptions(live: Live) -> None:
 def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = live.llm.engine._commit
 
-    def fail(judged: Any) -> Any:
+    def fail(judged: Any, why: str) -> Any:
         if judged.sequence.params.seed == 666 and judged.sequence.generated > 4:
             raise ArithmeticError("not a number")
-        return commit(judged)
+        return commit(judged, why)
 
     monkeypatch.setattr(live.llm.engine, "_commit", fail)
     with ThreadPoolExecutor(1) as pool:

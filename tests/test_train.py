@@ -85,7 +85,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run by the command itself."""
     out = tmp_path_factory.mktemp("run") / "head"
-    given = ("--model", str(target), "--prompts", str(prompts), "--tokens", "40000", "--epochs", "2")
+    given = ("--model", str(target), "--prompts", str(prompts), "--tokens", "26000", "--epochs", "2")
     assert command("train", "--out", str(out), *given, *QUICK) == 0
     return out
 
@@ -397,7 +397,7 @@ def test_wrong_requests(
         (*new, *model, "--start-from", str(trained), "--draft-model"): "holds a head; leave --draft-model out",
         (*new, "--resume"): "there is no run in",
         ("--out", str(trained), *model): "holds a run already; go on with it by --resume",
-        ("--out", str(trained), "--resume", "--tokens", "5"): "was started with --tokens 40000, not 5",
+        ("--out", str(trained), "--resume", "--tokens", "5"): "was started with --tokens 26000, not 5",
         ("--out", str(tmp_path / "full"), *model): "is not an empty folder",
     }
     for arguments, sentence in cases.items():

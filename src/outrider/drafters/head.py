@@ -71,6 +71,8 @@ class _Held:
     features: list[Kept] = field(default_factory=list)
     passed: Kept | None = None
     """Features of the last pass: of the last token, then of every draft node."""
+    unseen: bool = False
+    """Whether the last pass was not looked at."""
     drafted: bool = False
     """Whether rows of a draft are pending in the head's cache."""
     dropped: int = 0
@@ -192,6 +194,8 @@ class HeadDrafter:
         expected leaves a gap; of a prompt the last few wait all the same."""
         prompts: list[_Held] = []
         if not soon and all(rows.logits is None for rows in batch):
+            for sequence in sequences:
+                self._held[sequence.id].unseen = True
             return
         seen = kept(features)
         shared = len(seen) == len(batch)  # a row each, and all will be kept
@@ -219,8 +223,9 @@ class HeadDrafter:
             held = self._held.get(commit.sequence.id)
             if held is None:
                 continue
-            if held.passed is None:
+            if held.unseen:
                 self._miss(held, len(commit.tokens))
+            if held.passed is None:
                 continue
             passed, held.passed = held.passed, None
             if len(passed) > 1:
@@ -230,6 +235,7 @@ class HeadDrafter:
 
     def _miss(self, held: _Held, count: int) -> None:
         """So many tokens came unseen: what waits does not go together with what will."""
+        held.unseen = False
         if held.whole is None:
             held.whole = self._head.length(held.slot)
         held.dropped += len(held.tokens) + count
