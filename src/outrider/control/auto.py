@@ -42,7 +42,7 @@ _SLACK, _FEW_LEVELS = 0.7, 8
 those that are too modest, less by as much as that makes over a few levels."""
 _PLAIN_EVERY, _PLAIN_OFTEN = 128, 12
 """Drafting steps in a row before a plain one: what that takes, all else is compared with. Sooner where costs were not
-measured."""
+measured, at first."""
 _SELDOM = 4
 """Steps after which what changes slowly is looked at again."""
 _NOTHING, _EMPTY = Budget(0, 0), Draft()
@@ -138,7 +138,8 @@ class AutoLength:
         limits = [max(0, min(self.nodes, most)) for most in room]
         plain, owed = len(states), any(state.promised for state in states)
         self._since_plain += 1
-        every = _PLAIN_EVERY if self._table and self._table.measured else _PLAIN_OFTEN
+        measured = self._table is not None and self._table.measured
+        every = _PLAIN_EVERY if measured else min(_PLAIN_EVERY, _PLAIN_OFTEN + self._steps // _PLAIN_OFTEN)
         if (self._pace is None or plain >= self.rows or self._since_plain > every) and not owed:
             return self._given([_EMPTY] * plain)
         pace = self._pace or Pace(assumed(_CHEAP_ROW), self.rows)
