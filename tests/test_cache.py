@@ -28,7 +28,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, LanguageModel]:
         model = gpt2()
         return model, HFModel(model, max_batch=3, max_context=128)
     model = reference("qwen3")
-    return model, decoder_of(model, request.param)
+    return model, decoder_of(model, request.param, threads=2)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -59,12 +59,15 @@ def reference(name: str) -> Any:
     return model
 
 
-def decoder_of(model: Any, kind: str, precision: Precision = FP32, kernels: str | None = None) -> LanguageModel:
+def decoder_of(
+    model: Any, kind: str, precision: Precision = FP32, kernels: str | None = None, threads: int = 1
+) -> LanguageModel:
+    """`threads`: one, unless they are what is tested: they wait for each other busily, and tests run side by side."""
     architecture = Architecture.from_config(model.config.to_dict())
     tensors = ((name, tensor.to(precision.source)) for name, tensor in model.state_dict().items())
     size = {"max_batch": 3, "max_context": 128}
     if kind == "native":
-        return NativeDecoder.load(architecture, tensors, precision, threads=2, kernels=kernels, **size)
+        return NativeDecoder.load(architecture, tensors, precision, threads=threads, kernels=kernels, **size)
     bitwise = kind == "torch-bitwise"
     return TorchDecoder.load(architecture, tensors, precision.compute, torch.device("cpu"), bitwise=bitwise, **size)
 
@@ -76,7 +79,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module", params=["torch", "torch-bitwise", "native"])
 def pair(request: pytest.FixtureRequest, model: Any) -> tuple[Any, LanguageModel]:
-    return model, decoder_of(model, request.param)
+    return model, decoder_of(model, request.param, threads=2)
 
 
 def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -138,7 +141,7 @@ def test_int8_is_the_rounded_model(name: str, kernels: str) -> None:
     """int8 weights, tied and untied, with biases: as near to the rounded model in fp32 as bf16 sums come."""
     model = reference(name)
     tokens = random.Random(3).choices(range(97), k=24)
-    decoder, exact = decoder_of(model, "native", INT8, kernels), logits_of(rounded(reference(name)), tokens)
+    decoder, exact = decoder_of(model, "native", INT8, kernels, threads=2), logits_of(rounded(reference(name)), tokens)
     ours = decoder.forward([Rows.chain(decoder.open(), tokens)])
     wide = decoder_of(rounded(reference(name)), "native", BF16)  # activations in bf16 alike, weights rounded once more
     bf16_error = (wide.forward([Rows.chain(wide.open(), tokens)]) - exact).abs().mean()

@@ -43,7 +43,7 @@ def source() -> Any:
 @pytest.fixture
 def model(source: Any) -> NativeDecoder:
     architecture = Architecture.from_config(source.config.to_dict())
-    made = NativeDecoder.load(architecture, source.state_dict().items(), FP32, max_batch=4, max_context=160, threads=2)
+    made = NativeDecoder.load(architecture, source.state_dict().items(), FP32, max_batch=4, max_context=160, threads=1)
     made.chunk = 24  # prompts take several steps
     return made
 
@@ -58,7 +58,7 @@ def drafter_for(name: str, source: Any, target: LanguageModel, keeps: bool = Tru
             other = reference("qwen3")
             architecture = Architecture.from_config(other.config.to_dict())
             tensors = other.state_dict().items()
-            return NativeDecoder.load(architecture, tensors, FP32, max_batch=4, max_context=160, threads=2)
+            return NativeDecoder.load(architecture, tensors, FP32, max_batch=4, max_context=160, threads=1)
 
     paths = {"model": "model:tiny", "head": "head:tiny", "head+suffix": "head+suffix:tiny"}
     return build(paths.get(name, name), Parts(source, target))

@@ -198,7 +198,7 @@ def test_json_for_a_schema_plain_and_speculative(llm: LLM) -> None:
     grammars = [Grammar.json_schema(PERSON), Grammar.json_object(), Grammar.json_schema(PERSON), None]
     prompts = [ask(llm, f"{text[:60]} Answer in JSON with name, age and kind.") for text in PROMPTS[:4]]
     params = [
-        SamplingParams(temperature=temperature, seed=seed, max_tokens=40, grammar=grammar)
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=32, grammar=grammar)
         for seed, (grammar, temperature) in enumerate(zip(grammars, (0, 1.0, 0.8, 1.0), strict=True))
     ]
     plain = llm.generate(prompts, params, speculate=False)

@@ -29,7 +29,7 @@ DRAFT_VOCAB = 61
 
 
 def native_target(name: str = "llama", precision: Precision = FP32, kernels: str | None = None) -> NativeDecoder:
-    decoder = decoder_of(reference(name), "native", precision, kernels)
+    decoder = decoder_of(reference(name), "native", precision, kernels, threads=2)
     assert isinstance(decoder, NativeDecoder)
     return decoder
 
