@@ -529,6 +529,33 @@ def test_until_costs_are_known_decoding_is_plain() -> None:
     assert any(map(any, ran.drafted[40:]))
 
 
+def test_a_prediction_during_the_survey_pays_nobody() -> None:
+    """What a head costs is not known yet: it is not asked, and what is assumed meanwhile does not stay."""
+
+    class Both(Predicts):
+        def paid(self, sequence: SequenceView) -> str | None:
+            return "head"
+
+        def propose(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+            self.levels = max(b.depth for b in budgets)
+            return super().propose(sequences, budgets)
+
+        def look_up(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+            return Predicts(self._world, self._step, self._sequences).propose(sequences, budgets)
+
+    survey = Survey(Stopwatch(lambda rows, context: 0.001), {"head": Stopwatch(lambda rows, context: 0.0003)}, 4096)
+    controller, both = AutoLength(survey=survey), Both(World(), 0, 1)
+    told = Running(0, speculation=Speculation(prediction=(5, 6)))
+    (draft,) = controller.draft(both, [told], True, [100])  # type: ignore[arg-type, list-item]
+    assert len(draft) == 2
+    assert both.levels == 0
+    for _ in range(99):
+        controller.observe([Commit(told, Draft(), (), (1,))], 1, 0.0, 0.001)  # type: ignore[arg-type]
+    assert controller.belief.known
+    controller.draft(both, [Running(1)], True, [100])  # type: ignore[arg-type, list-item]
+    assert controller.belief.drafting["head"] == pytest.approx(0.3, rel=0.1)
+
+
 # -- acceptance
 
 

@@ -154,7 +154,7 @@ class AutoLength:
         found = self._found(sequences, limits, tree)
         names = [self._lookup.paid(s) for s in sequences] if self._lookup else [drafter.name] * plain
         budgets = [_NOTHING] * plain
-        if any(names):
+        if self._pace is not None and any(names):  # nobody is paid before it is known what they cost
             budgets = self._paid(names, sequences, states, limits, found, costs, tree)
             self._away = all(state.away for state in states)
         if any(budget.nodes for budget in budgets):
@@ -310,17 +310,14 @@ class AutoLength:
 
     @property
     def pays(self) -> bool:
-        if self._table is None or not self._table.drafting:
-            return True  # who knows
-        if not self._plain:  # nothing was drafted yet: as if it were now
-            first, second = self._table.pass_seconds(2, self._table.contexts[0])[1:]
-            self._plain, self._price, self._row = first, first, second - first
-        return any(map(self._pays, self._table.drafting))
+        table = self._table
+        return table is None or not table.drafting or any(self._pays(name, table) for name in table.drafting)
 
-    def _pays(self, name: str) -> bool:
+    def _pays(self, name: str, table: CostTable) -> bool:
         """Whether a drafter gains newcomers more than it costs."""
         gains, cost = self._newcomers(name).expected(self.nodes), self._cost(name)
-        return depth([gain * self._price for gain in gains], cost.fixed, cost.per_level) > 0
+        price = min(1.0, self._efficiency) * table.first
+        return depth([gain * price for gain in gains], cost.fixed, cost.per_level) > 0
 
     @property
     def away(self) -> bool:
@@ -491,10 +488,8 @@ class AutoLength:
         """In the table's seconds."""
         cost = self._drafting.get(name)
         if cost is None:
-            table = self._table or assumed(_CHEAP_ROW)
-            first = table.seconds[0][0]
-            known = table.drafting.get(name)
-            known = known or DraftCost(0.0, 0.01 * first)
+            assert self._table is not None, "nobody is paid before"
+            known = self._table.drafting.get(name) or DraftCost(0.0, 0.01 * self._table.first)
             cost = self._drafting[name] = DraftPace(known.fixed, known.per_level, known.resume)
         return cost
 
@@ -507,7 +502,8 @@ class AutoLength:
     def _newcomers(self, name: str) -> Levels:
         known = self._newcomer.get(name)
         if known is None:
-            row = self._row / self._price
+            assert self._table is not None, "nobody is paid before"
+            row = self._table.second / self._table.first
             hope = [max(0.0, _HOPE**k - row) for k in range(1, self.nodes + 1)]
             known = self._newcomer[name] = Levels(hope, _HOPE, 1 / 64, 4)
         return known

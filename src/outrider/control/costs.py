@@ -45,6 +45,16 @@ class CostTable:
         line = [a + part * max(0.0, b - a) + self.overhead for a, b in zip(near, far, strict=True)]
         return list(accumulate(line, max))
 
+    @property
+    def first(self) -> float:
+        """Seconds of a pass of one row, behind a short context."""
+        return self.pass_seconds(1, self.contexts[0])[1]
+
+    @property
+    def second(self) -> float:
+        """What a second row adds to it."""
+        return self.pass_seconds(2, self.contexts[0])[2] - self.first
+
     def _line(self, known: Sequence[float], most: int) -> list[float]:
         line = []
         for r in range(most + 1):

@@ -9,9 +9,8 @@ from time import perf_counter
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.types import Measurable
 
-_SHARE = 0.5
+_SHARE = 0.15
 """Of a step, at most, that measuring takes after it (but one piece at least)."""
-_REPEATS = 3
 _NEAR, _FAR = 64, 1024
 """Contexts measured; costs are drawn straight through both."""
 _FAR_ROWS = (1, 4, 16)
@@ -19,6 +18,8 @@ _LEVEL_ROWS = 4
 """Rows of a level of a draft."""
 _RESUME_ROWS = 32
 """Rows that a drafter catches up with after a pause."""
+_TURNS = (max(ROWS), 8, 4)
+"""All is timed once, and passes of at most so many rows again, and again: wide ones take longer, and differ less."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -26,8 +27,8 @@ _Piece = tuple[Measurable, int, int]
 
 
 class Survey:
-    """Of one target and its drafters. Plain decoding goes on meanwhile; the whole takes about as long as one or two
-    passes, since each piece is timed on a part of a pass."""
+    """Of one target and its drafters. Plain decoding goes on meanwhile. Each piece is timed on a part of a pass, so that
+    the whole takes as long as a few passes of one row where rows are cheap, and about ten where each costs."""
 
     def __init__(
         self,
@@ -71,14 +72,12 @@ class Survey:
         return table
 
     def _all_pieces(self) -> Iterator[_Piece]:
-        for _ in range(_REPEATS):
-            for rows in ROWS:
-                yield self._target, rows, self._near
-            for rows in _FAR_ROWS:
-                yield self._target, rows, self._far
-            for drafter in self._drafters.values():
-                for rows in (1, _LEVEL_ROWS, _RESUME_ROWS):
-                    yield drafter, rows, self._near
+        pieces: list[_Piece] = [(self._target, rows, self._near) for rows in ROWS]
+        pieces += [(self._target, rows, self._far) for rows in _FAR_ROWS]
+        for drafter in self._drafters.values():
+            pieces += [(drafter, rows, self._near) for rows in (1, _LEVEL_ROWS, _RESUME_ROWS)]
+        for most in _TURNS:
+            yield from (piece for piece in pieces if piece[1] <= most)
 
     def _table(self) -> CostTable:
         def of(model: Measurable, rows: int, context: int) -> float:
@@ -101,4 +100,4 @@ class Survey:
     @property
     def spread(self) -> float:
         """How far repetitions differ, in the median."""
-        return median((max(s) - min(s)) / median(s) for s in self._samples.values())
+        return median((max(s) - min(s)) / median(s) for s in self._samples.values() if len(s) > 1)
