@@ -27,7 +27,7 @@ def visibility(span: Span, window: int, device: torch.device) -> Tensor:
     for row, path in enumerate(span.paths):
         oldest = max(0, span.base + len(path) - window) if window else 0
         mask[row, oldest : span.base] = True
-        mask[row, path[max(0, oldest - span.base) :]] = True
+        mask[row, list(path[max(0, oldest - span.base) :])] = True
     return mask.to(device)
 
 

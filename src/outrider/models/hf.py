@@ -77,7 +77,7 @@ class HFModel:
 
     def _forward(self, rows: Rows) -> Tensor:
         span = self._slots.extend(rows)
-        if any(path != list(range(span.base, span.first + i + 1)) for i, path in enumerate(span.paths)):
+        if not all(isinstance(path, range) for path in span.paths):
             raise ValueError("this model verifies chains only; a draft tree was sent to it")
         ids = torch.tensor([list(rows.tokens)], device=self.device)
         logits = self._model(input_ids=ids, past_key_values=self._caches[rows.slot], use_cache=True).logits[0]

@@ -21,8 +21,9 @@ from outrider.types import ROOT, Rows
 class _Slot:
     length: int = 0
     parents: list[int] = field(default_factory=list)
-    paths: list[list[int]] = field(default_factory=list)
-    """Per pending row: cache indices of its uncommitted ancestors, root first, itself last."""
+    paths: list[Sequence[int]] = field(default_factory=list)
+    """Per pending row: cache indices of its uncommitted ancestors, root first, itself last. A range where all lie in
+    order behind the prefix, so that a long chain takes no more room than its rows."""
 
 
 class Span(NamedTuple):
@@ -33,7 +34,7 @@ class Span(NamedTuple):
     base: int
     first: int
     """Cache index the first row is written at; the others follow."""
-    paths: list[list[int]]
+    paths: Sequence[Sequence[int]]
 
     @property
     def end(self) -> int:
@@ -112,9 +113,10 @@ class Slots:
                 "shorten the prompt or raise max_context"
             )
         start = len(state.paths)
-        for offset, parent in enumerate(rows.parents):
-            ancestors = [] if parent == ROOT else state.paths[parent]
-            state.paths.append([*ancestors, first + offset])
+        for index, parent in enumerate(rows.parents, first):
+            above = range(state.length, state.length) if parent == ROOT else state.paths[parent]
+            in_order = isinstance(above, range) and above.stop == index
+            state.paths.append(range(state.length, index + 1) if in_order else (*above, index))
         state.parents.extend(rows.parents)
         return Span(rows.slot, state.length, first, state.paths[start:])
 

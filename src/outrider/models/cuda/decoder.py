@@ -59,13 +59,11 @@ class CudaDecoder(Passes[Network]):
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> Tensor:
-        rows = self._rows(batch)
         logits, features = [], []
-        for start in range(0, len(rows), MAX_ROWS):
-            part = rows[start : start + MAX_ROWS]
+        for part in self._described(batch):
             logits.append(self._run(part, "body", self.network.body))
             kept = self.network.features[: len(part)]
-            features.append(kept if len(rows) <= MAX_ROWS else kept.clone())
+            features.append(kept.clone() if len(part) == MAX_ROWS else kept)  # the next pass would overwrite it
         self.features = features[0] if len(features) == 1 else torch.cat(features)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 

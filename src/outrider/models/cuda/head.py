@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.cuda.head_network import HeadNetwork
-from outrider.models.cuda.passes import MAX_ROWS, SLACK, Passes, Row
+from outrider.models.cuda.passes import MAX_ROWS, SLACK, Described, Passes
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.types import HeadOutput, Rows
@@ -47,21 +47,22 @@ class CudaHead(Passes[HeadNetwork]):
     def forward(
         self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
     ) -> HeadOutput:
-        rows = self._rows(batch)
-        parts = []
-        for start in range(0, len(rows), MAX_ROWS):
-            part = rows[start : start + MAX_ROWS]
+        parts: list[HeadOutput] = []
+        start = 0
+        for part in self._described(batch):
+            stop = start + len(part)
             if features is not None:
-                self.network.inbox[: len(part)] = features[start : start + len(part)]
+                self.network.inbox[: len(part)] = features[start:stop]
             else:
                 assert states is not None, "features or states"
-                self.network.given[: len(part)] = states[start : start + len(part)]
+                self.network.given[: len(part)] = states[start:stop]
             parts.append(self._part(part, fused=features is not None))
+            start = stop
         if len(parts) == 1:
             return parts[0]
         return HeadOutput(torch.cat([part.logits for part in parts]), torch.cat([part.states for part in parts]))
 
-    def _part(self, rows: list[Row], fused: bool) -> HeadOutput:
+    def _part(self, rows: Described, fused: bool) -> HeadOutput:
         logits = self._run(rows, _kind(fused), partial(self._launches, fused))
         return HeadOutput(logits, self.network.states[: len(rows)].clone())
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.models.cuda.graphs import Graphs, Staging, bucket, buckets
@@ -22,8 +23,22 @@ SLACK = 256
 
 N = TypeVar("N", bound=Network)
 
-Row = tuple[int, Span, int, bool]
-"""Token, where its slot stands, which row of that it is, whether its logits are wanted."""
+class Described(NamedTuple):
+    """Rows as they go into `Tables`."""
+
+    columns: NDArray[np.int32]
+    """[5, rows]: as `Tables.columns`."""
+    wanted: NDArray[np.bool_]
+    """[rows]: whether its logits are."""
+    scattered: dict[int, Sequence[int]]
+    """By row: the cache indices of those it sees that do not lie in order behind the prefix."""
+
+    def part(self, start: int, stop: int) -> Described:
+        scattered = {row - start: path for row, path in self.scattered.items() if start <= row < stop}
+        return Described(self.columns[:, start:stop], self.wanted[start:stop], scattered)
+
+    def __len__(self) -> int:
+        return len(self.wanted)
 
 
 class Passes(StaticCache, Generic[N]):
@@ -43,14 +58,30 @@ class Passes(StaticCache, Generic[N]):
         """Note that steps on the device have committed `count` more rows to the slot."""
         self._slots.advance(slot, count)
 
-    def _rows(self, batch: Sequence[Rows]) -> list[Row]:
-        """Room in the cache for all rows of the batch, one after the other."""
-        rows: list[Row] = []
-        for given in batch:
-            span = self._slots.extend(given)
-            wanted = None if given.logits is None else set(given.logits)
-            rows.extend((token, span, i, wanted is None or i in wanted) for i, token in enumerate(given.tokens))
-        return rows
+    def _described(self, batch: Sequence[Rows]) -> Iterator[Described]:
+        """Room in the cache for all rows of the batch, one after the other, and what they are; a pass at a time."""
+        spans = [self._slots.extend(rows) for rows in batch]
+        counts = [len(rows.tokens) for rows in batch]
+        columns = np.empty((5, sum(counts)), dtype=np.int32)
+        wanted = np.zeros(sum(counts), dtype=np.bool_)
+        scattered: dict[int, Sequence[int]] = {}
+        start = 0
+        for rows, span, count in zip(batch, spans, counts, strict=True):
+            own = columns[:, start : start + count]
+            own[0], own[1] = rows.tokens, span.slot
+            own[3] = np.arange(span.first, span.first + count)
+            if count and isinstance(span.paths[-1], range) and rows.parents == range(-1, count - 1):  # a prompt, mostly
+                own[2], own[4] = own[3], own[3] + 1
+            else:
+                for i, path in enumerate(span.paths):
+                    in_order = _in_order(span, path)
+                    own[2, i], own[4, i] = span.base + len(path) - 1, span.base + in_order
+                    if in_order < len(path):
+                        scattered[start + i] = path[in_order:]
+            wanted[start : start + count][slice(None) if rows.logits is None else list(rows.logits)] = True
+            start += count
+        all_rows = Described(columns, wanted, scattered)
+        return (all_rows.part(begin, begin + MAX_ROWS) for begin in range(0, start, MAX_ROWS))
 
     def _prepare(self, kind: str, launches: Callable[[int, bool], None]) -> Iterator[None]:
         """Record the passes of this kind, over the spare slot; yields after each."""
@@ -66,48 +97,42 @@ class Passes(StaticCache, Generic[N]):
             self.graphs.run(("head", count), partial(self.network.head, count))
             yield
 
-    def _run(self, rows: list[Row], kind: str, launches: Callable[[int, bool], None]) -> Tensor:
+    def _run(self, rows: Described, kind: str, launches: Callable[[int, bool], None]) -> Tensor:
         """One pass of at most MAX_ROWS rows; the logits asked for. `launches(rows, together)` is what a pass of this
         kind is made of."""
         count = bucket(len(rows))
-        wanted = [r for r, (*_, want) in enumerate(rows) if want]
+        wanted = np.flatnonzero(rows.wanted)
         staging = self._staging.pop(0)
         self._staging.append(staging)
-        scattered = self._fill(Tables.over(staging.free()), rows, count, wanted)
-        staging.send(self.network.tables.flat, Tables.size(MAX_ROWS, paths=count if scattered else 0))
-        together = len({span.slot for _, span, *_ in rows}) * 2 <= len(rows)
+        self._fill(Tables.over(staging.free()), rows, count, wanted)
+        staging.send(self.network.tables.flat, Tables.size(MAX_ROWS, paths=count if rows.scattered else 0))
+        together = len(np.unique(rows.columns[1])) * 2 <= len(rows)
         self.graphs.run((kind, count, together), partial(launches, count, together))
-        if not wanted:
+        if not len(wanted):
             return torch.empty(0, self.network.logits.shape[1], device=self.device)
-        parts = [self._logits(wanted[start : start + HEAD_ROWS], start) for start in range(0, len(wanted), HEAD_ROWS)]
+        parts = [self._logits(len(wanted[start : start + HEAD_ROWS]), start) for start in range(0, len(wanted), HEAD_ROWS)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _logits(self, wanted: Sequence[int], start: int) -> Tensor:
+    def _logits(self, wanted: int, start: int) -> Tensor:
         if start:  # the head reads the first entries
-            self.network.tables.wanted[: len(wanted)] = self.network.tables.wanted[start : start + len(wanted)].clone()
-        count = bucket(len(wanted))
+            self.network.tables.wanted[:wanted] = self.network.tables.wanted[start : start + wanted].clone()
+        count = bucket(wanted)
         self.graphs.run(("head", count), partial(self.network.head, count))
-        return self.network.logits[: len(wanted)].clone()
+        return self.network.logits[:wanted].clone()
 
-    def _fill(self, tables: Tables, rows: list[Row], count: int, wanted: Sequence[int]) -> bool:
-        """Describe `rows` on the host; those up to `count` are padding: position 0 of the spare slot. Returns whether
-        any row has ancestors off the order of their positions."""
+    def _fill(self, tables: Tables, rows: Described, count: int, wanted: NDArray[np.intp]) -> None:
+        """Describe `rows` on the host; those up to `count` are padding: position 0 of the spare slot."""
         n = len(rows)
-        columns = np.array([_described(token, span, i) for token, span, i, _ in rows], dtype=np.int32).T
-        for table, column, pad in zip(tables.columns, columns, self._padding, strict=True):
+        for table, column, pad in zip(tables.columns, rows.columns, self._padding, strict=True):
             numbers = table.numpy()
             numbers[:n] = column
             numbers[n:count] = pad
         asked = tables.wanted.numpy()
-        asked[: bucket(len(wanted)) if wanted else 0] = 0
+        asked[: bucket(len(wanted)) if len(wanted) else 0] = 0
         asked[: len(wanted)] = wanted
         paths = tables.paths.numpy()
-        any_scattered = False
-        for r, (_, span, i, _) in enumerate(rows):
-            if scattered := span.paths[i][_in_order(span, i) :]:
-                paths[r, : len(scattered)] = scattered
-                any_scattered = True
-        return any_scattered
+        for r, path in rows.scattered.items():
+            paths[r, : len(path)] = path
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = (torch.tensor(side, device=self.device) for side in (sources, targets))
@@ -119,18 +144,11 @@ class Passes(StaticCache, Generic[N]):
         cache[:, :, target, :, :length] = cache[:, :, source, :, :length]
 
 
-def _in_order(span: Span, i: int) -> int:
-    """How many of the row's pending ancestors (itself included) lie at the index of their own position."""
-    path = span.paths[i]
-    if path[-1] == span.base + len(path) - 1:  # indices rise along a path, so all are in order where the last one is
+def _in_order(span: Span, path: Sequence[int]) -> int:
+    """How many of a row's pending ancestors (itself included) lie at the index of their own position."""
+    if isinstance(path, range):
         return len(path)
     in_order = next(j for j, index in enumerate(path) if index != span.base + j)
     if len(path) - in_order > PATH:
         raise ValueError(f"a draft deeper than {PATH} tokens off the first path is not supported")
     return in_order
-
-
-def _described(token: int, span: Span, i: int) -> tuple[int, int, int, int, int]:
-    """The row's entries in `Tables`: token, slot, position, index, base."""
-    path = span.paths[i]
-    return token, span.slot, span.base + len(path) - 1, path[-1], span.base + _in_order(span, i)

@@ -228,7 +228,7 @@ class NativeStack(StaticCache):
         return tensor.data_ptr()
 
 
-_Row = tuple[int, Span, list[int], bool]
+_Row = tuple[int, Span, Sequence[int], bool]
 """Token, where its slot stands, its path, whether its logits are wanted."""
 
 
