@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +18,8 @@ from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
 from outrider.models.cuda.tiling import depth_split, tiling
 from outrider.sampling.draw import perturb
 from outrider.sampling.noise import Key, words
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.warp import truncate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
@@ -113,6 +118,54 @@ def test_attention(window: int, together: int) -> None:
     assert not counter.any()
 
 
+def numbers(temperatures: Sequence[float], top_p: Sequence[float] = (), min_p: Sequence[float] = ()) -> Tensor:
+    """As the kernels read them: temperature, top_p, log(min_p), one unused."""
+    rows = len(temperatures)
+    least = [math.log(p) if p else -math.inf for p in min_p or [0.0] * rows]
+    columns = [list(temperatures), list(top_p) or [1.0] * rows, least, [0.0] * rows]
+    return torch.tensor(columns, dtype=torch.float64, device=DEVICE).T.contiguous()
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 6.0])
+def test_truncated_choices_are_the_reference_s(sharpness: float) -> None:
+    """Top-p and min-p of all sizes, ties at their edge, greedy and untruncated rows between."""
+    vocab, rows = 1300, 48
+    logits = random(rows, vocab + 60, dtype=torch.float32, seed=4) * sharpness
+    logits[:, vocab:] = 1e4
+    logits[::5, :900] = logits[::5, :900].round()
+    temperatures = [(1.0, 0.7, 0.0, 2.5)[r % 4] for r in range(rows)]
+    top_p = [(0.9, 0.5, 1.0, 0.999999, 1e-9, 0.05)[r % 6] for r in range(rows)]
+    min_p = [(0.0, 0.0, 0.2, 1.0, 1e-3)[r % 5] for r in range(rows)]
+    keys = [Key(11, 0, position) for position in range(rows)]
+    chosen = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+    noise = Noise(words(keys).to(DEVICE), numbers(temperatures, top_p, min_p))
+    Chooser(rows, vocab, DEVICE).choose(logits, rows, noise, chosen)
+    expected, untruncated = [], 0
+    for r, row in enumerate(logits[:, :vocab].double().cpu()):
+        scores = row[None].clone()
+        if temperatures[r]:
+            asked = SamplingParams(temperature=temperatures[r], top_p=top_p[r], min_p=min_p[r])
+            whole = perturb(((row - row.max()) / temperatures[r])[None], [keys[r]])
+            scores = perturb(truncate(scores, asked.resolve({}, [], vocab)), [keys[r]])
+            untruncated += int(whole.argmax() == scores.argmax())
+        expected.append(int((scores[0] == scores.max()).nonzero()[0]))
+    assert chosen.tolist() == expected
+    assert untruncated < rows * 3 / 4, "no test"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_scores_that_are_no_numbers_are_told(temperature: float) -> None:
+    logits = random(3, 1100, dtype=torch.float32)
+    logits[1, 1050] = torch.nan
+    chosen = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    keys = [Key(1, 0, position) for position in range(3)]
+    chooser = Chooser(3, 1100, DEVICE)
+    for noise in (Noise(words(keys).to(DEVICE), numbers([temperature] * 3, [0.9] * 3)), None):
+        chooser.choose(logits, 3, noise, chosen)
+        assert chosen[1] == -1
+        assert min(chosen.tolist()[::2]) >= 0
+
+
 def test_choices_are_the_reference_s() -> None:
     """Greedy and sampled rows together, ties, impossible tokens, and columns beyond the vocabulary."""
     vocab, temperatures = 2500, [0.0, 1.0, 0.7, 0.0, 3.0, 1e-3]
@@ -121,7 +174,7 @@ def test_choices_are_the_reference_s() -> None:
     logits[3, [7, 1900, 2100]] = 50.0
     logits[4, ::3] = -torch.inf
     keys = [Key(2**63 + 5, 1, position) for position in range(len(temperatures))]
-    noise = Noise(words(keys).to(DEVICE), torch.tensor(temperatures, dtype=torch.float64, device=DEVICE))
+    noise = Noise(words(keys).to(DEVICE), numbers(temperatures))
     chosen = torch.zeros(len(temperatures), 3, dtype=torch.int32, device=DEVICE)
     chooser = Chooser(8, vocab, DEVICE)
     chooser.choose(logits, len(temperatures), noise, chosen[:, 1])
@@ -144,7 +197,7 @@ def test_choices_over_a_reduced_vocabulary_use_the_noise_of_the_whole() -> None:
     temperatures = torch.tensor([0.0, 1.0, 0.5, 2.0], dtype=torch.float64, device=DEVICE)
     chosen = torch.zeros(4, dtype=torch.int32, device=DEVICE)
     chooser = Chooser(4, 1500, DEVICE, ids)
-    chooser.choose(logits, 4, Noise(words(keys).to(DEVICE), temperatures), chosen)
+    chooser.choose(logits, 4, Noise(words(keys).to(DEVICE), numbers(temperatures.tolist())), chosen)
     wide = torch.full((4, 11_000), -torch.inf, dtype=torch.float64, device=DEVICE)
     wide[:, ids.to(DEVICE)] = logits[:, :1500].double()
     scores = torch.cat([wide[:1], perturb(wide[1:] / temperatures[1:, None], keys[1:])])

@@ -33,6 +33,7 @@ from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.types import ROOT, Drafter, Rows, Speculation
 
+Launch = Callable[[int, int, bool], None]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 VOCAB = 90
@@ -228,9 +229,9 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
         assert engine.runahead is not None
         launch = engine.runahead._stepper.launch
 
-        def counted(length: int, launch: Callable[[int], None] = launch, engine: Engine = engine) -> None:
+        def counted(lanes: int, length: int, sampled: bool, launch: Launch = launch, engine: Engine = engine) -> None:
             launched.append([s.id for s in engine.scheduler.running])
-            launch(length)
+            launch(lanes, length, sampled)
 
         monkeypatch.setattr(engine.runahead._stepper, "launch", counted)
         if not on_device:

@@ -438,6 +438,8 @@ class Lane:
     temperature: float
     words: Tensor | None
     """Noise keys of the next positions to generate, [positions, 2] int32; None where temperature is 0."""
+    top_p: float = 1.0
+    min_p: float = 0.0
     features: Tensor | None = None
     """For a head: what the target made of the token before the last, [taps * hidden]; None where there is none."""
     gap: int = 0
@@ -471,9 +473,10 @@ class HandedOver(NamedTuple):
 class Stepper(Protocol):
     """Takes whole steps (draft a chain, verify, accept, keep) on a device, without the host in between.
 
-    `begin` hands it sequences; steps are then launched with chains of any length up to `limit` and collected in the
-    same order. A step may be launched before the one before is collected: it starts from wherever that one ends.
-    Tokens are those of the coupled rule. Noise reaches `horizon` positions beyond `begin`.
+    Sequences sit in numbered lanes. Steps are launched with chains of any length up to `limit` and collected in the
+    same order. A step may be launched before the one before is collected: it starts from wherever that one ends; and
+    sequences may come and go meanwhile, which takes effect for the steps launched afterwards. Tokens are those of the
+    coupled rule; -1 where the model's scores are not numbers. Noise reaches `horizon` positions, until it is renewed.
     """
 
     horizon: int
@@ -487,12 +490,29 @@ class Stepper(Protocol):
         """What a step of so many lanes takes, by the lengths prepared; nothing before `prepare`."""
         ...
 
-    def begin(self, lanes: Sequence[Lane]) -> None: ...
-    def launch(self, length: int) -> None: ...
+    def seat(self, lanes: Mapping[int, Lane]) -> None:
+        """Put sequences into lanes, by their numbers."""
+        ...
+
+    def vacate(self, number: int | None = None) -> None:
+        """Empty a lane (None: all)."""
+        ...
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Into other lanes, which are empty."""
+        ...
+
+    def renew(self, number: int, generated: int, words: Tensor) -> None:
+        """Noise keys of the positions from `generated` on."""
+        ...
+
+    def launch(self, lanes: int, length: int, sampled: bool) -> None:
+        """A step of the first `lanes` lanes; `sampled`: whether any has a temperature."""
+        ...
+
     def collect(self) -> StepOutcome: ...
-    def left(self, lane: int) -> Tensor | None:
-        """For a head, once nothing is under way: the features of the tokens the last step gained, which it has not yet
-        taken into its cache. Valid until the next `begin`."""
+    def left(self, number: int) -> Tensor | None:
+        """For a head, once nothing is under way: the features of a lane's last tokens, which it has not run."""
         ...
 
 

@@ -9,7 +9,7 @@ from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.graphs import Staging, bucket
 from outrider.models.cuda.head import CudaHead
-from outrider.models.cuda.lanes import MAX_LENGTH
+from outrider.models.cuda.lanes import MAX_LENGTH, STRIDE, WIDTH
 from outrider.models.cuda.stepper import DeviceStepper
 from outrider.sampling.chance import KeyedChance
 
@@ -28,25 +28,28 @@ class ForcedStepper(DeviceStepper):
         self._forced = torch.zeros(lanes, dtype=torch.int32, device=target.device)
         self._sending = [Staging(lanes, target.device) for _ in range(4)]
 
-    def launch(self, length: int) -> None:
+    def launch(self, lanes: int, length: int, sampled: bool) -> None:
         sending = self._sending.pop(0)
         self._sending.append(sending)
         counts = [self._acceptance.accepted(KeyedChance(0, i, self._step)) for i in range(len(self._forced))]
         sending.free()[:] = torch.tensor(counts, dtype=torch.int32)
         sending.send(self._forced)
         self._step += 1
-        super().launch(length)
+        super().launch(lanes, length, sampled)
 
     def _accept(self, lanes: int, length: int) -> None:
         forced_accept_kernel[(lanes,)](
-            self._board.state,
+            self._board.records,
+            self._board.text,
             self._board.drafts,
             self._chosen,
             self._board.out,
             self._forced,
+            length,
+            self._board.capacity,
             self._board.target_spare,
-            LENGTH=length,
             LONGEST=MAX_LENGTH,
-            WIDTH=bucket(length + 1),
+            STRIDE=STRIDE,
+            WIDTH=WIDTH,
             num_warps=1,
         )

@@ -258,13 +258,13 @@ class HeadDrafter:
         return handed
 
     def take_back(self, sequence: SequenceView, features: Tensor | None) -> None:
-        """Go on where steps on the device have ended; `features`: of the tokens their last step gained."""
+        """Go on where steps on the device have ended; `features`: of the last tokens, which the head has not run."""
         held, tokens = self._held[sequence.id], sequence.tokens
         assert features is not None
         assert isinstance(self._head, SteppingHead)
         rows = len(tokens) - 1 - len(features) - held.dropped
         self._head.advance(held.slot, rows - self._head.length(held.slot))
-        held.tokens, held.features = list(tokens[-len(features) :]), [features.clone()]
+        held.tokens, held.features = list(tokens[len(tokens) - len(features) :]), [features] if len(features) else []
 
     def _rows(self, held: _Held) -> int:
         """In the cache, and about to be."""

@@ -2,9 +2,9 @@
 
 Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the
 next step is already running. What it learns may end a sequence: the step under way then runs for nothing in that
-lane, and its tokens are dropped. Only steps whose every sequence is chosen by temperature alone under the coupled
-rule go this way; the others, and every drafter that lives on the host, go through `Engine`'s own step, with the same
-tokens.
+lane, and its tokens are dropped. Only steps whose every sequence is chosen by temperature, top-p and min-p alone under
+the coupled rule go this way; the others, and every drafter that lives on the host, go through `Engine`'s own step, with
+the same tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.router import RouterDrafter
 from outrider.engine.round import Judged, Round
 from outrider.engine.sequence import Sequence
+from outrider.sampling.draw import not_a_number
 from outrider.sampling.noise import Key, words
 from outrider.types import (
     Draft,
@@ -80,7 +81,10 @@ def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> 
 
 
 class Runahead:
-    """One step of the running sequences at a time; at most one more is under way."""
+    """One step of the running sequences at a time; at most one more is under way.
+
+    Every sequence keeps its lane on the device for as long as it runs. Who comes and who has gone is told to the device
+    between two launches, and waits for no step."""
 
     def __init__(
         self,
@@ -98,13 +102,12 @@ class Runahead:
         self._burst = 0
         """Plain steps that may still be launched ahead."""
         self._lanes: list[Sequence | None] = []
-        """None: one that has left; its part of the step under way is dropped."""
-        self._under_way: list[int] = []
-        """Draft lengths of the steps launched and not yet collected."""
+        """None: empty."""
+        self._under_way: list[_Launched] = []
         self._keys: dict[int, Tensor] = {}
         """Noise keys of the first positions of the sequences that run here, [positions, 2] each."""
-        self._reached = 0
-        """Most tokens a lane may have gained since `begin`, those under way included."""
+        self._reach: dict[int, int] = {}
+        """Generated positions of each up to which the device has them."""
         self.takes: Callable[[SequenceView], bool] = lambda sequence: True
         """Whether a sequence's drafts are made here at all."""
 
@@ -120,57 +123,100 @@ class Runahead:
 
     def plain(self, running: list[Sequence]) -> Round | None:
         """A step for which the host has drafted nothing. Where it has not for a while, a few more follow unasked."""
-        self._lanes = []  # steps on the host may have come between
+        self._leave(running)  # steps on the host may have come between
         self._burst = BURST if self._controller.paused else 0
         return self._step(running)
 
     def drop(self, sequence: Sequence) -> None:
         """It has lost its slot. Should it come back, it is a newcomer."""
-        self._lanes = [None if lane is sequence else lane for lane in self._lanes]
+        for launched in self._under_way:
+            launched.drop(sequence)
+        for number, lane in enumerate(self._lanes):
+            if lane is sequence:
+                self._lanes[number] = None
+                self._stepper.vacate(number)
         self._keys.pop(sequence.id, None)
+        self._reach.pop(sequence.id, None)
 
     def _step(self, running: list[Sequence]) -> Round | None:
         started = perf_counter()
-        if not self._under_way:
-            if self._stepper.limit(len(running)) < 0 or not self._can_take(running):
-                self._leave(running)
-                return None
-            if self._lanes != running or not self._in_reach(running):
-                self._begin(running)
-            self._launch(running)
-        if self._lanes == running and (self._burst or not self._drafts_on_host) and self._in_reach(running):
-            self._launch(running)
-        rows = len(self._lanes) * (self._under_way.pop(0) + 1)
-        outcome = self._stepper.collect()
+        if self._can_take(running):
+            if not self._under_way:
+                self._launch(running)
+            if self._burst or not self._drafts_on_host:
+                self._launch(running)
+        elif not self._under_way:
+            self._leave(running)
+            return None
+        launched, outcome = self._under_way.pop(0), self._stepper.collect()
         source = self._drafter.name if self._drafter else "none"
-        lanes = zip(self._lanes, outcome.lanes, strict=True)
-        judged = [_judged(s, lane, source) for s, lane in lanes if s is not None and s in running]
+        going = {sequence.id for sequence in running}
+        lanes = zip(launched.lanes, outcome.lanes, strict=True)
+        judged = [_judged(s, lane, source) for s, lane in lanes if s is not None and s.id in going]
         # What the host drafts is weighed against these steps: both must be timed alike.
         target_seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
-        return Round(judged, rows, outcome.draft_seconds, target_seconds)
+        return Round(judged, len(judged) * (launched.length + 1), outcome.draft_seconds, target_seconds)
 
     def _can_take(self, running: list[Sequence]) -> bool:
         # All lanes draft equally much, so they must be allowed to.
         alike = self._drafter is None or len({s.speculation.max_nodes for s in running}) <= 1
-        return alike and all(steppable(s.params) and self.takes(s) for s in running)
+        fit = self._stepper.limit(len(running)) >= 0
+        return fit and alike and all(steppable(s.params) and self.takes(s) for s in running)
 
-    def _begin(self, running: list[Sequence]) -> None:
-        self._leave(running)
-        handed = self._drafter.hand_over(running) if self._drafter else [HandedOver(0)] * len(running)
-        self._stepper.begin([self._lane(s, given) for s, given in zip(running, handed, strict=True)])
-        self._lanes = list(running)
-        self._reached = 0
+    def _launch(self, running: list[Sequence]) -> None:
+        self._seat(running)
+        length = 0
+        if self._drafter is not None:
+            # Near its end a sequence may be drafted for beyond it, which is cut off: only few lengths are recorded.
+            lanes = len(self._lanes)
+            length = self._controller.length(running, self._stepper.seconds(lanes), self._stepper.limit(lanes))
+        self._renew(length)
+        self._stepper.launch(len(self._lanes), length, any(s.params.temperature for s in running))
+        self._under_way.append(_Launched(length, list(self._lanes)))
+        self._burst = max(0, self._burst - 1)
+
+    def _seat(self, running: list[Sequence]) -> None:
+        """Who is not in a lane yet takes an empty one; those of the last close gaps that would make a step wider."""
+        seated = {s.id for s in self._lanes if s is not None}
+        newcomers = [s for s in running if s.id not in seated]
+        if newcomers:
+            handed = self._drafter.hand_over(newcomers) if self._drafter else [HandedOver(0)] * len(newcomers)
+            empty = [number for number, s in enumerate(self._lanes) if s is None]
+            more = range(len(self._lanes), len(self._lanes) + len(newcomers))
+            numbers = [*empty, *more][: len(newcomers)]
+            self._lanes += [None] * (max(numbers) + 1 - len(self._lanes))
+            self._stepper.seat(
+                {
+                    number: self._lane(*each)
+                    for number, each in zip(numbers, zip(newcomers, handed, strict=True), strict=True)
+                }
+            )
+            for number, s in zip(numbers, newcomers, strict=True):
+                self._lanes[number] = s
+        self._close_up(len(running))
+
+    def _close_up(self, count: int) -> None:
+        """Steps are as wide as the next power of two from the last lane."""
+        if len(self._lanes) > 1 << (count - 1).bit_length():
+            sources = [number for number in range(count, len(self._lanes)) if self._lanes[number] is not None]
+            targets = [number for number in range(count) if self._lanes[number] is None]
+            self._stepper.move(sources, targets)
+            for source, target in zip(sources, targets, strict=True):
+                self._lanes[target] = self._lanes[source]
+            del self._lanes[count:]
 
     def _leave(self, running: list[Sequence]) -> None:
         """Nothing is under way: give the drafter back what of the lanes still runs."""
-        for i, sequence in enumerate(self._lanes):
-            if self._drafter is not None and sequence is not None and sequence in running:
-                self._drafter.take_back(sequence, self._stepper.left(i))
+        going = {sequence.id for sequence in running}
+        for number, sequence in enumerate(self._lanes):
+            if self._drafter is not None and sequence is not None and sequence.id in going:
+                self._drafter.take_back(sequence, self._stepper.left(number))
+        if self._lanes:
+            self._stepper.vacate()
         self._lanes = []
 
     def _lane(self, s: Sequence, given: HandedOver) -> Lane:
         p = s.params
-        reach = 1 + self._burst if self._drafts_on_host else self._stepper.horizon
         return Lane(
             slot=s.slot,
             draft_slot=given.slot,
@@ -179,49 +225,53 @@ class Runahead:
             length=len(s.tokens) - 1,
             generated=s.generated,
             temperature=p.temperature,
-            words=self._noise(s, reach) if p.temperature > 0 else None,
+            words=self._noise(s, 1) if p.temperature > 0 else None,
+            top_p=p.top_p,
+            min_p=p.min_p,
             features=given.features,
             gap=given.gap,
         )
 
-    def _noise(self, s: Sequence, reach: int) -> Tensor:
-        """Keys of the positions it generates next. Whoever joins makes all begin anew, so they are hashed once only."""
-        known, stop = self._keys.get(s.id), min(s.generated + reach, s.limit)
+    def _noise(self, s: Sequence, least: int) -> Tensor:
+        """Keys of the positions it generates next, so many at least; hashed once only."""
+        reach = 1 + self._burst if self._drafts_on_host else self._stepper.horizon
+        known, stop = self._keys.get(s.id), min(s.generated + max(reach, least), s.limit)
         start = 0 if known is None else len(known)
         if start < stop:
             more = words([Key(s.params.seed, s.params.choice, i) for i in range(start, stop)])
             known = self._keys[s.id] = more if known is None else torch.cat((known, more))
         assert known is not None, "a sequence that runs has tokens left to generate"
+        self._reach[s.id] = stop
         return known[s.generated : stop]
 
-    def _launch(self, running: list[Sequence]) -> None:
-        length = 0
-        if self._drafter is not None:
-            # Near its end a sequence may be drafted for beyond it, which is cut off: only few lengths are recorded.
-            lanes = len(running)
-            length = self._controller.length(running, self._stepper.seconds(lanes), self._stepper.limit(lanes))
-        self._stepper.launch(length)
-        self._under_way.append(length)
-        self._reached += length + 1
-        self._burst = max(0, self._burst - 1)
+    def _renew(self, length: int) -> None:
+        """Noise for one more step, where it would run out. What lies beyond a sequence's limit is cut off."""
+        ahead = sum(launched.length + 1 for launched in self._under_way) + length + 1
+        for number, s in enumerate(self._lanes):
+            if s is not None and min(s.generated + ahead, s.limit) > self._reach.get(s.id, s.limit):
+                self._stepper.renew(number, s.generated, self._noise(s, ahead))
 
-    def _in_reach(self, running: list[Sequence]) -> bool:
-        """Whether the noise on the device lasts for one more step."""
-        longest = self._stepper.limit(len(running)) if self._drafter else 0
-        return self._reached + longest + 1 <= self._stepper.horizon
+
+class _Launched:
+    """A step under way: the drafts of each lane, and whose lanes they were."""
+
+    def __init__(self, length: int, lanes: list[Sequence | None]) -> None:
+        self.length = length
+        self.lanes = lanes
+
+    def drop(self, sequence: Sequence) -> None:
+        """What it gains there is of no use."""
+        self.lanes = [None if lane is sequence else lane for lane in self.lanes]
 
 
 def steppable(p: ResolvedParams) -> bool:
-    """Whether the device makes the choice these parameters ask for: by temperature alone."""
-    return (
-        p.verify == "coupled"
-        and p.is_bare
-        and p.logprobs is None
-        and (p.temperature == 0 or (not p.top_k and p.top_p >= 1 and p.min_p <= 0))
-    )
+    """Whether the device makes the choice these parameters ask for: by temperature, top-p and min-p alone."""
+    return p.verify == "coupled" and p.is_bare and p.logprobs is None and (p.temperature == 0 or not p.top_k)
 
 
 def _judged(sequence: Sequence, lane: LaneOutcome, source: str) -> Judged:
+    if min(lane.tokens) < 0:
+        raise not_a_number()
     count = len(lane.drafts)
     claims = [CLAIM ** (i + 1) for i in range(count)]
     draft = Draft(lane.drafts, range(-1, count - 1), claims, source if count else "none")

@@ -1,4 +1,8 @@
-"""Drafting chains on the device, as part of a step: with a draft model, or with a head."""
+"""Drafting chains on the device, as part of a step: with a draft model, or with a head.
+
+Nothing is run while nothing is drafted: what the model or head has missed is run in one pass when it drafts again, or
+when no more of it can be kept.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,17 @@ from torch import Tensor
 
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import Graphs
-from outrider.models.cuda.lanes import DRAFT_SLOT, Lanes
+from outrider.models.cuda.kernels.steps import wait_kernel
+from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, STRIDE, Lanes
 from outrider.models.cuda.network import HEAD_ROWS, Network
-from outrider.types import Lane, LaneOutcome
+from outrider.types import Lane
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
     from outrider.models.cuda.head import CudaHead
+
+WAITING = 32
+"""Most tokens of a lane that wait to be run."""
 
 
 class Chains(Protocol):
@@ -26,14 +34,15 @@ class Chains(Protocol):
         """Record what drafts of this length need, and what those after a step of this length do."""
         ...
 
-    def begin(self, lanes: Sequence[Lane]) -> None: ...
+    def seat(self, number: int, lane: Lane) -> None: ...
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
     def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None: ...
-    def verified(self, target: Network, lanes: int, length: int) -> None:
-        """The target has run the drafts; recorded with that."""
+    def verify(self, target: Network, lanes: int, length: int) -> None:
+        """The target has run the drafts, and nothing has been accepted yet; recorded with that."""
         ...
 
-    def left(self, lane: int, last: LaneOutcome | None) -> Tensor | None:
-        """What the host needs to draft on where the steps have ended, `last` being the last one."""
+    def left(self, number: int) -> Tensor | None:
+        """What the host needs to draft on where the steps of a lane have ended."""
         ...
 
 
@@ -42,23 +51,40 @@ class ModelChains:
         self._network = model.network
         self._lanes = lanes
         self._chooser = chooser
+        self._missed = 0
+        """Tokens that the model has not run, of any lane at most, but for those a draft begins with."""
 
     def prepare(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
+        self._missed = WAITING
         self.draft(graphs, lanes, length, sampled)
 
-    def begin(self, lanes: Sequence[Lane]) -> None:
+    def seat(self, number: int, lane: Lane) -> None:
         """All is in the cache."""
 
-    def verified(self, target: Network, lanes: int, length: int) -> None:
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """The cache does not move."""
+
+    def verify(self, target: Network, lanes: int, length: int) -> None:
         """The model drafts from tokens alone."""
 
-    def left(self, lane: int, last: LaneOutcome | None) -> None:
+    def left(self, number: int) -> None:
         return None
 
     def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
+        some = _most(lanes, self._network)
+        if self._missed >= (1 if length else some - 1):
+            graphs.run(("missed", lanes), lambda: self._catch_up(lanes, some))
+            self._missed = 0
         if length:
             key = ("draft", lanes, length, sampled)
             graphs.run(key, lambda: self._chain(lanes, length, sampled))
+        else:
+            self._missed += 1
+
+    def _catch_up(self, lanes: int, count: int) -> None:
+        """The tokens before the last; those it has run already give the same rows again."""
+        self._lanes.place(self._network, DRAFT_SLOT, lanes, -count, count, wanted=1)
+        self._network.body(lanes * count, together=count > 2)
 
     def _chain(self, lanes: int, length: int, sampled: bool) -> None:
         """The first pass also runs the token before the last: had the whole of the last draft been accepted, the draft
@@ -73,7 +99,7 @@ class ModelChains:
 
 
 class HeadChains:
-    """The features a step gained wait here for the next one, which begins by taking them into the head's cache."""
+    """The features of a lane's tokens wait in a ring, by their positions, until the head runs their rows."""
 
     def __init__(self, head: CudaHead, lanes: Lanes, vocab_size: int) -> None:
         """`vocab_size`: the target's tokens that may be chosen; draft ids beyond them are not drafted."""
@@ -81,45 +107,75 @@ class HeadChains:
         self._lanes = lanes
         columns = int((head.ids < vocab_size).sum())
         self._chooser = Chooser(HEAD_ROWS, columns, head.device, head.ids)
-        self._features = torch.zeros_like(head.network.inbox[:HEAD_ROWS])
-        """[lanes * rows each, taps * target hidden]"""
-        self._each = 1
+        shape = lanes.most, WAITING + MAX_LENGTH + 1, head.network.inbox.shape[1]
+        self._ring = torch.zeros(shape, dtype=head.dtype, device=head.device)
+        self._index = torch.zeros(head.network.max_rows, dtype=torch.int32, device=head.device)
         self._last = torch.zeros(HEAD_ROWS, dtype=torch.int32, device=head.device)
+        self._waiting = 1
+        """Tokens that wait, of any lane at most."""
+        self._counts: dict[int, set[int]] = {}
+        """By lanes: how many a pass takes in, as recorded."""
 
     def prepare(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
-        self._each = length + 1
-        self.draft(graphs, lanes, length, sampled)
+        most = _most(lanes, self._network)
+        self._counts.setdefault(lanes, {most}).add(length + 1)
+        for self._waiting in (length + 1, most):
+            self.draft(graphs, lanes, length, sampled)
 
-    def begin(self, lanes: Sequence[Lane]) -> None:
-        """Each lane comes with the features of the token before its last."""
-        self._each = 1
-        for i, lane in enumerate(lanes):
-            if lane.features is not None:
-                self._features[i] = lane.features
+    def seat(self, number: int, lane: Lane) -> None:
+        """It comes with the features of the token before its last."""
+        if lane.features is not None:
+            self._ring[number, (lane.length - 1) % self._ring.shape[1]] = lane.features
 
-    def verified(self, target: Network, lanes: int, length: int) -> None:
-        rows = lanes * (length + 1)
-        self._features[:rows].copy_(target.features[:rows])
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            self._ring[target] = self._ring[source]
 
-    def left(self, lane: int, last: LaneOutcome | None) -> Tensor:
-        """Features of the tokens before each of those gained last: [gained, taps * target hidden]."""
-        start = lane * self._each
-        return self._features[start : start + (1 if last is None else len(last.tokens))]
+    def verify(self, target: Network, lanes: int, length: int) -> None:
+        width = self._ring.shape[2]
+        wait_kernel[(lanes * (length + 1), -(-width // 1024))](
+            self._lanes.records,
+            target.features,
+            self._ring,
+            length + 1,
+            width,
+            RING=self._ring.shape[1],
+            STRIDE=STRIDE,
+            BLOCK=1024,
+        )
+
+    def left(self, number: int) -> Tensor:
+        """Features of the tokens before each of those that wait: [waiting, taps * target hidden]."""
+        length, gap, absorbed = self._lanes.length(number)
+        places = torch.arange(absorbed + gap, length) % self._ring.shape[1]
+        return self._ring[number, places.to(self._ring.device)]
 
     def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
-        each = self._each
-        graphs.run(("absorb", lanes, each, sampled), lambda: self._absorb(lanes, each, sampled))
+        most = _most(lanes, self._network)
+        if not length and self._waiting < most:
+            self._waiting += 1
+            return
+        counts = self._counts.get(lanes, ())
+        count = min((count for count in counts if count >= self._waiting), default=self._waiting)
+        if length:
+            graphs.run(("absorb", lanes, count, sampled), lambda: self._absorb(lanes, count, sampled))
+        else:
+            graphs.run(("absorb", lanes, count), lambda: self._take_in(lanes, count))
         if length > 1:
             key = ("draft", lanes, length, sampled)
             graphs.run(key, lambda: self._chain(lanes, length, sampled))
-        self._each = length + 1
+        self._waiting = length + 1
 
-    def _absorb(self, lanes: int, each: int, sampled: bool) -> None:
-        """Take the features in, `each` rows a lane; the last token's row gives the first draft."""
+    def _take_in(self, lanes: int, count: int) -> None:
+        """Run all that waits, at most `count` rows a lane."""
         network = self._network
-        self._lanes.place_gained(network, lanes, each, self._last)
-        network.fuse(lanes * each, self._features)
-        network.run(lanes * each, each > 2, network.given)
+        self._lanes.place_waiting(network, lanes, count, self._ring.shape[1], self._index, self._last)
+        network.fuse(lanes * count, self._ring, self._index)
+        network.run(lanes * count, count > 2, network.given)
+
+    def _absorb(self, lanes: int, count: int, sampled: bool) -> None:
+        """The last token's row gives the first draft."""
+        self._take_in(lanes, count)
         self._choose(lanes, 0, sampled)
 
     def _chain(self, lanes: int, length: int, sampled: bool) -> None:
@@ -134,3 +190,8 @@ class HeadChains:
         network, board = self._network, self._lanes
         network.head(lanes)
         self._chooser.choose(network.logits, lanes, board.noise if sampled else None, board.drafts[:, depth])
+
+
+def _most(lanes: int, network: Network) -> int:
+    """Tokens of each lane that one pass can catch up with."""
+    return max(1, min(WAITING, network.max_rows // lanes))

@@ -50,9 +50,9 @@ class HeadNetwork(Network):
         a = self.architecture
         return [*super()._shapes(), (a.q_width + 2 * a.kv_width, 2 * a.hidden), (a.hidden, self._config.feature_width)]
 
-    def fuse(self, rows: int, features: Tensor | None = None) -> None:
-        """`features[:rows]` (None: those in `inbox`) as states in `given`."""
-        self._linear(self.inbox if features is None else features, self._fc, None, rows, self.given)
+    def fuse(self, rows: int, features: Tensor | None = None, index: Tensor | None = None) -> None:
+        """`features[index[:rows]]` (None: those in `inbox`, in order) as states in `given`."""
+        self._linear(self.inbox if features is None else features, self._fc, None, rows, self.given, index=index)
 
     def run(self, rows: int, together: bool, states: Tensor, index: Tensor | None = None) -> None:
         """As `body`; row r starts from `states[index[r]]` (None: `states[r]`)."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.models.cuda.chooser import Noise
-from outrider.models.cuda.graphs import Staging, bucket
-from outrider.models.cuda.kernels.steps import absorb_kernel, place_kernel
+from outrider.models.cuda.graphs import Staging
+from outrider.models.cuda.kernels import steps
 from outrider.models.cuda.network import Network
 from outrider.types import Lane
-
-LAST, PREVIOUS, LENGTH, GENERATED, TARGET_SLOT, DRAFT_SLOT, GAP = range(7)
-FIELDS = 7
-"""Of a lane's state: its last token and the one before, cached tokens, generated tokens, its cache slots, and how many
-rows a head's cache lacks."""
 
 NOISE_AHEAD = 512
 """Generated positions per lane whose noise keys are on the device."""
@@ -24,97 +20,172 @@ NOISE_AHEAD = 512
 MAX_LENGTH = 32
 """Longest chain."""
 
+WIDTH = 64
+"""Rows of a lane in one pass, at most."""
+
+TARGET_SLOT, DRAFT_SLOT = steps.TARGET_SLOT.value, steps.DRAFT_SLOT.value
+_NUMBERS, _WORDS = steps.NUMBERS.value, steps.WORDS.value
+STRIDE = _WORDS + 2 * NOISE_AHEAD
+"""Int32 of a lane's record.
+
+    tokens in the target's cache; tokens generated; its cache slots in the target and in the draft model or head; how
+    many tokens a head's cache has no rows for, and how many it has rows for; the first position whose token is known
+    here; the generated position of the first noise key
+    temperature, top_p, log(min_p), one unused: fp64 each
+    noise keys
+"""
+
 
 class Lanes:
-    """Room for `most` lanes; those that only fill up a step stand in the spare slots."""
+    """Room for `most` lanes; those that are empty stand in the spare slots.
 
-    def __init__(self, most: int, target_spare: int, draft_spare: int, device: torch.device) -> None:
+    Whatever is done here takes effect for the steps launched afterwards, and waits for nothing.
+    """
+
+    def __init__(self, most: int, target_spare: int, draft_spare: int, capacity: int, device: torch.device) -> None:
+        """`capacity`: tokens of a lane's text, at most."""
+
         def room(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self.most = most
+        self.most, self.capacity = most, capacity
         self._spare = {TARGET_SLOT: target_spare, DRAFT_SLOT: draft_spare}
-        self._flat = room(most * (FIELDS + 1 + 2 * NOISE_AHEAD))
-        parts = torch.split(self._flat, [most * FIELDS, most, most * 2 * NOISE_AHEAD])
-        self.state, self._starts, self._words = parts
-        self._temperatures = torch.zeros(most, dtype=torch.float64, device=device)
+        self.records = room(most, STRIDE)
+        self.numbers = self.records.view(torch.float64)
+        """The records again, for those of its fields that are."""
+        self.text = room(most, capacity)
+        """The token at each position, from where it is known on."""
         self.drafts = room(most, MAX_LENGTH)
         self.noise = Noise.room(most * (MAX_LENGTH + 1), device)
         """Of the rows placed last whose logits are wanted."""
         self.out = room(most, 2 * MAX_LENGTH + 2)
         """What a step gave each lane: drafts accepted, tokens gained, drafts."""
-        self._loading = Staging(self._flat.shape[0], device)
+        self._empty = torch.tensor(
+            [0, 0, target_spare, draft_spare, *[0] * (_WORDS - 4)], dtype=torch.int32, device=device
+        )
+        self._staged = [Staging(most * STRIDE, device) for _ in range(4)]
+        self._tails = [Staging(2 * most, device) for _ in range(4)]
+        self.clear()
 
     @property
     def target_spare(self) -> int:
         return self._spare[TARGET_SLOT]
 
-    def load(self, lanes: Sequence[Lane]) -> None:
-        host = self._loading.free()
-        most = self.most
-        state = host[: most * FIELDS].view(most, FIELDS)
-        starts = host[most * FIELDS :][:most]
-        words = host[most * (FIELDS + 1) :].view(most, NOISE_AHEAD, 2)
-        state[:] = torch.tensor([0, 0, 0, 0, self._spare[TARGET_SLOT], self._spare[DRAFT_SLOT], 0])
-        temperatures = [0.0] * most
-        for i, lane in enumerate(lanes):
-            places = lane.slot, lane.draft_slot, lane.gap
-            state[i] = torch.tensor([lane.last, lane.previous, lane.length, lane.generated, *places])
-            starts[i] = lane.generated
-            temperatures[i] = lane.temperature
+    def clear(self) -> None:
+        """Empty them all."""
+        self.records[:, :_WORDS] = self._empty
+
+    def vacate(self, number: int) -> None:
+        self.records[number, :_WORDS] = self._empty
+
+    def seat(self, lanes: Mapping[int, Lane]) -> None:
+        """Put sequences into lanes, by their numbers."""
+        records, tails = _next(self._staged), _next(self._tails)
+        host = records.free().view(self.most, STRIDE)
+        numbers, integers = host.view(torch.float64).numpy(), host.numpy()
+        tokens = tails.free().view(self.most, 2).numpy()
+        for i, lane in enumerate(lanes.values()):
+            known = max(0, lane.length - 1)
+            absorbed = max(0, lane.length - lane.gap - (lane.features is not None))
+            fields = lane.length, lane.generated, lane.slot, lane.draft_slot, lane.gap, absorbed, known, lane.generated
+            integers[i, :_NUMBERS] = fields
+            least = math.log(lane.min_p) if lane.min_p > 0 else -math.inf
+            numbers[i, _NUMBERS // 2 : _WORDS // 2] = lane.temperature, lane.top_p, least, 0
             if lane.words is not None:
-                words[i, : len(lane.words)] = lane.words
-        self._loading.send(self._flat)
-        self._temperatures.copy_(torch.tensor(temperatures, dtype=torch.float64))
-        # As though the last token had just been gained.
-        self.out[:, 0] = 0
-        self.out[:, 1] = self.state.view(most, FIELDS)[:, LAST]
+                integers[i, _WORDS : _WORDS + lane.words.numel()] = lane.words.flatten().numpy()
+            tokens[i] = (lane.previous, lane.last) if lane.length else (lane.last, 0)
+        count, device = len(lanes), self.records.device
+        sent = torch.empty(count, STRIDE, dtype=torch.int32, device=device)
+        records.send(sent.view(-1), count * STRIDE)
+        known_text = torch.empty(count, 2, dtype=torch.int32, device=device)
+        tails.send(known_text.view(-1), 2 * count)
+        for i, (number, lane) in enumerate(lanes.items()):
+            start = max(0, lane.length - 1)
+            self.text[number, start : start + 2] = known_text[i]
+        first = min(lanes)
+        if list(lanes) == list(range(first, first + count)):
+            self.records[first : first + count] = sent
+        else:
+            for i, number in enumerate(lanes):
+                self.records[number] = sent[i]
+
+    def renew(self, number: int, generated: int, words: Tensor) -> None:
+        """Noise keys [positions, 2] from the generated position `generated` on, which it has reached at least."""
+        staged = _next(self._staged)
+        host = staged.free()
+        count = words.numel()
+        host[0] = generated
+        host[1 : 1 + count] = words.flatten()
+        sent = torch.empty(1 + count, dtype=torch.int32, device=self.records.device)
+        staged.send(sent, 1 + count)
+        self.records[number, steps.START.value] = sent[0]
+        self.records[number, _WORDS : _WORDS + count] = sent[1:]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Into other lanes, which are empty, as they are theirs."""
+        for source, target in zip(sources, targets, strict=True):
+            for table in (self.records, self.text):
+                table[target] = table[source]
+            self.vacate(source)
+
+    def length(self, number: int) -> tuple[int, int, int]:
+        """Tokens in the target's cache, and of those the head's lacks and has; waits for the device."""
+        fields = self.records[number, :_NUMBERS].tolist()
+        return fields[steps.LENGTH.value], fields[steps.GAP.value], fields[steps.ABSORBED.value]
 
     def place(
         self, network: Network, slot: int, lanes: int, start: int, count: int, wanted: int, head: bool = False
     ) -> None:
         """Describe `count` rows of each lane in the network's tables; see `place_kernel`."""
-        place_kernel[(lanes,)](
-            self.state,
+        steps.place_kernel[(lanes,)](
+            self.records,
+            self.numbers,
+            self.text,
             self.drafts,
-            *self._keys(),
             *_tables(network),
             self.noise.words,
-            self.noise.temperatures,
+            self.noise.numbers,
+            start,
+            count,
+            wanted,
+            self.capacity,
             self._spare[slot],
-            START=start,
-            COUNT=count,
-            WANTED=wanted,
-            SLOT_FIELD=slot,
+            SLOT=slot,
+            HEAD=head,
             LONGEST=MAX_LENGTH,
             AHEAD=NOISE_AHEAD,
-            WIDTH=bucket(count),
-            HEAD=head,
+            STRIDE=STRIDE,
+            WIDTH=WIDTH,
             num_warps=1,
         )
 
-    def place_gained(self, network: Network, lanes: int, count: int, last: Tensor) -> None:
-        """Describe a head's rows of what the last step, of `count` rows each, gained; `last` gets where each lane's
-        last one is. See `absorb_kernel`."""
-        absorb_kernel[(lanes,)](
-            self.state,
-            self.out,
-            *self._keys(),
+    def place_waiting(self, network: Network, lanes: int, count: int, ring: int, index: Tensor, last: Tensor) -> None:
+        """Describe a head's rows of what waits for it, `count` per lane: `index` gets where their features are, `last`
+        where each lane's last row is. See `absorb_kernel`."""
+        steps.absorb_kernel[(lanes,)](
+            self.records,
+            self.numbers,
+            self.text,
             *_tables(network),
             self.noise.words,
-            self.noise.temperatures,
+            self.noise.numbers,
+            index,
             last,
+            count,
+            self.capacity,
             self._spare[DRAFT_SLOT],
-            COUNT=count,
-            SLOT_FIELD=DRAFT_SLOT,
-            LONGEST=MAX_LENGTH,
+            RING=ring,
             AHEAD=NOISE_AHEAD,
-            WIDTH=bucket(count),
+            STRIDE=STRIDE,
+            WIDTH=WIDTH,
             num_warps=1,
         )
 
-    def _keys(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self._words, self._temperatures, self._starts
+
+def _next(staged: list[Staging]) -> Staging:
+    """The one used longest ago."""
+    staged.append(staged.pop(0))
+    return staged[-1]
 
 
 def _tables(network: Network) -> tuple[Tensor, ...]:

@@ -23,6 +23,7 @@ SLACK = 256
 
 N = TypeVar("N", bound=Network)
 
+
 class Described(NamedTuple):
     """Rows as they go into `Tables`."""
 
@@ -110,7 +111,9 @@ class Passes(StaticCache, Generic[N]):
         self.graphs.run((kind, count, together), partial(launches, count, together))
         if not len(wanted):
             return torch.empty(0, self.network.logits.shape[1], device=self.device)
-        parts = [self._logits(len(wanted[start : start + HEAD_ROWS]), start) for start in range(0, len(wanted), HEAD_ROWS)]
+        parts = [
+            self._logits(len(wanted[start : start + HEAD_ROWS]), start) for start in range(0, len(wanted), HEAD_ROWS)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _logits(self, wanted: int, start: int) -> Tensor:

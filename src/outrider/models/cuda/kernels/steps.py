@@ -1,7 +1,7 @@
 """The state of a chain step: rows from it, and the verdict back into it.
 
-A lane's state is seven int32: its last token, the one before, tokens in the cache, tokens generated, its cache slots in
-the target and in the draft model or head, and how many rows a head's cache lacks.
+A lane is one record of STRIDE int32 (`lanes.Lanes`), the fields below first. Sizes of a step are no constants here, so
+that each kernel is compiled once.
 """
 
 from __future__ import annotations
@@ -9,14 +9,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LENGTH = tl.constexpr(0)
+GENERATED = tl.constexpr(1)
+TARGET_SLOT = tl.constexpr(2)
+DRAFT_SLOT = tl.constexpr(3)
+GAP = tl.constexpr(4)
+ABSORBED = tl.constexpr(5)
+KNOWN = tl.constexpr(6)
+START = tl.constexpr(7)
+NUMBERS = tl.constexpr(8)
+WORDS = tl.constexpr(16)
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["start", "count", "wanted", "capacity", "spare"])
 def place_kernel(
-    state_ptr,  # int32 [lanes, FIELDS]
+    lanes_ptr,  # int32 [lanes, STRIDE]
+    numbers_ptr,  # the same as fp64
+    text_ptr,  # int32 [lanes, capacity]: the token at each position
     drafts_ptr,  # int32 [lanes, LONGEST]
-    words_ptr,  # int32 [lanes, AHEAD, 2]
-    temperatures_ptr,  # fp64 [lanes]
-    starts_ptr,  # int32 [lanes]: the generated position of words[0]
     tokens_ptr,  # the tables of the pass, int32 [rows] each
     slots_ptr,
     positions_ptr,
@@ -24,58 +34,60 @@ def place_kernel(
     bases_ptr,
     wanted_ptr,
     row_words_ptr,  # int32 [wanted, 2]
-    row_temperatures_ptr,  # fp64 [wanted]
+    row_numbers_ptr,  # fp64 [wanted, 4]
+    start,
+    count,
+    wanted,
+    capacity,
     spare,
-    START: tl.constexpr,
-    COUNT: tl.constexpr,
-    WANTED: tl.constexpr,
-    SLOT_FIELD: tl.constexpr,
+    SLOT: tl.constexpr,
+    HEAD: tl.constexpr,
     LONGEST: tl.constexpr,
     AHEAD: tl.constexpr,
+    STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
-    HEAD: tl.constexpr,
 ):
-    """Rows of one lane: the COUNT tokens from START on, counted from its last token (drafts follow it), the last WANTED
-    of which are asked for logits. A HEAD's stand one position before their place in the text, and as many more as it
-    lacks."""
+    """Rows of one lane: `count` tokens from `start` on, counted from its last token (drafts follow it), the last
+    `wanted` of which are asked for logits. Those of tokens that are not known here go to the spare slot. A HEAD's stand
+    one position before their place in the text, and as many more as it lacks."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
-    real = i < COUNT
-    offset = START + i
-    state = state_ptr + lane * 7
-    length = tl.load(state + 2)
+    real = i < count
+    offset = start + i
+    state = lanes_ptr + lane * STRIDE
+    place = tl.load(state + LENGTH) + offset
+    known = place >= tl.load(state + KNOWN)
+    written = tl.load(text_ptr + lane * capacity + place, mask=real & known & (offset <= 0), other=0)
     drafted = tl.load(drafts_ptr + lane * LONGEST + offset - 1, mask=real & (offset > 0), other=0)
-    token = tl.where(offset == 0, tl.load(state), tl.where(offset < 0, tl.load(state + 1), drafted))
-    position = length + offset
+    position = place
     if HEAD:
-        position -= 1 + tl.load(state + 6)
-    before = position < 0  # there is no token before the first: let the row go to the spare slot
+        position -= 1 + tl.load(state + GAP)
+    known &= position >= 0
     position = tl.maximum(position, 0)
-    row = lane * COUNT + i
-    tl.store(tokens_ptr + row, token, mask=real)
-    tl.store(slots_ptr + row, tl.where(before, spare, tl.load(state + SLOT_FIELD)), mask=real)
+    row = lane * count + i
+    tl.store(tokens_ptr + row, tl.where(offset > 0, drafted, written), mask=real)
+    tl.store(slots_ptr + row, tl.where(known, tl.load(state + SLOT), spare), mask=real)
     tl.store(positions_ptr + row, position, mask=real)
     tl.store(indices_ptr + row, position, mask=real)
     tl.store(bases_ptr + row, position + 1, mask=real)
-    u = i - (COUNT - WANTED)
-    asked = real & (u >= 0)
-    tl.store(wanted_ptr + lane * WANTED + u, row, mask=asked)
-    key = tl.load(state + 3) - tl.load(starts_ptr + lane) + offset
+    asked = i - (count - wanted)
+    is_asked = real & (asked >= 0)
+    at = lane * wanted + asked
+    tl.store(wanted_ptr + at, row, mask=is_asked)
+    key = tl.load(state + GENERATED) - tl.load(state + START) + offset
     key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
     for word in tl.static_range(2):
-        value = tl.load(words_ptr + (lane * AHEAD + key) * 2 + word, mask=asked, other=0)
-        tl.store(row_words_ptr + (lane * WANTED + u) * 2 + word, value, mask=asked)
-    temperature = tl.load(temperatures_ptr + lane) + tl.zeros([WIDTH], dtype=tl.float64)
-    tl.store(row_temperatures_ptr + lane * WANTED + u, temperature, mask=asked)
+        tl.store(row_words_ptr + at * 2 + word, tl.load(state + WORDS + key * 2 + word), mask=is_asked)
+    for which in tl.static_range(4):
+        number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which) + tl.zeros([WIDTH], dtype=tl.float64)
+        tl.store(row_numbers_ptr + at * 4 + which, number, mask=is_asked)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "capacity", "spare"])
 def absorb_kernel(
-    state_ptr,  # int32 [lanes, FIELDS]
-    out_ptr,  # int32 [lanes, 2 LONGEST + 2]: as `accept_kernel` left it
-    words_ptr,  # as in `place_kernel`, from here on
-    temperatures_ptr,
-    starts_ptr,
+    lanes_ptr,  # as in `place_kernel`
+    numbers_ptr,
+    text_ptr,
     tokens_ptr,
     slots_ptr,
     positions_ptr,
@@ -83,74 +95,101 @@ def absorb_kernel(
     bases_ptr,
     wanted_ptr,
     row_words_ptr,
-    row_temperatures_ptr,
+    row_numbers_ptr,
+    index_ptr,  # int32 [rows]: where each row's features wait
     last_ptr,  # int32 [lanes]: the row of the lane's last token
+    count,
+    capacity,
     spare,
-    COUNT: tl.constexpr,
-    SLOT_FIELD: tl.constexpr,
-    LONGEST: tl.constexpr,
+    RING: tl.constexpr,
     AHEAD: tl.constexpr,
+    STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A head's rows for what the last step gained, one per row the target verified, so that their number is fixed:
-    those beyond the gained tokens lie behind the last of them, where the next rows are written over them."""
+    """A head's rows of all that waits for it, `count` per lane, which is at least as many: those beyond lie behind the
+    last one's, where the next rows are written over them."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
-    real = i < COUNT
-    state = state_ptr + lane * 7
-    out = out_ptr + lane * (2 * LONGEST + 2)
-    accepted = tl.load(out)
-    token = tl.load(out + 1 + i, mask=real, other=0)
-    # A head's row stands where the token before it does, if it lacks none.
-    position = tl.load(state + 2) - 1 - tl.load(state + 6) - accepted + i
-    before = position < 0  # nothing was before the first token: let the row go to the spare slot
-    position = tl.maximum(position, 0)
-    row = lane * COUNT + i
+    real = i < count
+    state = lanes_ptr + lane * STRIDE
+    length, absorbed, gap = tl.load(state + LENGTH), tl.load(state + ABSORBED), tl.load(state + GAP)
+    waiting = length - gap - absorbed
+    place = length - waiting + i  # of the features; the token is the one after
+    token = tl.load(text_ptr + lane * capacity + place + 1, mask=real & (i < waiting), other=0)
+    row = lane * count + i
     tl.store(tokens_ptr + row, token, mask=real)
-    tl.store(slots_ptr + row, tl.where(before, spare, tl.load(state + SLOT_FIELD)), mask=real)
-    tl.store(positions_ptr + row, position, mask=real)
-    tl.store(indices_ptr + row, position, mask=real)
-    tl.store(bases_ptr + row, position + 1, mask=real)
-    tl.store(wanted_ptr + lane, lane * COUNT + accepted)
-    tl.store(last_ptr + lane, lane * COUNT + accepted)
-    key = tl.load(state + 3) - tl.load(starts_ptr + lane)
+    # Nothing was before the first token: a lane that has no more waits with no row at all.
+    tl.store(slots_ptr + row, tl.where(waiting > 0, tl.load(state + DRAFT_SLOT), spare), mask=real)
+    tl.store(positions_ptr + row, absorbed + i, mask=real)
+    tl.store(indices_ptr + row, absorbed + i, mask=real)
+    tl.store(bases_ptr + row, absorbed + i + 1, mask=real)
+    tl.store(index_ptr + row, lane * RING + place % RING, mask=real)
+    last = lane * count + tl.maximum(waiting - 1, 0)
+    tl.store(wanted_ptr + lane, last)
+    tl.store(last_ptr + lane, last)
+    tl.store(state + ABSORBED, absorbed + waiting)
+    key = tl.load(state + GENERATED) - tl.load(state + START)
     key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
     for word in tl.static_range(2):
-        tl.store(row_words_ptr + lane * 2 + word, tl.load(words_ptr + (lane * AHEAD + key) * 2 + word))
-    tl.store(row_temperatures_ptr + lane, tl.load(temperatures_ptr + lane))
+        tl.store(row_words_ptr + lane * 2 + word, tl.load(state + WORDS + key * 2 + word))
+    for which in tl.static_range(4):
+        number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which)
+        tl.store(row_numbers_ptr + lane * 4 + which, number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "width"])
+def wait_kernel(
+    lanes_ptr,
+    features_ptr,  # [lanes * count, width]
+    ring_ptr,  # [lanes, RING, width]
+    count,
+    width,
+    RING: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Keep the features of a step's rows, before the verdict: those of refused drafts are written over by the next."""
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    lane = row // count
+    place = (tl.load(lanes_ptr + lane * STRIDE + LENGTH) + row % count) % RING
+    features = tl.load(features_ptr + row.to(tl.int64) * width + column, mask=column < width)
+    tl.store(ring_ptr + (lane * RING + place).to(tl.int64) * width + column, features, mask=column < width)
+
+
+@triton.jit(do_not_specialize=["length", "capacity", "spare"])
 def accept_kernel(
-    state_ptr,  # int32 [lanes, FIELDS]
+    lanes_ptr,
+    text_ptr,
     drafts_ptr,  # int32 [lanes, LONGEST]
-    chosen_ptr,  # int32 [lanes, LENGTH + 1]: the target's choices after the last token and after each draft
+    chosen_ptr,  # int32 [lanes, length + 1]: the target's choices after the last token and after each draft
     out_ptr,  # int32 [lanes, 2 LONGEST + 2]: how many drafts were accepted, the tokens gained, the drafts
+    length,
+    capacity,
     spare,
-    LENGTH: tl.constexpr,
     LONGEST: tl.constexpr,
+    STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """The coupled rule on a chain: follow the target's choices for as long as the draft has them."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
-    chosen = tl.load(chosen_ptr + lane * (LENGTH + 1) + i, mask=i <= LENGTH, other=-1)
-    draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < LENGTH, other=-2)
-    accepted = tl.min(tl.where((i < LENGTH) & (chosen == draft), WIDTH, i), axis=0)
-    advance(state_ptr + lane * 7, chosen, i, accepted, spare)
+    chosen = tl.load(chosen_ptr + lane * (length + 1) + i, mask=i <= length, other=-1)
+    draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=-2)
+    accepted = tl.min(tl.where((i < length) & (chosen == draft), WIDTH, i), axis=0)
+    advance(lanes_ptr + lane * STRIDE, text_ptr + lane * capacity, chosen, i, accepted, spare)
     out = out_ptr + lane * (2 * LONGEST + 2)
     tl.store(out, accepted)
-    tl.store(out + 1 + i, chosen, mask=i <= LENGTH)
-    tl.store(out + 2 + LONGEST + i, draft, mask=i < LENGTH)
+    tl.store(out + 1 + i, chosen, mask=i <= length)
+    tl.store(out + 2 + LONGEST + i, draft, mask=i < length)
 
 
 @triton.jit
-def advance(state, gained, i, accepted, spare):
-    """The lane has `gained[0..accepted]`. A lane that only fills up the batch stays where it is."""
-    last, length, generated, slot = tl.load(state), tl.load(state + 2), tl.load(state + 3), tl.load(state + 4)
-    if slot != spare:
-        before = tl.sum(tl.where(i == accepted - 1, gained, 0), axis=0)
-        tl.store(state, tl.sum(tl.where(i == accepted, gained, 0), axis=0))
-        tl.store(state + 1, tl.where(accepted > 0, before, last))
-        tl.store(state + 2, length + accepted + 1)
-        tl.store(state + 3, generated + accepted + 1)
+def advance(state, text, gained, i, accepted, spare):
+    """The lane has `gained[0..accepted]` (where no token could be chosen, any). One that only fills up the batch stays
+    where it is."""
+    if tl.load(state + TARGET_SLOT) != spare:
+        length = tl.load(state + LENGTH)
+        tl.store(text + length + 1 + i, tl.maximum(gained, 0), mask=i <= accepted)
+        tl.store(state + LENGTH, length + accepted + 1)
+        tl.store(state + GENERATED, tl.load(state + GENERATED) + accepted + 1)
