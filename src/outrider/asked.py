@@ -35,7 +35,10 @@ def prompts(given: object) -> list[str | list[int]]:
 
 def token_ids(name: str, given: object, wanted: str = "a list of token ids") -> list[int]:
     """In a list, or an array of one dimension."""
-    ids = [_plain(token) for token in _items(name, _plain(given), wanted)]
+    ids = _items(name, _plain(given), wanted)
+    if all(type(token) is int for token in ids):  # mostly, and prompts are long
+        return cast("list[int]", ids)
+    ids = [_plain(token) for token in ids]
     for token in ids:
         if not _is_id(token):
             raise InvalidRequest(f"{name}: {shown(token)} is no token id; those are whole numbers")

@@ -75,6 +75,7 @@ class Engine:
         self._preemptions = 0
         self.runahead = runahead(model, drafter, controller) if rules is RULES else None
         self._tapped = model if isinstance(model, TappedModel) else None
+        self._stepping = model if isinstance(model, SteppingModel) else None
         self._reader = drafter if isinstance(drafter, ReadsFeatures) else None
         self._runner = model.runner if isinstance(model, LendsThreads) else None
 
@@ -235,8 +236,8 @@ class Engine:
     def _keep(self, judged: Judged, kept: int) -> None:
         """The cache ends up holding all tokens but the last: it has no row yet, or (cut inside the path) needs none."""
         slot = judged.sequence.slot
-        if judged.target is None and isinstance(self.model, SteppingModel):
-            self.model.advance(slot, kept)
+        if judged.target is None and self._stepping is not None:
+            self._stepping.advance(slot, kept)
             return
         # Row 0 of the pass is the token before the draft, row 1 + i draft node i.
         self.model.commit(slot, [0, *(1 + node for node in judged.verdict.path[: kept - 1])])

@@ -76,6 +76,8 @@ def matches(tokens: Sequence[int], salt: str | None, holders: Iterable[Holder], 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens both begin with. Halves are compared whole, which Python does without a loop."""
     low, high = 0, min(len(one), len(other))
+    if not high or one[0] != other[0]:
+        return 0
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:

@@ -104,13 +104,18 @@ class Sequence:
         """Note a step that took the nodes of `path` of `draft`."""
         path = tuple(path)
         self.steps += 1
-        drafted = Counter(map(draft.proposer, range(len(draft))))
-        accepted = Counter(map(draft.proposer, path))
-        for name, count in drafted.items():
-            before = self.sources.get(name, Tally())
-            self.sources[name] = Tally(before.drafted + count, before.accepted + accepted[name])
+        if draft.sources:
+            accepted = Counter(map(draft.proposer, path))
+            for name, count in Counter(map(draft.proposer, range(len(draft)))).items():
+                self._tally(name, count, accepted[name])
+        elif draft.tokens:
+            self._tally(draft.source, len(draft), len(path))
         self.acceptance += [0] * (len(path) + 1 - len(self.acceptance))
         self.acceptance[len(path)] += 1
+
+    def _tally(self, name: str, drafted: int, accepted: int) -> None:
+        before = self.sources.get(name, Tally())
+        self.sources[name] = Tally(before.drafted + drafted, before.accepted + accepted)
 
     def push(self, token: int) -> str:
         """Add one token and decide whether the sequence ends with it; returns the text that may be shown."""
@@ -120,13 +125,21 @@ class Sequence:
         text = self.stream.push(token, may_stop)
         if self.stream.stopped or (may_stop and token in self.params.stop_token_ids):
             self.finish_reason = "stop"
-        elif generated >= self.limit and (self.grammar_limit or not self.stuck):
+        elif self.params.grammar is not None:
+            self._heed_grammar()
+        elif generated >= self.limit:
             self.finish_reason = "length"
-        elif (limit := self.grammar_limit) is not None:
+        return text if not self.ended else text + self.stream.finish()
+
+    def _heed_grammar(self) -> None:
+        """Whether it ends after a token that does not stop it by itself."""
+        limit = self.grammar_limit
+        if self.generated >= self.limit and (limit is not None or not self.stuck):
+            self.finish_reason = "length"
+        elif limit is not None:
             self.failure = RequestFailed(f"grammar: {limit}")
         elif self.stuck:
             self.finish_reason = "stop"
-        return text if not self.ended else text + self.stream.finish()
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None, "only a finished sequence has a completion"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -135,7 +135,8 @@ class Ticket(Generic[R]):
         self.tokens += len(chunk.token_ids)
         self.characters += len(chunk.text)
         completion = self.sequence.completion() if ended else None
-        return Delivery(replace(chunk, index=self.index, completion=completion), seconds)
+        text, tokens, origins = chunk.text, chunk.token_ids, chunk.origins
+        return Delivery(Chunk(self.index, text, tokens, origins, chunk.step, completion, chunk.logprobs), seconds)
 
     def missed(self, now: float) -> Delivery | None:
         """What the sequence gained in a step that failed afterwards, over another one, before it was handed out."""

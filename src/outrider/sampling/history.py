@@ -21,16 +21,16 @@ class History:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.generated = 0
         """Output tokens so far: the generated position of the next one."""
+        self._prompt = prompt
         self._new: list[int] = []
-        """Output tokens not counted yet: most sequences have no penalty, so nobody ever asks."""
+        """Output tokens not counted yet, nor those of the prompt: most sequences have no penalty, so nobody ever
+        asks."""
         self._output: list[int] = []
         """The same for the grammar, likewise."""
         self._walk: GrammarWalk | None = None
         self._column: dict[int, int] = {}
         self._ids = np.empty(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.float64)
-        for token in prompt:
-            self._find(token)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add output tokens."""
@@ -79,6 +79,9 @@ class History:
 
     def _count(self) -> None:
         """Count what is new."""
+        for token in self._prompt:
+            self._find(token)
+        self._prompt = ()
         for token in self._new:
             # Not `counts[find(token)]`: finding may move the counts to a bigger array.
             column = self._find(token)
