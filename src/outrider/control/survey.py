@@ -27,8 +27,8 @@ _Piece = tuple[Measurable, int, int]
 
 
 class Survey:
-    """Of one target and its drafters. Plain decoding goes on meanwhile. Each piece is timed on a part of a pass, so that
-    the whole takes as long as a few passes of one row where rows are cheap, and about ten where each costs."""
+    """Of one target and its drafters. Plain decoding goes on meanwhile. Each piece is timed on a part of a pass, so
+    that the whole takes as long as a few passes of one row where rows are cheap, and about ten where each costs."""
 
     def __init__(
         self,
