@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.acceptance import Calibration, Leaning, Levels, truths
+from outrider.control.acceptance import Calibration, Leaning, truths
 from outrider.control.auto import AutoLength
 from outrider.control.choice import chosen, depth
 from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import ROWS, CostTable, DraftCost, assumed
 from outrider.control.isotonic import isotonic
 from outrider.control.ledger import SHARE, Ledger
+from outrider.control.levels import Levels
 from outrider.control.pace import DraftPace, Pace
 from outrider.control.survey import Survey
 from outrider.errors import InvalidRequest

@@ -6,7 +6,7 @@ Drafts are held against the tokens that came, verified or not: a lookup is score
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 
 from outrider.control.isotonic import isotonic
@@ -26,13 +26,18 @@ _LATELY = 0.9
 """How much of what a request's drafts claimed and brought is still remembered a draft later."""
 
 
+def depths(draft: Draft) -> list[int]:
+    """Levels between each node and the root: 0 for its children."""
+    found: list[int] = []
+    for parent in draft.parents:
+        found.append(0 if parent == ROOT else found[parent] + 1)
+    return found
+
+
 def truths(draft: Draft, tokens: Sequence[int]) -> list[bool | None]:
     """Whether each node is right, given the tokens that came; None: they do not reach so far."""
     found: list[bool | None] = []
-    depths: list[int] = []
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        depth = 0 if parent == ROOT else depths[parent] + 1
-        depths.append(depth)
+    for token, parent, depth in zip(draft.tokens, draft.parents, depths(draft), strict=True):
         above = True if parent == ROOT else found[parent]
         found.append((None if depth >= len(tokens) else token == tokens[depth]) if above else above)
     return found
@@ -83,8 +88,8 @@ class Calibration:
 
     def acceptance(self, claim: float) -> float:
         """What a claim really means: straight between the middles of its bin and the next."""
-        real = self.real()
-        right = min(max(bisect_right(_MIDDLES, claim), 1), len(_MIDDLES) - 1)
+        real = self._real or self.real()
+        right = bisect_right(_MIDDLES, claim, 1, len(_MIDDLES) - 1)
         low, high = _MIDDLES[right - 1], _MIDDLES[right]
         value = real[right - 1] + (real[right] - real[right - 1]) * (claim - low) / (high - low)
         return min(1.0, max(0.0, value))
@@ -119,33 +124,78 @@ class Leaning:
         return self._right / self._expected
 
 
-class Levels:
-    """What each level of a drafter's drafts has lately brought a request. Levels beyond those drafted last are guessed
-    from them, `ratio` of the one before: what improves is allowed more, step by step."""
+Leanings = dict[str, Leaning]
+"""Of one request, by the label of those who proposed (`Draft.label`)."""
 
-    __slots__ = ("_levels", "_rate", "_ratio", "_weight")
 
-    def __init__(self, levels: Sequence[float], ratio: float, rate: float, weight: float) -> None:
-        """What is believed at first counts like `weight` drafts; every draft counts for at least `rate`."""
-        self._levels = list(levels)
-        self._ratio = ratio
-        self._rate = rate
-        self._weight = weight
+class Acceptance:
+    """How likely drafted tokens are right, by who proposed them: a calibration for each label that drafts were made
+    under, shared by all requests, times the request's own leaning."""
 
-    def copy(self, rate: float, weight: float) -> Levels:
-        """The same belief, held less or more firmly."""
-        return Levels(self._levels, self._ratio, rate, weight)
+    def __init__(self) -> None:
+        self._calibrations: dict[str, Calibration] = {}
 
-    def observe(self, brought: Sequence[float], first: float, rate: float = 0.0) -> None:
-        """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
-        rate = max(rate, self._rate, 1 / (self._weight + 1))
-        self._weight += 1
-        before = self.expected(len(brought))
-        self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
-        self._ratio += rate * (min(first, 0.95) - self._ratio)
+    def chances(self, draft: Draft, leanings: Leanings) -> list[float]:
+        """How likely each node is accepted; never more than its parent."""
+        chances: list[float] = []
+        for i, parent in enumerate(draft.parents):
+            label = draft.label(i)
+            chance = self._of(label).acceptance(_claim(draft, i))
+            if label in leanings:
+                chance = min(1.0, chance * leanings[label].ratio)
+            chances.append(chance if parent == ROOT else chance * chances[parent])
+        return chances
 
-    def expected(self, levels: int) -> list[float]:
-        known = self._levels[:levels]
-        while len(known) < levels:
-            known.append(known[-1] * self._ratio if known else 0.0)
+    def covered(self, draft: Draft, leanings: Leanings, levels: int) -> list[float]:
+        """How likely each of so many levels is right by this draft."""
+        covered = [0.0] * levels
+        for level, chance in zip(depths(draft), self.chances(draft, leanings), strict=True):
+            if level < levels:
+                covered[level] = min(1.0, covered[level] + chance)
+        return covered
+
+    def observe(self, draft: Draft, leanings: Leanings, tokens: Sequence[int]) -> None:
+        """Hold a request's draft against the tokens that came, verified or not."""
+        sums: dict[str, tuple[float, int]] = {}
+        right = truths(draft, tokens)
+        for i, (hit, parent) in enumerate(zip(right, draft.parents, strict=True)):
+            if hit is None or not (parent == ROOT or right[parent]):
+                continue  # nothing can be said of what follows a wrong token
+            label, claim = draft.label(i), _claim(draft, i)
+            known = self._of(label)
+            expected, hits = sums.get(label, (0.0, 0))
+            sums[label] = expected + known.acceptance(claim), hits + hit
+            known.observe(claim, hit)
+        for label, (expected, hits) in sums.items():
+            leanings.setdefault(label, Leaning()).observe(expected, hits)
+
+    def tick(self) -> None:
+        """A step has passed, whoever took part."""
+        for calibration in self._calibrations.values():
+            calibration.tick()
+
+    def modesty(self, label: str) -> float:
+        """How many times as often its nodes are right as it claims; at least 1."""
+        return self._of(label).modesty
+
+    def greatest_modesty(self, other_than: Container[str]) -> float:
+        """Of all labels but these; 1 where there are none."""
+        known = self._calibrations.items()
+        return max((calibration.modesty for label, calibration in known if label not in other_than), default=1.0)
+
+    def rates(self) -> dict[str, float]:
+        """By label: how often its nodes have lately been right."""
+        return {label: calibration.rate for label, calibration in self._calibrations.items()}
+
+    def _of(self, label: str) -> Calibration:
+        known = self._calibrations.get(label)
+        if known is None:
+            known = self._calibrations[label] = Calibration()
         return known
+
+
+def _claim(draft: Draft, node: int) -> float:
+    """How likely the node is said to be right where its parent is."""
+    parent = draft.parents[node]
+    above = 1.0 if parent == ROOT else draft.confidence[parent]
+    return min(1.0, draft.confidence[node] / above) if above > 0 else 0.0

@@ -9,6 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from outrider.control.ledger import Ledger
+from outrider.types import Draft
+
+_SLACK, _FEW_LEVELS = 0.7, 8
+"""Drafters leave out what claims less than this share of what is worth a row (what exactly is, is chosen afterwards);
+those that are too modest, less by as much as that makes over a few levels."""
+
 
 class Chosen(NamedTuple):
     sizes: list[int]
@@ -43,6 +50,41 @@ def chosen(
     return Chosen(sizes, (costs[plain + count] - costs[plain]) / count if count else first)
 
 
+class Kept(NamedTuple):
+    nodes: list[Sequence[int]]
+    """Of each draft, the likeliest first; all of one that was drawn."""
+    row: float
+    """What each of those chosen adds to the pass, on average; where none is, the first; 0 where there was none."""
+
+
+def kept(
+    drafts: Sequence[Draft],
+    chances: Sequence[Sequence[float]],
+    most: Sequence[int],
+    owed: Sequence[int],
+    costs: Sequence[float],
+    price: float,
+    ledgers: Sequence[Ledger],
+) -> Kept:
+    """The nodes of each sequence's draft to verify: those worth their row that its ledger can bear; at least `owed[i]`
+    and never more than `most[i]`. A draft with `q` was drawn to be verified whole, and is."""
+    orders: list[list[int]] = []
+    for draft, mine, limit in zip(drafts, chances, most, strict=True):
+        order = [] if draft.q is not None else sorted(range(len(draft)), key=lambda i: (-mine[i], i))
+        orders.append(order[:limit])
+    drawn = sum(len(draft) for draft in drafts if draft.q is not None)
+    lines = [[mine[i] for i in order] for mine, order in zip(chances, orders, strict=True)]
+    patience = [ledger.patience for ledger in ledgers]
+    sizes, row = chosen(lines, costs[: len(costs) - drawn], price, patience)
+    own = costs[len(drafts)] / len(drafts)
+    nodes: list[Sequence[int]] = []
+    for draft, order, size, least, ledger in zip(drafts, orders, sizes, owed, ledgers, strict=True):
+        while size and not ledger.affords(size * row / own):
+            size -= 1
+        nodes.append(order[: max(size, least)] if draft.q is None else range(len(draft)))
+    return Kept(nodes, row)
+
+
 def depth(gains: Sequence[float], fixed: float, per_level: float) -> int:
     """Levels worth drafting where level k is expected to gain `gains[k]`; 0 if drafting does not pay at all."""
     total, best, deepest = -fixed, 0.0, 0
@@ -51,3 +93,18 @@ def depth(gains: Sequence[float], fixed: float, per_level: float) -> int:
         if total > best:
             best, deepest = total, k + 1
     return deepest
+
+
+def floor(row: float, price: float, modesty: float) -> float:
+    """The claim, of a whole path, below which hardly anything is worth a row, by a drafter that is right `modesty`
+    times as often as it claims."""
+    return _SLACK * row / price / modesty**_FEW_LEVELS
+
+
+def joined(found: Draft, guessed: Draft, tree: bool) -> Draft:
+    """What was found and what was guessed; without `tree`, the one that claims more."""
+    if guessed.q is not None:
+        return guessed  # what is drawn is neither dropped nor joined
+    if not tree and found.tokens and guessed.tokens:
+        return max(found, guessed, key=lambda draft: sum(draft.confidence))
+    return found.merged(guessed)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from outrider.control.belief import Belief
+from outrider.control.choice import joined
 from outrider.errors import InvalidRequest
 from outrider.types import Budget, Commit, Draft, Drafter, LooksUp, SequenceView
 
@@ -95,18 +96,11 @@ class FixedLength:
             drafts = drafter.look_up(sequences, budgets)
             left = [b if drafter.paid(s) else Budget(0, 0) for s, b in zip(sequences, budgets, strict=True)]
             if any(budget.nodes for budget in left):
-                drafts = list(map(self._both, drafts, drafter.propose(sequences, left), budgets))
+                guessed = drafter.propose(sequences, left)
+                drafts = [joined(*pair, tree and self._tree) for pair in zip(drafts, guessed, strict=True)]
         drafts = [_likeliest(draft, size) for draft, size in zip(drafts, sizes, strict=True)]
         self.issued = [len(draft) for draft in drafts]
         return drafts
-
-    @staticmethod
-    def _both(found: Draft, guessed: Draft, budget: Budget) -> Draft:
-        if guessed.q is not None:
-            return guessed  # what is drawn is neither dropped nor joined
-        if not budget.tree and found.tokens and guessed.tokens:
-            return max(found, guessed, key=lambda draft: sum(draft.confidence))
-        return found.merged(guessed)
 
     def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]

@@ -7,6 +7,8 @@ to begin with; where that is used up, nothing is drafted for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 SHARE = 0.015
 """Of plain time that drafting may lose."""
 _START = 1.0
@@ -39,3 +41,25 @@ class Ledger:
     def affords(self, charge: float) -> bool:
         """Whether so much may be lost now; after a loss, not before the time since has paid for it."""
         return self.left >= charge
+
+
+def charges(
+    nodes: Sequence[int], paid: Sequence[bool], drafting: float, rows: int, seconds: float, costs: Sequence[float]
+) -> list[float]:
+    """What drafting has added to a step for each of its requests, in plain passes of one: the step's `seconds` beyond a
+    plain one, by what each had of it. `nodes`: rows of its draft. `paid`: whether a drafter made passes for it, which
+    took `drafting`, for all of them together. `costs[r]`: of a step of r rows. All in the table's seconds."""
+    plain = len(nodes)
+    if plain >= len(costs):
+        return [0.0] * plain
+    base = costs[plain]
+    row = (costs[min(rows, len(costs) - 1)] - base) / max(1, rows - plain)
+    expected = row * (rows - plain) + drafting
+    if expected <= 0:
+        return [0.0] * plain
+    # A step that was disturbed tells nothing of its drafts.
+    added = seconds - base if seconds < 1.5 * (base + expected) else expected
+    scale = min(2.0, max(0.5, added / expected))
+    own = base / plain
+    each = drafting / max(1, sum(paid))
+    return [scale * (mine * row + (each if asked else 0.0)) / own for mine, asked in zip(nodes, paid, strict=True)]

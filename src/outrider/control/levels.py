@@ -1,0 +1,40 @@
+"""What each level of a drafter's drafts brings: a hope at first, then what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+HOPE = 0.66
+"""A drafter is taken to be right two times in three before it has been tried."""
+
+
+class Levels:
+    """What each level of a drafter's drafts has lately brought a request. Levels beyond those drafted last are guessed
+    from them, `ratio` of the one before: what improves is allowed more, step by step."""
+
+    __slots__ = ("_levels", "_rate", "_ratio", "_weight")
+
+    def __init__(self, levels: Sequence[float], ratio: float, rate: float, weight: float) -> None:
+        """What is believed at first counts like `weight` drafts; every draft counts for at least `rate`."""
+        self._levels = list(levels)
+        self._ratio = ratio
+        self._rate = rate
+        self._weight = weight
+
+    def copy(self, rate: float, weight: float) -> Levels:
+        """The same belief, held less or more firmly."""
+        return Levels(self._levels, self._ratio, rate, weight)
+
+    def observe(self, brought: Sequence[float], first: float, rate: float = 0.0) -> None:
+        """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
+        rate = max(rate, self._rate, 1 / (self._weight + 1))
+        self._weight += 1
+        before = self.expected(len(brought))
+        self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
+        self._ratio += rate * (min(first, 0.95) - self._ratio)
+
+    def expected(self, levels: int) -> list[float]:
+        known = self._levels[:levels]
+        while len(known) < levels:
+            known.append(known[-1] * self._ratio if known else 0.0)
+        return known

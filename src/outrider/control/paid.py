@@ -1,0 +1,235 @@
+"""Paid drafters, those that make passes (a head, a draft model): for whom they draft how much, and what that brings.
+
+They draft where their levels are expected to gain more than they cost, net of what was looked up. No verdict is final:
+where one is not asked, it is tried again, as often as the ledger can bear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outrider.control.acceptance import Acceptance, Leanings, depths
+from outrider.control.choice import depth, floor, joined
+from outrider.control.costs import CostTable, DraftCost
+from outrider.control.ledger import SHARE, Ledger
+from outrider.control.levels import HOPE, Levels
+from outrider.control.pace import LONG_PAUSE, DraftPace
+from outrider.control.prices import Prices
+from outrider.control.silence import LATEST, SOONEST
+from outrider.types import Budget, Draft, Drafter, SequenceView
+
+_NOTHING, _EMPTY = Budget(0, 0), Draft()
+_TRIAL_NODES = 2
+"""Of a draft that is only to find out."""
+_UNKNOWN_LEVEL = 0.01
+"""What a level is taken to cost, of a pass, by a drafter that the table does not have."""
+_REST = 4
+"""Steps for which one that was not asked need not be thought of: little changes in a step."""
+_AFTER_PAUSE = 0.3
+"""How much the first draft after a pause counts: more than what was true before it."""
+
+
+@dataclass(slots=True)
+class PaidState:
+    """What is known of one request's paid drafters."""
+
+    gains: dict[str, Levels] = field(default_factory=dict)
+    """By drafter: tokens that each level gained, net of its rows."""
+    drafter: str | None = None
+    """Who was paid in the step under way, for so many `levels`."""
+    levels: int = 0
+    idle: int = 0
+    """Steps since somebody was paid to draft for it, or it came."""
+    rest: int = 0
+    """Steps for which nobody need be asked whether to pay."""
+    away: bool = False
+    """Whether nobody will be paid for it for long."""
+
+    def end_step(self) -> None:
+        self.idle = 0 if self.drafter else self.idle + 1
+        self.drafter, self.levels = None, 0
+
+
+class Candidate(NamedTuple):
+    """A request for which a paid drafter may draft."""
+
+    state: PaidState
+    ledger: Ledger
+    leanings: Leanings
+    drafter: str | None
+    """Its paid drafter's name; None: it has none."""
+    limit: int
+    """The most nodes."""
+    found: Draft
+    """What was looked up for it."""
+    exclusive: bool
+    """Whether only one of both can be verified, what was found or what is paid for."""
+
+    def left(self, budget: Budget) -> Draft:
+        """Of what was found, beside what is paid for."""
+        return _EMPTY if self.exclusive and self.found.tokens and budget.nodes else self.found
+
+
+class PaidDrafters:
+    def __init__(self, table: CostTable, nodes: int, acceptance: Acceptance) -> None:
+        """Drafts of at most `nodes` nodes. Nobody is paid before there is a table: it is not known what they cost."""
+        self._table = table
+        self._nodes = nodes
+        self._acceptance = acceptance
+        self._costs: dict[str, DraftPace] = {}
+        self._newcomers: dict[str, Levels] = {}
+        """What each drafter's levels gain a request of which nothing is known yet."""
+
+    @property
+    def costs(self) -> Mapping[str, DraftPace]:
+        """Of each drafter thought of so far, in the table's seconds."""
+        return self._costs
+
+    def pays(self, efficiency: float) -> bool:
+        """Whether some drafter is expected to gain newcomers more than it costs, where a token costs `efficiency` of
+        what it costs plainly; also where nothing is known of any."""
+        price = min(1.0, efficiency) * self._table.first
+        return not self._table.drafting or any(self._gains_newcomers(name, price) for name in self._table.drafting)
+
+    def rests(self, states: Collection[PaidState]) -> bool:
+        """A step begins: whether nobody need be paid in it, without a closer look."""
+        rests = True
+        for state in states:
+            state.rest -= 1
+            rests &= state.rest > 0
+        return rests
+
+    def drafts(
+        self,
+        drafter: Drafter,
+        sequences: Sequence[SequenceView],
+        candidates: Sequence[Candidate],
+        prices: Prices,
+        tree: bool,
+    ) -> list[Draft]:
+        """For each what was found, joined with what is worth paying for."""
+        budgets = self._budgets(candidates, prices, tree)
+        if not any(budget.nodes for budget in budgets):
+            return [candidate.found for candidate in candidates]
+        left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
+        return [joined(*pair, tree) for pair in zip(left, drafter.propose(sequences, budgets), strict=True)]
+
+    def _budgets(self, candidates: Sequence[Candidate], prices: Prices, tree: bool) -> list[Budget]:
+        hopes = [self._hopes(candidate, prices.token) for candidate in candidates]
+        sharing = sum(1 for hope in hopes if hope and hope[0] > 0) or 1
+        shared = sharing >= len(candidates)
+        bearable = min(candidate.ledger.patience for candidate in candidates) * prices.plain_step
+        budgets = []
+        for candidate, hope in zip(candidates, hopes, strict=True):
+            candidate.state.drafter, candidate.state.levels = None, 0
+            budgets.append(self._budget(candidate, hope, sharing, None if shared else bearable, prices, tree))
+        return budgets
+
+    def _hopes(self, candidate: Candidate, price: float) -> list[float]:
+        """What each level is expected to gain, in seconds; empty where nothing can be drafted."""
+        if candidate.drafter is None or not candidate.limit:
+            return []
+        gains = self._gains(candidate.state, candidate.drafter).expected(candidate.limit)
+        if candidate.found.tokens:
+            known = self._covered(candidate)
+            gains = [gain * (1 - here) for gain, here in zip(gains, known, strict=True)]
+        return [gain * price for gain in gains]
+
+    def _budget(
+        self,
+        candidate: Candidate,
+        hope: Sequence[float],
+        sharing: int,
+        bearable: float | None,
+        prices: Prices,
+        tree: bool,
+    ) -> Budget:
+        """`sharing`: candidates that share a drafter's passes. `bearable`: how long these may take for the sake of the
+        requests that do not gain by them; None: all do."""
+        state, ledger, name, limit = candidate.state, candidate.ledger, candidate.drafter, candidate.limit
+        if name is None or not hope:
+            return _NOTHING
+        cost = self._cost(name)
+        begin = cost.beginning(state.idle)
+        levels = depth(hope, begin / sharing, cost.per_level / sharing)
+        nodes, least = limit, floor(prices.row, prices.token, self._acceptance.modesty(name))
+        whole = begin + levels * cost.per_level
+        unfair = bearable is not None and whole > bearable
+        if not levels or unfair or not ledger.affords(whole / sharing / prices.plain_token):
+            levels, nodes, least = 1, min(limit, _TRIAL_NODES), 0.0
+            charge = (begin + cost.per_level) / prices.plain_token
+            due = min(LATEST, max(SOONEST, charge / SHARE))
+            state.away = due - state.idle > LONG_PAUSE
+            if state.idle < due or not ledger.affords(charge):
+                state.rest = _REST
+                return _NOTHING
+        contested = candidate.exclusive and candidate.found.tokens
+        if contested and sum(self._covered(candidate)) * prices.token >= sum(hope):
+            return _NOTHING
+        state.drafter, state.levels, state.away = name, levels, False
+        return Budget(nodes, levels, least, tree)
+
+    def rate(
+        self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int], prices: Prices
+    ) -> None:
+        """Learn what the one paid in this step adds: tokens expected of the `kept` nodes that only it proposed, net of
+        their rows."""
+        name = state.drafter
+        if name is None:
+            return
+        brought, first = [0.0] * state.levels, 0.0
+        for i, (level, chance) in enumerate(zip(depths(draft), chances, strict=True)):
+            label = draft.label(i)
+            if not level and name in label.split("&"):
+                first += chance
+            if label == name and level < state.levels and i in kept:
+                brought[level] += chance - prices.row / prices.token
+        self._gains(state, name).observe(brought, first, _AFTER_PAUSE if state.idle else 0.0)
+        self._newcomer(name).observe(brought, first)
+
+    def expected_seconds(self, states: Sequence[PaidState]) -> float:
+        """What drafting should have taken in the step under way, in the table's seconds."""
+        longest = 0.0
+        for state in states:
+            if state.drafter:
+                cost = self._cost(state.drafter)
+                longest = max(longest, cost.beginning(state.idle) + state.levels * cost.per_level)
+        return longest
+
+    def observe(self, states: Sequence[PaidState], seconds: float) -> None:
+        """Drafting took so long in the step under way, in the table's seconds."""
+        names = {state.drafter for state in states if state.drafter}
+        # After a pause a drafter may first have to catch up with the text: no measure of its cost.
+        if len(names) == 1 and not any(state.idle for state in states if state.drafter):
+            self._cost(names.pop()).observe(max(state.levels for state in states), seconds)
+
+    def _gains_newcomers(self, name: str, price: float) -> bool:
+        gains, cost = self._newcomer(name).expected(self._nodes), self._cost(name)
+        return depth([gain * price for gain in gains], cost.fixed, cost.per_level) > 0
+
+    def _covered(self, candidate: Candidate) -> list[float]:
+        """How likely each level is right already, by what was found."""
+        return self._acceptance.covered(candidate.found, candidate.leanings, candidate.limit)
+
+    def _cost(self, name: str) -> DraftPace:
+        cost = self._costs.get(name)
+        if cost is None:
+            known = self._table.drafting.get(name) or DraftCost(0.0, _UNKNOWN_LEVEL * self._table.first)
+            cost = self._costs[name] = DraftPace(known.fixed, known.per_level, known.resume)
+        return cost
+
+    def _gains(self, state: PaidState, name: str) -> Levels:
+        gains = state.gains.get(name)
+        if gains is None:
+            gains = state.gains[name] = self._newcomer(name).copy(rate=1 / 16, weight=3)
+        return gains
+
+    def _newcomer(self, name: str) -> Levels:
+        known = self._newcomers.get(name)
+        if known is None:
+            row = self._table.second / self._table.first
+            hope = [max(0.0, HOPE**k - row) for k in range(1, self._nodes + 1)]
+            known = self._newcomers[name] = Levels(hope, HOPE, 1 / 64, 4)
+        return known

@@ -1,0 +1,85 @@
+"""Prices: what a row and a token cost in the step at hand, from the cost table at the machine's present pace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.control.costs import CostTable, assumed
+from outrider.control.pace import Pace
+from outrider.control.survey import Survey
+
+_CHEAP_ROW = 0.02
+"""What a row is taken to cost, of a pass, where costs cannot be measured."""
+_PLAIN_EVERY, _PLAIN_OFTEN = 128, 12
+"""Drafting steps in a row before a plain one: what that takes, all else is compared with. Sooner where costs were not
+measured, at first."""
+
+
+class Prices:
+    """In the table's seconds, followed from step to step. Until there is a table they are guessed, for the few who
+    cannot wait."""
+
+    def __init__(self, rows: int, table: CostTable | None, survey: Survey | None) -> None:
+        """Steps of at most `rows` rows. The table is given, or will be by the `survey`; with neither it is assumed, and
+        corrected by what steps take."""
+        self._rows = rows
+        self.table = table or (None if survey else assumed(_CHEAP_ROW))
+        self.row = 0.0
+        """What one more row adds to the step: the first, and once some are chosen, each of those on average."""
+        self.token = 0.0
+        """What a token is worth: what it costs now."""
+        self.plain_step = self.plain_token = 0.0
+        """What the step costs without drafts, and a token then."""
+        self.efficiency = 1.0
+        """What a token costs now, of what it costs plainly."""
+        self._survey = survey
+        self._pace = Pace(self.table or assumed(_CHEAP_ROW), rows)
+        self._since_plain = _PLAIN_EVERY
+
+    def survey(self, rows: int, context: float, seconds: float) -> CostTable | None:
+        """After a step: measure a little more, where that is still to do; the table, once, when it is complete."""
+        table = self._survey.advance(rows, context, seconds) if self._survey else None
+        if table is not None:
+            self.table, self._pace, self._survey = table, Pace(table, self._rows), None
+        return table
+
+    def plain_due(self, steps: int) -> bool:
+        """Before a step, `steps` after the first: whether it should be a plain one."""
+        self._since_plain += 1
+        measured = self.table is not None and self.table.measured
+        every = _PLAIN_EVERY if measured else min(_PLAIN_EVERY, _PLAIN_OFTEN + steps // _PLAIN_OFTEN)
+        return self._since_plain > every
+
+    def step(self, requests: int, context: float) -> Sequence[float]:
+        """Before a step that may draft: at [r], what it costs with r rows, one for each request at least."""
+        costs = self._pace.costs(context)
+        if requests >= len(costs):
+            costs = [*costs, *[costs[-1]] * (requests + 1 - len(costs))]
+        plain = self.plain_step = costs[requests]
+        self.plain_token = plain / requests
+        self.token = min(1.0, self.efficiency) * self.plain_token
+        self.row = costs[requests + 1] - plain if requests < self._rows else plain
+        return costs
+
+    def observe(self, requests: int, rows: int, context: float, seconds: float) -> None:
+        """A step took so long, without drafting. Only once there is a table."""
+        if rows == requests:
+            self._since_plain = 0
+        if rows <= self._rows:
+            self._pace.observe(rows, context, seconds)
+
+    def value(self, requests: int, charged: float, expected: float, steps: int) -> None:
+        """After step number `steps`, what a token costs: its drafts took `charged` plain passes of one request, and
+        `expected` tokens were expected of them."""
+        # By what was expected, not by what came: luck must not make everything look dear.
+        relative = (requests + charged) / (requests + expected)
+        self.efficiency += max(1 / 32, 1 / (steps + 1)) * (relative - self.efficiency)
+
+    def costs(self, context: float) -> Sequence[float]:
+        """At [r]: what a step of r rows costs, in the table's seconds."""
+        return self._pace.costs(context)
+
+    @property
+    def level(self) -> float:
+        """How many times the table's seconds things take now."""
+        return self._pace.level
