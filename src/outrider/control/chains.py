@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 
 from outrider.control.ledger import Ledger
 from outrider.control.levels import HOPE, Levels
@@ -53,17 +54,18 @@ class Chains:
         if not seconds:
             seconds = {length: 1 + _LEVEL * length for length in LENGTHS}
         plain = seconds[min(seconds)]
-        gained = {length: [sum(state.levels.expected(length)) for state in states] for length in seconds}
+        gained = {length: [state.levels.total(length) for state in states] for length in seconds if length <= most}
 
         def rate(length: int) -> float:
             return (len(states) + sum(gained[length])) / seconds[length]
 
+        patience, left = [ledger.patience for ledger in ledgers], sum([ledger.left for ledger in ledgers])
+
         def fair(length: int) -> bool:
             stretch = seconds[length] / plain - 1
-            bearable = [ledger.patience + own for ledger, own in zip(ledgers, gained[length], strict=True)]
-            return stretch <= min(bearable) and stretch * len(states) <= sum(ledger.left for ledger in ledgers)
+            return stretch <= min(map(add, patience, gained[length])) and stretch * len(states) <= left
 
-        lengths = [length for length in seconds if length <= most and (not length or fair(length))]
+        lengths = [length for length in gained if not length or fair(length)]
         best = max(lengths, key=rate, default=0)
         self._silence.step(best > 0)
         if self._silence.steps >= self._pause:

@@ -12,11 +12,13 @@ class Levels:
     """What each level of a drafter's drafts has lately brought a request. Levels beyond those drafted last are guessed
     from them, `ratio` of the one before: what improves is allowed more, step by step."""
 
-    __slots__ = ("_levels", "_rate", "_ratio", "_weight")
+    __slots__ = ("_levels", "_rate", "_ratio", "_totals", "_weight")
 
     def __init__(self, levels: Sequence[float], ratio: float, rate: float, weight: float) -> None:
         """What is believed at first counts like `weight` drafts; every draft counts for at least `rate`."""
         self._levels = list(levels)
+        self._totals: dict[int, float] = {}
+        """By levels: what all of them together are expected to bring, as far as it was asked since the last draft."""
         self._ratio = ratio
         self._rate = rate
         self._weight = weight
@@ -29,9 +31,16 @@ class Levels:
         """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
         rate = max(rate, self._rate, 1 / (self._weight + 1))
         self._weight += 1
+        self._totals.clear()
         before = self.expected(len(brought))
         self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
         self._ratio += rate * (min(first, 0.95) - self._ratio)
+
+    def total(self, levels: int) -> float:
+        total = self._totals.get(levels)
+        if total is None:
+            total = self._totals[levels] = sum(self.expected(levels))
+        return total
 
     def expected(self, levels: int) -> list[float]:
         known = self._levels[:levels]

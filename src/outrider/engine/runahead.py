@@ -44,8 +44,9 @@ from outrider.types import (
 BURST = 8
 """Plain steps taken in a row before a drafter on the host is asked again, once its controller has paused."""
 
-CLAIM = 0.8
-"""What a draft made on the device claims per level; the controller learns what it is worth."""
+_CLAIMS = tuple(0.8 ** (level + 1) for level in range(64))
+"""What a draft made on the device claims, by level; the controller learns what it is worth."""
+_NO_DRAFT = Draft()
 
 
 class DeviceDrafter(Protocol):
@@ -273,6 +274,7 @@ def _judged(sequence: Sequence, lane: LaneOutcome, source: str) -> Judged:
     if min(lane.tokens) < 0:
         raise not_a_number()
     count = len(lane.drafts)
-    claims = [CLAIM ** (i + 1) for i in range(count)]
-    draft = Draft(lane.drafts, range(-1, count - 1), claims, source if count else "none")
+    if not count:
+        return Judged(sequence, _NO_DRAFT, Verdict((), lane.tokens[-1]), None)
+    draft = Draft(lane.drafts, range(-1, count - 1), _CLAIMS[:count], source)
     return Judged(sequence, draft, Verdict(tuple(range(lane.accepted)), lane.tokens[-1]), None)
