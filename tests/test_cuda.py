@@ -64,6 +64,21 @@ def test_bitwise_rows(default_checkpoint: Checkpoint, dtype: str, kind: type[Cud
     assert torch.equal(logits[6:], expected[5:9])
 
 
+def test_nothing_is_recorded_while_a_request_waits() -> None:
+    """Batches of many sizes, long and short prompts, greedy and sampled, drafts of all lengths and none."""
+    llm = LLM(dtype="bf16", device="cuda", max_batch=16, max_context=1024)
+    texts = [*PROMPTS, " ".join(PROMPTS) * 3]
+    for size in (1, 2, 3, 5, 9, 16):
+        for temperature, top_p in ((0.0, 1.0), (0.8, 0.9)):
+            params = [
+                SamplingParams(temperature=temperature, top_p=top_p, seed=i, max_tokens=24 + 3 * i) for i in range(size)
+            ]
+            llm.generate([texts[i % len(texts)] for i in range(size)], params)
+            llm.generate([texts[i % len(texts)] for i in range(size)], params, speculate=False)
+    assert llm.engine.stats.late_recordings == 0
+    assert llm._plain.stats.late_recordings == 0
+
+
 @pytest.mark.parametrize("drafter", ["none", "suffix", "model"])
 def test_thousands_of_tokens_are_those_of_the_host(drafter: str, truncated_model_dir: Path) -> None:
     """Steps on the device, or drafts from the host, against one row at a time; greedy and sampled."""

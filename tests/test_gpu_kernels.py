@@ -13,6 +13,7 @@ from torch.nn.functional import gelu, silu
 pytest.importorskip("triton")
 
 from outrider.models.cuda.chooser import Chooser, Noise
+from outrider.models.cuda.graphs import Graphs
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
 from outrider.models.cuda.tiling import depth_split, tiling
@@ -205,6 +206,21 @@ def test_choices_over_a_reduced_vocabulary_use_the_noise_of_the_whole() -> None:
     assert chosen.tolist()[1:] != ids[logits[1:, :1500].argmax(1).cpu()].tolist()
     chooser.choose(logits, 4, None, chosen)
     assert chosen.tolist() == ids[logits[:, :1500].argmax(1).cpu()].tolist()
+
+
+def test_what_nobody_prepared_is_counted() -> None:
+    graphs, ran = Graphs(DEVICE), []
+    launches = [(("a",), lambda: ran.append("a")), (("b",), lambda: ran.append("b"))]
+    for recording in graphs.recordings(launches[:1]):
+        recording.record()
+    assert not list(graphs.recordings(launches[:1])), "it is recorded"
+    graphs.run(*launches[0])
+    assert graphs.late == 0
+    for _ in range(2):
+        graphs.run(*launches[1])
+    assert graphs.late == 1
+    assert "a" in ran
+    assert "b" in ran
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(6144, 4096), (4096, 14336), (960, 576), (576, 1536), (64, 96)])

@@ -160,12 +160,21 @@ class LLM:
     @staticmethod
     def _prepare(progress: Progress, networks: Sequence[object], *engines: Engine) -> None:
         """What is compiled and recorded on a GPU is so before the first request, not while it waits."""
-        parts = [network.prepare() for network in networks if isinstance(network, Prepares)]
-        pieces = chain(*parts, *(engine.prepare() for engine in engines))
-        if next(pieces, ...) is not ...:  # on a CPU there are none
-            with progress.task("Preparing the GPU", None) as advance:
-                for _ in pieces:
-                    advance(1)
+        parts = [network.recordings() for network in networks if isinstance(network, Prepares)]
+        recordings = list(chain(*parts, *(engine.recordings() for engine in engines)))
+        if not recordings:  # on a CPU there are none
+            return
+        from outrider.models.cuda.compiling import compile_kernels  # needs Triton, which is not everywhere
+
+        with progress.task("Compiling for the GPU", None) as advance:
+            for _ in compile_kernels(recordings):
+                advance(1)
+        with progress.task("Preparing the GPU", len(recordings)) as advance:
+            for recording in recordings:
+                recording.record()
+                advance(1)
+            for _ in chain(*(engine.measure() for engine in engines)):
+                pass
 
     def generate(
         self,

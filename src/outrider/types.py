@@ -482,12 +482,21 @@ class Stepper(Protocol):
     horizon: int
 
     def limit(self, lanes: int) -> int: ...
-    def prepare(self, lengths: Sequence[int]) -> Iterator[None]:
-        """As `Prepares`, for chains of these lengths, which are also measured."""
+    @property
+    def late(self) -> int:
+        """As `Prepares`."""
+        ...
+
+    def recordings(self, lengths: Sequence[int]) -> Iterator[Recording]:
+        """As `Prepares`, for chains of these lengths."""
+        ...
+
+    def measure(self, lengths: Sequence[int]) -> Iterator[None]:
+        """Time steps with chains of these lengths, while nobody is seated; yields after each."""
         ...
 
     def seconds(self, lanes: int) -> Mapping[int, float]:
-        """What a step of so many lanes takes, by the lengths prepared; nothing before `prepare`."""
+        """What a step of so many lanes takes, by the lengths measured."""
         ...
 
     def seat(self, lanes: Mapping[int, Lane]) -> None:
@@ -516,12 +525,27 @@ class Stepper(Protocol):
         ...
 
 
+class Recording(Protocol):
+    """Launches on a device that are to be recorded, so that they can be repeated at once."""
+
+    def launch(self) -> None:
+        """Directly; over nobody's data."""
+        ...
+
+    def record(self) -> None: ...
+
+
 @runtime_checkable
 class Prepares(Protocol):
     """A network with passes to compile and record before the first request, so that none is while it waits."""
 
-    def prepare(self) -> Iterator[None]:
-        """Do so; yields after each."""
+    @property
+    def late(self) -> int:
+        """Those that were recorded while one waited all the same: 0, unless there is a mistake somewhere."""
+        ...
+
+    def recordings(self) -> Iterator[Recording]:
+        """What is to be recorded and is not yet."""
         ...
 
 

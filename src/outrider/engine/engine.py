@@ -28,8 +28,11 @@ from outrider.types import (
     Commit,
     Draft,
     Drafter,
+    HasNetworks,
     LanguageModel,
+    Prepares,
     ReadsFeatures,
+    Recording,
     Rows,
     StepKind,
     SteppingModel,
@@ -78,10 +81,17 @@ class Engine:
         self._stepping = model if isinstance(model, SteppingModel) else None
         self._reader = drafter if isinstance(drafter, ReadsFeatures) else None
         self._runner = model.runner if isinstance(model, LendsThreads) else None
+        networks = drafter.networks.values() if isinstance(drafter, HasNetworks) else ()
+        self._prepared = [part for part in (self.runahead, model, *networks) if isinstance(part, Prepares)]
+        """What is recorded on a device."""
 
-    def prepare(self) -> Iterator[None]:
-        """Compile and record what steps on a device need, before the first; yields after each piece."""
-        return iter(()) if self.runahead is None else self.runahead.prepare()
+    def recordings(self) -> Iterator[Recording]:
+        """What steps on a device need recorded before the first."""
+        return iter(()) if self.runahead is None else self.runahead.recordings()
+
+    def measure(self) -> Iterator[None]:
+        """What those take; yields after each."""
+        return iter(()) if self.runahead is None else self.runahead.measure()
 
     def step(self) -> list[Chunk]:
         """Run a piece of the prompts that are not complete, then advance every other running sequence by one target
@@ -159,6 +169,7 @@ class Engine:
             places.hits,
             places.reused,
             self._preemptions,
+            sum(part.late for part in self._prepared),
         )
 
     def leaks(self) -> list[str]:

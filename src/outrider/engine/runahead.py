@@ -34,6 +34,7 @@ from outrider.types import (
     LaneOutcome,
     LanguageModel,
     ReadsFeatures,
+    Recording,
     ResolvedParams,
     SequenceView,
     Stepper,
@@ -112,9 +113,21 @@ class Runahead:
         self.takes: Callable[[SequenceView], bool] = lambda sequence: True
         """Whether a sequence's drafts are made here at all."""
 
-    def prepare(self) -> Iterator[None]:
-        """Record the steps that may be asked for; yields after each."""
-        return self._stepper.prepare(self._controller.lengths if self._drafter else (0,))
+    @property
+    def late(self) -> int:
+        return self._stepper.late
+
+    def recordings(self) -> Iterator[Recording]:
+        """The steps that may be asked for."""
+        return self._stepper.recordings(self._lengths)
+
+    def measure(self) -> Iterator[None]:
+        """What those take; yields after each."""
+        return self._stepper.measure(self._lengths)
+
+    @property
+    def _lengths(self) -> Several[int]:
+        return self._controller.lengths if self._drafter else (0,)
 
     def step(self, running: list[Sequence]) -> Round | None:
         """The next step, or None: then nothing is under way and the host must take it."""

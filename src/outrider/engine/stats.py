@@ -20,3 +20,5 @@ class Stats(NamedTuple):
     prefix_tokens: int
     """How many tokens that saved."""
     preemptions: int
+    late_recordings: int
+    """Steps on a device that were compiled or recorded while a request waited for them."""

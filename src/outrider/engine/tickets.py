@@ -42,7 +42,7 @@ R = TypeVar("R", bound=Reader)
 class Load(NamedTuple):
     """What the engine is busy with, as of its last step."""
 
-    stats: Stats = Stats(0, 0, 0, 1, 0, 0, 0, 0)
+    stats: Stats = Stats(0, 0, 0, 1, 0, 0, 0, 0, 0)
     budgets: tuple[int, ...] = ()
     """Nodes drafted for each running sequence."""
     belief: Belief | None = None

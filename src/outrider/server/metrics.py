@@ -89,6 +89,8 @@ class _Gauges:
         yield self._gauge("num_requests_waiting", "Sequences waiting for room", stats.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the cache in use, 0 to 1", stats.kv_used / stats.kv_total)
         yield self._counter("num_preemptions", "Sequences sent back to wait", stats.preemptions)
+        late = "Steps compiled or recorded on a GPU while a request waited"
+        yield self._counter("gpu_late_recordings", late, stats.late_recordings)
         yield self._gauge("controller_budget_nodes", "Nodes that may be drafted in a step, over all", sum(budgets))
         yield self._gauge(
             "controller_drafting_sequences", "Sequences that may draft at all", sum(1 for nodes in budgets if nodes)

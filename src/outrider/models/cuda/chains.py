@@ -6,14 +6,15 @@ when no more of it can be kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.models.cuda.chooser import Chooser
-from outrider.models.cuda.graphs import Graphs
+from outrider.models.cuda.graphs import Graphs, Key, Launches
 from outrider.models.cuda.kernels.steps import wait_kernel
 from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, STRIDE, Lanes
 from outrider.models.cuda.network import HEAD_ROWS, Network
@@ -30,8 +31,8 @@ WAITING = 32
 class Chains(Protocol):
     """Fills `Lanes.drafts`. `draft` is asked before every step, also of those that draft nothing."""
 
-    def prepare(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
-        """Record what drafts of this length need, and what those after a step of this length do."""
+    def launches(self, lanes: int, length: int, sampled: bool) -> Iterator[tuple[Key, Launches]]:
+        """What drafts of this length need, and what those after a step of this length do."""
         ...
 
     def seat(self, number: int, lane: Lane) -> None: ...
@@ -54,9 +55,10 @@ class ModelChains:
         self._missed = 0
         """Tokens that the model has not run, of any lane at most, but for those a draft begins with."""
 
-    def prepare(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
-        self._missed = WAITING
-        self.draft(graphs, lanes, length, sampled)
+    def launches(self, lanes: int, length: int, sampled: bool) -> Iterator[tuple[Key, Launches]]:
+        yield ("missed", lanes), partial(self._catch_up, lanes)
+        if length:
+            yield ("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled)
 
     def seat(self, number: int, lane: Lane) -> None:
         """All is in the cache."""
@@ -71,18 +73,17 @@ class ModelChains:
         return None
 
     def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
-        some = _most(lanes, self._network)
-        if self._missed >= (1 if length else some - 1):
-            graphs.run(("missed", lanes), lambda: self._catch_up(lanes, some))
+        if self._missed >= (1 if length else _most(lanes, self._network) - 1):
+            graphs.run(("missed", lanes), partial(self._catch_up, lanes))
             self._missed = 0
         if length:
-            key = ("draft", lanes, length, sampled)
-            graphs.run(key, lambda: self._chain(lanes, length, sampled))
+            graphs.run(("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled))
         else:
             self._missed += 1
 
-    def _catch_up(self, lanes: int, count: int) -> None:
+    def _catch_up(self, lanes: int) -> None:
         """The tokens before the last; those it has run already give the same rows again."""
+        count = _most(lanes, self._network)
         self._lanes.place(self._network, DRAFT_SLOT, lanes, -count, count, wanted=1)
         self._network.body(lanes * count, together=count > 2)
 
@@ -116,11 +117,17 @@ class HeadChains:
         self._counts: dict[int, set[int]] = {}
         """By lanes: how many a pass takes in, as recorded."""
 
-    def prepare(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
+    def launches(self, lanes: int, length: int, sampled: bool) -> Iterator[tuple[Key, Launches]]:
         most = _most(lanes, self._network)
-        self._counts.setdefault(lanes, {most}).add(length + 1)
-        for self._waiting in (length + 1, most):
-            self.draft(graphs, lanes, length, sampled)
+        counts = self._counts.setdefault(lanes, {most})
+        if not length:
+            yield ("absorb", lanes, most), partial(self._take_in, lanes, most)
+            return
+        counts.add(length + 1)
+        for count in (length + 1, most):
+            yield ("absorb", lanes, count, sampled), partial(self._absorb, lanes, count, sampled)
+        if length > 1:
+            yield ("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled)
 
     def seat(self, number: int, lane: Lane) -> None:
         """It comes with the features of the token before its last."""
@@ -158,12 +165,11 @@ class HeadChains:
         counts = self._counts.get(lanes, ())
         count = min((count for count in counts if count >= self._waiting), default=self._waiting)
         if length:
-            graphs.run(("absorb", lanes, count, sampled), lambda: self._absorb(lanes, count, sampled))
+            graphs.run(("absorb", lanes, count, sampled), partial(self._absorb, lanes, count, sampled))
         else:
-            graphs.run(("absorb", lanes, count), lambda: self._take_in(lanes, count))
+            graphs.run(("absorb", lanes, count), partial(self._take_in, lanes, count))
         if length > 1:
-            key = ("draft", lanes, length, sampled)
-            graphs.run(key, lambda: self._chain(lanes, length, sampled))
+            graphs.run(("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled))
         self._waiting = length + 1
 
     def _take_in(self, lanes: int, count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -61,16 +61,14 @@ class CudaDecoder(Passes[Network]):
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         logits, features = [], []
         for part in self._described(batch):
-            logits.append(self._run(part, "body", self.network.body))
+            logits.append(self._run(part, "body"))
             kept = self.network.features[: len(part)]
             features.append(kept.clone() if len(part) == MAX_ROWS else kept)  # the next pass would overwrite it
         self.features = features[0] if len(features) == 1 else torch.cat(features)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    @torch.inference_mode()
-    def prepare(self) -> Iterator[None]:
-        yield from self._prepare("body", self.network.body)
-        yield from self._prepare_logits()
+    def _kinds(self) -> Mapping[str, Callable[[int, bool], None]]:
+        return {"body": self.network.body}
 
     def tap(self, layers: Sequence[int]) -> None:
         if self.network.taps != tuple(layers):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+Key = tuple[object, ...]
+Launches = Callable[[], None]
 
 
 class Staging:
@@ -33,22 +37,48 @@ class Graphs:
     """Launch sequences recorded once and replayed: a launch costs the host more than a small kernel takes.
 
     The first run of a key is made directly, which also compiles its kernels; then it is recorded. That takes from
-    milliseconds to seconds, so all that will be asked for is run once before the first request (`prepare` of models and
-    steppers).
+    milliseconds to seconds, so all that will be asked for is run once before the first request (`recordings` of models
+    and steppers).
     """
 
     def __init__(self, device: torch.device) -> None:
         self._enabled = device.type == "cuda"
-        self._recorded: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self._recorded: dict[Key, torch.cuda.CUDAGraph | None] = {}
+        self.late = 0
+        """Recordings made while somebody waited: nothing had prepared them."""
 
-    def run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
+    def run(self, key: Key, launches: Launches, *, early: bool = False) -> None:
+        """`early`: nobody waits."""
         graph = self._recorded.get(key)
         if graph is not None:
             graph.replay()
             return
         launches()
-        if self._enabled:
-            self._recorded[key] = _record(launches)
+        if key not in self._recorded:
+            self._recorded[key] = _record(launches) if self._enabled else None
+            self.late += not early
+
+    def recordings(self, all_launches: Iterable[tuple[Key, Launches]]) -> Iterator[GraphRecording]:
+        """What is not recorded yet."""
+        found = {key: launches for key, launches in all_launches if key not in self._recorded}
+        return (GraphRecording(self, key, launches) for key, launches in found.items())
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRecording:
+    """A `Recording`."""
+
+    graphs: Graphs
+    key: Key
+    launches: Launches
+
+    def launch(self) -> None:
+        with torch.inference_mode():
+            self.launches()
+
+    def record(self) -> None:
+        with torch.inference_mode():
+            self.graphs.run(self.key, self.launches, early=True)
 
 
 def _record(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:

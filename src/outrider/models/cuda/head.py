@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.models.cuda.head_network import HeadNetwork
-from outrider.models.cuda.passes import MAX_ROWS, SLACK, Described, Passes
+from outrider.models.cuda.passes import MAX_ROWS, SLACK, Passes
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.types import HeadOutput, Rows
@@ -37,11 +36,8 @@ class CudaHead(Passes[HeadNetwork]):
         network = HeadNetwork(config, weights, embedding, embed_scale, slots, capacity, MAX_ROWS)
         super().__init__(network, max_batch, max_context)
 
-    @torch.inference_mode()
-    def prepare(self) -> Iterator[None]:
-        for fused in (True, False):
-            yield from self._prepare(_kind(fused), partial(self._launches, fused))
-        yield from self._prepare_logits()
+    def _kinds(self) -> Mapping[str, Callable[[int, bool], None]]:
+        return {"fused": self._fused, "own": self._own}
 
     @torch.inference_mode()
     def forward(
@@ -56,21 +52,16 @@ class CudaHead(Passes[HeadNetwork]):
             else:
                 assert states is not None, "features or states"
                 self.network.given[: len(part)] = states[start:stop]
-            parts.append(self._part(part, fused=features is not None))
+            logits = self._run(part, "own" if features is None else "fused")
+            parts.append(HeadOutput(logits, self.network.states[: len(part)].clone()))
             start = stop
         if len(parts) == 1:
             return parts[0]
         return HeadOutput(torch.cat([part.logits for part in parts]), torch.cat([part.states for part in parts]))
 
-    def _part(self, rows: Described, fused: bool) -> HeadOutput:
-        logits = self._run(rows, _kind(fused), partial(self._launches, fused))
-        return HeadOutput(logits, self.network.states[: len(rows)].clone())
+    def _fused(self, rows: int, together: bool) -> None:
+        self.network.fuse(rows)
+        self._own(rows, together)
 
-    def _launches(self, fused: bool, rows: int, together: bool) -> None:
-        if fused:
-            self.network.fuse(rows)
+    def _own(self, rows: int, together: bool) -> None:
         self.network.run(rows, together, self.network.given)
-
-
-def _kind(fused: bool) -> str:
-    return "fused" if fused else "own"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.models.cuda.graphs import Graphs, Staging, bucket, buckets
+from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets
 from outrider.models.cuda.network import HEAD_ROWS, PATH, Network, Tables
 from outrider.models.slots import Span, StaticCache
 from outrider.types import Rows
@@ -84,23 +85,30 @@ class Passes(StaticCache, Generic[N]):
         all_rows = Described(columns, wanted, scattered)
         return (all_rows.part(begin, begin + MAX_ROWS) for begin in range(0, start, MAX_ROWS))
 
-    def _prepare(self, kind: str, launches: Callable[[int, bool], None]) -> Iterator[None]:
-        """Record the passes of this kind, over the spare slot; yields after each."""
+    @property
+    def late(self) -> int:
+        return self.graphs.late
+
+    def recordings(self) -> Iterator[GraphRecording]:
+        """Passes over the spare slot."""
         for table, value in zip(self.network.tables.columns, self._padding, strict=True):
             table.fill_(value)
-        for count in buckets(MAX_ROWS):
-            for together in (False, True) if count > 1 else (False,):
-                self.graphs.run((kind, count, together), partial(launches, count, together))
-                yield
+        return self.graphs.recordings(self._all_launches())
 
-    def _prepare_logits(self) -> Iterator[None]:
+    @abstractmethod
+    def _kinds(self) -> Mapping[str, Callable[[int, bool], None]]:
+        """Of passes, by what so many rows of them launch, `together` or not."""
+
+    def _all_launches(self) -> Iterator[tuple[Key, Launches]]:
+        for kind, launches in self._kinds().items():
+            for count in buckets(MAX_ROWS):
+                for together in (False, True) if count > 1 else (False,):
+                    yield (kind, count, together), partial(launches, count, together)
         for count in buckets(HEAD_ROWS):
-            self.graphs.run(("head", count), partial(self.network.head, count))
-            yield
+            yield ("head", count), partial(self.network.head, count)
 
-    def _run(self, rows: Described, kind: str, launches: Callable[[int, bool], None]) -> Tensor:
-        """One pass of at most MAX_ROWS rows; the logits asked for. `launches(rows, together)` is what a pass of this
-        kind is made of."""
+    def _run(self, rows: Described, kind: str) -> Tensor:
+        """One pass of at most MAX_ROWS rows; the logits asked for."""
         count = bucket(len(rows))
         wanted = np.flatnonzero(rows.wanted)
         staging = self._staging.pop(0)
@@ -108,7 +116,7 @@ class Passes(StaticCache, Generic[N]):
         self._fill(Tables.over(staging.free()), rows, count, wanted)
         staging.send(self.network.tables.flat, Tables.size(MAX_ROWS, paths=count if rows.scattered else 0))
         together = len(np.unique(rows.columns[1])) * 2 <= len(rows)
-        self.graphs.run((kind, count, together), partial(launches, count, together))
+        self.graphs.run((kind, count, together), partial(self._kinds()[kind], count, together))
         if not len(wanted):
             return torch.empty(0, self.network.logits.shape[1], device=self.device)
         parts = [

@@ -8,6 +8,7 @@ Rollback is that integer: rows of refused drafts lie beyond it and are overwritt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
 from outrider.models.cuda.chooser import Chooser
-from outrider.models.cuda.graphs import Graphs, bucket, buckets
+from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, bucket, buckets
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.kernels.steps import accept_kernel
 from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, STRIDE, TARGET_SLOT, WIDTH, Lanes
@@ -62,22 +63,31 @@ class DeviceStepper:
         return min(MAX_LENGTH, HEAD_ROWS // bucket(lanes) - 1)
 
     def seconds(self, lanes: int) -> Mapping[int, float]:
-        """What a step of so many lanes takes, by the lengths prepared; nothing before `prepare`."""
         return self._seconds.get(bucket(lanes), {})
 
-    @torch.inference_mode()
-    def prepare(self, lengths: Sequence[int]) -> Iterator[None]:
-        """Record and measure steps of every number of lanes with chains of these lengths; yields after each. Nothing is
-        seated."""
-        for count in buckets(self._board.most):
-            self._seconds[count] = {}
-            for length in sorted({min(length, self.limit(count)) for length in lengths}):
-                for sampled in (True, False):
-                    if self._chains is not None:
-                        self._chains.prepare(self._graphs, count, length, sampled)
-                    self._run(count, length, sampled)
-                    yield
-                self._seconds[count][length] = self._measured(count, length)
+    @property
+    def late(self) -> int:
+        return self._graphs.late
+
+    def recordings(self, lengths: Sequence[int]) -> Iterator[GraphRecording]:
+        return self._graphs.recordings(self._all_launches(lengths))
+
+    def _all_launches(self, lengths: Sequence[int]) -> Iterator[tuple[Key, Launches]]:
+        for count, length in self._sizes(lengths):
+            for sampled in (True, False):
+                if self._chains is not None:
+                    yield from self._chains.launches(count, length, sampled)
+                yield ("verify", count, length, sampled), partial(self._verify, count, length, sampled)
+
+    def _sizes(self, lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """Every number of lanes with every length that fits."""
+        counts = [count for count in buckets(self._board.most) if self.limit(count) >= 0]
+        return [(n, length) for n in counts for length in sorted({min(length, self.limit(n)) for length in lengths})]
+
+    def measure(self, lengths: Sequence[int]) -> Iterator[None]:
+        for count, length in self._sizes(lengths):
+            self._seconds.setdefault(count, {})[length] = self._measured(count, length)
+            yield
 
     def _measured(self, lanes: int, length: int) -> float:
         """The median of a few steps; where there is no clock, all take alike."""
