@@ -646,6 +646,14 @@ def test_who_gains_nothing_waits_no_longer_than_patience_allows() -> None:
     assert chosen([[0.9] * 9, [0.9] * 9], linear, 0.5, [0, 0]).sizes == [9, 9]
 
 
+def test_a_drafter_may_pay_for_one_request_and_not_for_many() -> None:
+    """Rows cost nothing up to 8, and then as much as a first one."""
+    line = [1.0 if rows <= 8 else rows / 8 for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
+    controller = AutoLength(table=table)
+    assert [controller.pays(sequences) for sequences in (1, 2, 4, 12, 24)] == [True, True, True, False, False]
+
+
 def test_depth_pays_for_what_drafting_costs() -> None:
     gains = [0.6, 0.36, 0.2, 0.1]
     assert depth(gains, 0.0, 0.25) == 2

@@ -244,7 +244,8 @@ def test_a_prompt_may_be_left_unread(
     drafter = drafter_for("head", source, model)
     assert isinstance(drafter, HeadDrafter)
     rows, controller = counted(drafter), Pausing(4, 0, 6)
-    controller.pays, controller.away = False, away
+    monkeypatch.setattr(controller, "pays", lambda sequences: False)
+    controller.away = away
     engine, asked = Engine(model, drafter, controller), sequence(0, text(words, 2), limit=25)
     engine.add(asked)
     while asked.generated < 6:

@@ -261,9 +261,8 @@ class AutoLength:
             drafted=sum(self.issued),
         )
 
-    @property
-    def pays(self) -> bool:
-        return self._paid is None or self._paid.pays(self._prices.efficiency)
+    def pays(self, sequences: int) -> bool:
+        return self._paid is None or self._paid.pays(self._prices.efficiency, sequences)
 
     @property
     def away(self) -> bool:

@@ -34,9 +34,9 @@ class Controller(Protocol):
         """What its decisions rest on; None where it makes none."""
         ...
 
-    @property
-    def pays(self) -> bool:
-        """Whether drafters that make passes are expected to be asked, by requests of which nothing is known yet."""
+    def pays(self, sequences: int) -> bool:
+        """Whether drafters that make passes are expected to be asked, by requests of which nothing is known yet, while
+        so many run."""
         ...
 
     @property
@@ -80,7 +80,6 @@ class FixedLength:
         self.lengths: Sequence[int] = sorted({0, nodes})
         self.issued: Sequence[int] = ()
         self.paused = nodes == 0
-        self.pays = nodes > 0
         self.away = nodes == 0
         self.belief: Belief | None = None
         self._tree = tree
@@ -101,6 +100,9 @@ class FixedLength:
         drafts = [_likeliest(draft, size) for draft, size in zip(drafts, sizes, strict=True)]
         self.issued = [len(draft) for draft in drafts]
         return drafts
+
+    def pays(self, sequences: int) -> bool:
+        return self.nodes > 0
 
     def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]

@@ -87,11 +87,17 @@ class PaidDrafters:
         """Of each drafter thought of so far, in the table's seconds."""
         return self._costs
 
-    def pays(self, efficiency: float) -> bool:
+    def pays(self, efficiency: float, sequences: int) -> bool:
         """Whether some drafter is expected to gain newcomers more than it costs, where a token costs `efficiency` of
-        what it costs plainly; also where nothing is known of any."""
-        price = min(1.0, efficiency) * self._table.first
-        return not self._table.drafting or any(self._gains_newcomers(name, price) for name in self._table.drafting)
+        what it costs plainly and so many run together; also where nothing is known of any."""
+        names, efficiency = self._table.drafting, min(1.0, efficiency)
+        if not names:
+            return True
+        if not any(self._gains_newcomers(name, efficiency * self._table.first) for name in names):
+            return False
+        costs = self._table.pass_seconds(2 * sequences, self._table.contexts[0])
+        token, row = efficiency * costs[sequences] / sequences, (costs[-1] - costs[sequences]) / sequences
+        return any(self._newcomer(n).first * token > row + self._cost(n).per_level / sequences for n in names)
 
     def rests(self, states: Collection[PaidState]) -> bool:
         """A step begins: whether nobody need be paid in it, without a closer look."""

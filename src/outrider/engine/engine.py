@@ -207,7 +207,8 @@ class Engine:
             start = len(sequence.tokens) - 1 - sequence.missing
             batch.append(Rows.chain(sequence.slot, sequence.tokens[start : start + count], logits=()))
         if batch:
-            self._forward([sequence for sequence, _ in prompts], batch, soon=self.controller.pays)
+            pays = self.controller.pays(len(self.scheduler.running))
+            self._forward([sequence for sequence, _ in prompts], batch, soon=pays)
         for sequence, count in prompts:
             self.model.commit(sequence.slot, range(count))
             sequence.missing -= count
