@@ -54,6 +54,20 @@ def step(scheduler: Scheduler[Job], gain: int = 1) -> Plan[Job]:
     return plan
 
 
+def test_prompts_keep_up_with_steps_that_bring_several_tokens() -> None:
+    """As many rows of prompts for a token as where steps bring one; never more than a chunk."""
+    for tokens, rows in ((1, 32), (2, 64), (9, 128)):
+        scheduler: Scheduler[Job] = Scheduler(8, 10_000, 128)
+        for number in range(7):
+            scheduler.add(job(number, 2, generate=100))
+        step(scheduler)
+        for _ in range(200):
+            scheduler.gained(7, 7 * tokens)
+        scheduler.add(job(7, 1000))
+        plan = step(scheduler)
+        assert [count for _, count in plan.prefill] == [pytest.approx(rows, abs=1)]
+
+
 def test_needs_no_torch() -> None:
     code = "import sys, outrider.engine.scheduler, outrider.engine.prefixes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -109,6 +109,8 @@ class Engine:
             Commit(judged.sequence, judged.draft, judged.verdict.path, chunk.token_ids)
             for judged, chunk in zip(step.judged, chunks, strict=True)
         ]
+        if commits:
+            self.scheduler.gained(len(commits), sum(len(commit.tokens) for commit in commits))
         self.controller.observe(commits, step.rows, step.draft_seconds, step.target_seconds)
         self.drafter.observe(commits)
         seconds = perf_counter() - started

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from typing import NamedTuple
 
-from outrider.engine.prefixes import LEAST, Holder, Prefixes, common_prefix, matches, worth_keeping
+from outrider.engine.prefixes import LEAST, Holder, Prefixes, common_prefix, worth_keeping
 from outrider.engine.sequence import NO_SLOT, Sequence
 from outrider.types import Drafter, FollowsPrefixes, KeepsPrefixes, LanguageModel, ReadsFeatures
 
@@ -100,11 +100,17 @@ class Places:
             if s.slot != NO_SLOT
         ]
         best: _Found | None = None
-        for holder, common in matches(sequence.tokens, sequence.cache_salt, [*self._left(), *held]):
+        tokens, beaten = sequence.tokens, LEAST - 1
+        for holder in (*self._left(), *held):
+            if holder.salt != sequence.cache_salt or holder.cached <= beaten or len(tokens) <= beaten:
+                continue
+            if tokens[beaten] != holder.tokens[beaten]:  # most are told apart so
+                continue
+            common = common_prefix(tokens, holder.tokens)
             reach = common if self._follows is None else self._follows.reach(sequence, holder.sequence, common)
-            length = min(reach, common, holder.cached, len(sequence.tokens) - 1)
-            if length >= LEAST and (best is None or length > best.length):
-                best = _Found(holder, length)
+            length = min(reach, common, holder.cached, len(tokens) - 1)
+            if length > beaten:
+                best, beaten = _Found(holder, length), length
         return best
 
     def _leader(self, sequence: Sequence, running: Several[Sequence], length: int) -> Sequence | None:

@@ -7,7 +7,7 @@ how soon it answers tells how much of it somebody has sent before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 LEAST = 16
@@ -59,18 +59,6 @@ class Prefixes:
             if self.tokens <= most:
                 return
             self.forget(slot)
-
-
-class Match(NamedTuple):
-    holder: Holder
-    common: int
-    """How many tokens both begin with, those included that are not cached."""
-
-
-def matches(tokens: Sequence[int], salt: str | None, holders: Iterable[Holder], least: int = LEAST) -> list[Match]:
-    """The holders of this salt that share at least so many tokens, the most first."""
-    found = [Match(holder, common_prefix(tokens, holder.tokens)) for holder in holders if holder.salt == salt]
-    return sorted((match for match in found if match.common >= least), key=lambda match: -match.common)
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

@@ -12,6 +12,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.errors import InvalidRequest
 
+_LATELY = 1 / 16
+"""What a step counts for in the average of them."""
 LOOKAHEAD = 32
 """Tokens a running sequence is taken to gain next: room for them is set aside."""
 
@@ -63,6 +65,8 @@ class Scheduler(Generic[S]):
         self.kv_tokens = kv_tokens
         self._max_running = max_running
         self._chunk = chunk
+        self._gained = 1.0
+        """Tokens that a step has lately brought each of those in it."""
         self._waiting: deque[S] = deque()
         self.running: list[S] = []
 
@@ -88,6 +92,10 @@ class Scheduler(Generic[S]):
             if sequence in group:
                 group.remove(sequence)
 
+    def gained(self, sequences: int, tokens: int) -> None:
+        """A step has brought so many sequences so many tokens."""
+        self._gained += _LATELY * (tokens / sequences - self._gained)
+
     def preempt(self) -> list[S]:
         """Send back to the front of the queue what no longer fits, the youngest first; what they hold must be let go.
         They keep their tokens, and are run again from the first when they are admitted again."""
@@ -103,6 +111,8 @@ class Scheduler(Generic[S]):
         A newcomer needs room for itself, and leaves the others twice their claim: otherwise it might soon have to go
         again, and its prompt would have been run for nothing."""
         joined: list[S] = []
+        if not self._waiting:
+            return joined
         spare = self.kv_tokens - sum(len(s.tokens) + min(s.remaining, 2 * LOOKAHEAD) for s in self.running)
         while self._waiting and len(self.running) < self._max_running:
             sequence = self._waiting[0]
@@ -117,14 +127,17 @@ class Scheduler(Generic[S]):
         """The next step of what runs.
 
         While some decode, prompts get as large a part of `chunk` as there are sequences with prompts among all, but at
-        least a quarter: decoding goes on, and so does every prompt. Half of the rows go to the prompt that came first,
-        so that a long one progresses; the rest to those with the least to do, so that short ones overtake it.
+        least a quarter: decoding goes on, and so does every prompt. Steps that bring several tokens each leave as much
+        more to prompts, which would otherwise wait for sequences that finish sooner. Half of the rows go to the prompt
+        that came first, so that a long one progresses; the rest to those with the least to do, so that short ones
+        overtake it.
         """
         joining = [s for s in self.running if s.missing]
         ready = len(self.running) - len(joining)
         rows = self._chunk
         if ready and joining:
-            rows = max(1, rows // 4, rows * len(joining) // len(self.running))
+            part = max(1, rows // 4, rows * len(joining) // len(self.running))
+            rows = min(rows, round(part * max(1.0, self._gained)))
         able = [s for s in joining if s.leader is None]
         given = {id(s): 0 for s in able}
         turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in sorted(able, key=_missing)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from triton import knobs
 
+from outrider.models.cuda.network import shallow
 from outrider.types import Recording
 
 _MOST = 16
@@ -29,8 +30,9 @@ def compile_kernels(recordings: Iterable[Recording]) -> Iterator[None]:
 
     before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
     try:
-        for recording in recordings:
-            recording.launch()
+        with shallow():
+            for recording in recordings:
+                recording.launch()
     finally:
         knobs.runtime.jit_cache_hook = before
     with ThreadPoolExecutor(min(_MOST, os.cpu_count() or 1)) as pool:

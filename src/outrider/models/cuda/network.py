@@ -6,7 +6,9 @@ can be recorded and replayed with other tables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,19 @@ SCRATCH = 1 << 26
 
 PROGRAMS = 1024
 """Programs of attention that fill a GPU; more would mostly find nothing to do where contexts are short."""
+
+
+_SHALLOW = ContextVar("shallow", default=False)
+
+
+@contextmanager
+def shallow() -> Iterator[None]:
+    """Passes launch every kernel, but leave out layers that launch the same ones again."""
+    before = _SHALLOW.set(True)
+    try:
+        yield
+    finally:
+        _SHALLOW.reset(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +183,8 @@ class Network:
         w = self._weights
         self._keep(0, rows)
         for i, layer in enumerate(w.layers):
+            if _SHALLOW.get() and i > 1 and i + 1 not in self.taps:
+                continue
             following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
             if i == 0 and first is not None:
                 self._linear(first, layer.qkv, layer.qkv_bias, rows, self._qkv)
