@@ -27,12 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LONG = (
     "train",
+    "server_openai",
+    "equality",
+    "bench_run",
     "gpu_steps",
     "gpu_head",
-    "equality",
-    "twin",
-    "bench_run",
     "grammar",
+    "rejection_statistics",
+    "twin",
+    "bitwise",
     "conformance",
     "router",
     "playground",
