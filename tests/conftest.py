@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import interpreter
 import pytest
 import torch
 from pace import CUT_VOCABULARY, Pace, cut_model
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels for GPUs are then run by Python; read when they are imported
+    interpreter.hasten()
 
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
@@ -25,12 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LONG = (
     "train",
+    "server_openai",
+    "equality",
+    "bench_run",
     "gpu_steps",
     "gpu_head",
-    "equality",
-    "twin",
-    "bench_run",
     "grammar",
+    "rejection_statistics",
+    "twin",
+    "bitwise",
     "conformance",
     "router",
     "playground",

@@ -36,15 +36,25 @@ class Pace:
         return min(most, max(least, int(seconds / (perf_counter() - started))))
 
 
-def cut_model(source: Checkpoint, folder: Path, layers: int, vocabulary: int | None = None) -> Path:
-    """The first layers, and the first tokens, of a real model as one of its own in `folder`."""
+def cut_model(
+    source: Checkpoint, folder: Path, layers: int, vocabulary: int | None = None, mlp: int | None = None
+) -> Path:
+    """The first layers, the first tokens, and the first neurons of each MLP, of a real model as one of its own in
+    `folder`."""
     config = {**source.config, "num_hidden_layers": layers}
+    config["intermediate_size"] = mlp = mlp or config["intermediate_size"]
     config["vocab_size"] = vocabulary = vocabulary or config["vocab_size"]
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(source.path / name, folder)
+    rows = {"embed_tokens": vocabulary, "gate_proj": mlp, "up_proj": mlp}
+
+    def cut(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        part = name.split(".")[-2]
+        return tensor[:, :mlp].clone() if part == "down_proj" else tensor[: rows.get(part)].clone()
+
     tensors = {
-        name: tensor[:vocabulary].clone() if name == "model.embed_tokens.weight" else tensor
+        name: cut(name, tensor)
         for name, tensor in source.tensors(torch.bfloat16)
         if not (name.startswith("model.layers.") and int(name.split(".")[2]) >= layers)
     }

@@ -100,7 +100,7 @@ def test_ctrl_c_keeps_the_finished_part_and_resume_goes_on(tmp_path: Path) -> No
     out, file = tmp_path / "r.json", tmp_path / "questions.jsonl"
     many = [{**QUESTIONS[1], "question_id": number} for number in range(8)]
     file.write_text("".join(json.dumps(each) + "\n" for each in many), encoding="utf-8")
-    arguments = ["--arms", "plain,suffix", "--questions", str(file), "--max-tokens", "24", "--threads", "1"]
+    arguments = ["--arms", "plain,suffix", "--questions", str(file), "--max-tokens", "8", "--threads", "1"]
     arguments += ["--out", str(out)]
     # A shell starts background jobs with SIGINT ignored; a person's terminal does not.
     process = subprocess.Popen(

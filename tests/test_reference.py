@@ -20,7 +20,8 @@ from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
 from outrider.types import Rows
 
-GREEDY = SamplingParams(temperature=0, max_tokens=40)
+TOKENS = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def greedy_by_transformers(
     prompts = PROMPTS[::4][: pace.fit(sixteen_rows, 1.0, least=4, most=10)]
     tokenizer = default_checkpoint.tokenizer
     return {
-        prompt: generate(transformers_model, tokenizer.encode(prompt), tokenizer.eos_token_ids, 40)
+        prompt: generate(transformers_model, tokenizer.encode(prompt), tokenizer.eos_token_ids, TOKENS)
         for prompt in prompts
     }
 

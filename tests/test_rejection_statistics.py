@@ -26,7 +26,8 @@ from outrider.sampling.chance import Chance, Stream
 from outrider.types import ROOT, Draft, LanguageModel, Verdict
 from outrider.verify import RULES, Target
 
-PROMPT = "The weather today is"
+PROMPT = "The weather"
+"""Two tokens: every sample reads them again."""
 TOKENS = 2
 SAMPLES = 2400
 BATCH = 50

@@ -45,7 +45,7 @@ def mixed_params() -> list[SamplingParams]:
         {"temperature": 1.0, "top_p": 0.9},
         {"temperature": 0.0},
     ]
-    return [SamplingParams(seed=i, max_tokens=18 + i, **kind) for i, kind in enumerate(kinds)]  # type: ignore[arg-type]
+    return [SamplingParams(seed=i, max_tokens=12 + i, **kind) for i, kind in enumerate(kinds)]  # type: ignore[arg-type]
 
 
 def together(engine: Engine, sequences: list[Sequence]) -> None:
@@ -82,12 +82,12 @@ def test_a_mixed_batch_gives_each_what_it_gets_alone(llm: LLM, auto: bool) -> No
 
 def test_rejection_beside_coupled_requests(llm: LLM) -> None:
     """Its draws depend on nothing but its own drafts: alone and in company the same tokens with a fixed budget."""
-    params = SamplingParams(temperature=1.0, seed=9, max_tokens=20, verify="rejection")
+    params = SamplingParams(temperature=1.0, seed=9, max_tokens=14, verify="rejection")
     speculation = Speculation(drafter="head")
     alone = llm.sequence(PROMPTS[0], params, speculation=speculation)
     together(llm.engine, [alone])
     again = llm.sequence(PROMPTS[0], params, speculation=speculation)
-    others = [llm.sequence(text, SamplingParams(temperature=1.0, seed=3, max_tokens=20)) for text in PROMPTS[1:4]]
+    others = [llm.sequence(text, SamplingParams(temperature=1.0, seed=3, max_tokens=14)) for text in PROMPTS[1:4]]
     together(llm.engine, [again, *others])
     assert again.tokens == alone.tokens
 

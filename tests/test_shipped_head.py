@@ -56,7 +56,7 @@ def test_it_is_used_by_default(llm: LLM) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_same_text_in_fewer_passes(llm: LLM, temperature: float) -> None:
-    params = SamplingParams(max_tokens=64, temperature=temperature, seed=7, ignore_eos=True)
+    params = SamplingParams(max_tokens=32, temperature=temperature, seed=7, ignore_eos=True)
     prompts = [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
     plain = llm.generate(prompts, params, speculate=False)
     for way in (llm, llm.with_drafter(llm.drafter, FixedLength(16))):

@@ -246,8 +246,8 @@ def default_twin(request: pytest.FixtureRequest, default_checkpoint: Checkpoint)
 
 def texts(llm: LLM, engine: Engine, temperature: float) -> tuple[list[list[int]], int]:
     """Token ids of some prompts decoded by `engine`, and how many of them were drafted."""
-    prompts = [PROMPTS[i] for i in (0, 3, 10, 17)]
-    params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
+    prompts = [PROMPTS[i] for i in (0, 9, 10, 31)]
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=16, ignore_eos=True)
     sequences = [llm.sequence(prompt, params) for prompt in prompts]
     for _ in llm._run(engine, sequences):
         pass
