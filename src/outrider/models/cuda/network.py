@@ -183,7 +183,7 @@ class Network:
         w = self._weights
         self._keep(0, rows)
         for i, layer in enumerate(w.layers):
-            if _SHALLOW.get() and i > 1 and i + 1 not in self.taps:
+            if _SHALLOW.get() and i and i + 1 not in self.taps:
                 continue
             following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
             if i == 0 and first is not None:
