@@ -19,6 +19,8 @@ from outrider.types import Commit
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """Those a device is asked for."""
+_PLAIN_EVERY, _PLAIN_SOON = 128, 16
+"""Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _LEVEL = 0.1
 """What a level is taken to cost, of a plain step, until something is measured."""
 
@@ -40,6 +42,7 @@ class Chains:
         self._newcomers = Levels([HOPE**k for k in range(1, nodes + 1)], HOPE, 1 / 64, 4)
         """What is believed of a request of which nothing is known yet."""
         self._silence = silence
+        self._since_plain = _PLAIN_EVERY - _PLAIN_SOON
         self._pause = SOONEST
         """Steps of silence after which a length is tried; longer after every try that did not pay."""
 
@@ -67,6 +70,8 @@ class Chains:
 
         lengths = [length for length in gained if not length or fair(length)]
         best = max(lengths, key=rate, default=0)
+        self._since_plain = self._since_plain + 1 if best and self._since_plain < _PLAIN_EVERY else 0
+        best = best if self._since_plain else 0
         self._silence.step(best > 0)
         if self._silence.steps >= self._pause:
             self._silence.step(True)  # a try ends it, even one that there is no room for

@@ -102,7 +102,7 @@ class Engine:
         if not running:
             return []
         started = perf_counter()
-        step = (self.runahead and self.runahead.step(running)) or self._judge(running)
+        step = (self.runahead and self.runahead.step(running, busy=bool(prompts))) or self._judge(running)
         why = self._why(running)
         chunks = [self._commit(judged, why) for judged in step.judged]
         commits = [

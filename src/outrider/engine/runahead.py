@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider.control.controller import Controller
+from outrider.control.steps import StepCosts
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
@@ -37,6 +38,7 @@ from outrider.types import (
     Recording,
     ResolvedParams,
     SequenceView,
+    StepOutcome,
     Stepper,
     SteppingModel,
     Verdict,
@@ -110,6 +112,10 @@ class Runahead:
         """Noise keys of the first positions of the sequences that run here, [positions, 2] each."""
         self._reach: dict[int, int] = {}
         """Generated positions of each up to which the device has them."""
+        self._costs: dict[int, StepCosts] = {}
+        """By the power of two that the lanes fill."""
+        self._read: tuple[StepCosts, int, float] | None = None
+        """The step read last, by its costs and length, and when; None: more than steps has happened since."""
         self.takes: Callable[[SequenceView], bool] = lambda sequence: True
         """Whether a sequence's drafts are made here at all."""
 
@@ -129,8 +135,11 @@ class Runahead:
     def _lengths(self) -> Several[int]:
         return self._controller.lengths if self._drafter else (0,)
 
-    def step(self, running: list[Sequence]) -> Round | None:
-        """The next step, or None: then nothing is under way and the host must take it."""
+    def step(self, running: list[Sequence], busy: bool = False) -> Round | None:
+        """The next step, or None: then nothing is under way and the host must take it. `busy`: prompts were run since
+        the last one."""
+        if busy:
+            self._read = None
         if self._drafts_on_host and not self._under_way:
             return None
         return self._step(running)
@@ -162,7 +171,8 @@ class Runahead:
         elif not self._under_way:
             self._leave(running)
             return None
-        launched, outcome = self._under_way.pop(0), self._stepper.collect()
+        launched = self._under_way.pop(0)
+        outcome = self._collect(launched)
         source = self._drafter.name if self._drafter else "none"
         going = {sequence.id for sequence in running}
         lanes = zip(launched.lanes, outcome.lanes, strict=True)
@@ -170,6 +180,26 @@ class Runahead:
         # What the host drafts is weighed against these steps: both must be timed alike.
         target_seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
         return Round(judged, len(judged) * (launched.length + 1), outcome.draft_seconds, target_seconds)
+
+    def _collect(self, launched: _Launched) -> StepOutcome:
+        """The step launched first; what it took is learned, and what the host needed for the one before."""
+        if self._read is not None:
+            costs, length, since = self._read
+            costs.observe_host(length, perf_counter() - since)
+        outcome = self._stepper.collect()
+        self._read = None
+        if self._drafter is not None and (known := self._costs_of(len(launched.lanes))):
+            if (device := outcome.draft_seconds + outcome.target_seconds) > 0:
+                known.observe(launched.length, device)
+            self._read = known, launched.length, perf_counter()
+        return outcome
+
+    def _costs_of(self, lanes: int) -> StepCosts | None:
+        """None before anything was measured."""
+        width = 1 << (lanes - 1).bit_length()
+        if width not in self._costs and (measured := self._stepper.seconds(lanes)):
+            self._costs[width] = StepCosts(measured)
+        return self._costs.get(width)
 
     def _can_take(self, running: list[Sequence]) -> bool:
         # All lanes draft equally much, so they must be allowed to.
@@ -183,7 +213,8 @@ class Runahead:
         if self._drafter is not None:
             # Near its end a sequence may be drafted for beyond it, which is cut off: only few lengths are recorded.
             lanes = len(self._lanes)
-            length = self._controller.length(running, self._stepper.seconds(lanes), self._stepper.limit(lanes))
+            costs = self._costs_of(lanes)
+            length = self._controller.length(running, costs.seconds() if costs else {}, self._stepper.limit(lanes))
         self._renew(length)
         self._stepper.launch(len(self._lanes), length, any(s.params.temperature for s in running))
         self._under_way.append(_Launched(length, list(self._lanes)))
@@ -194,6 +225,7 @@ class Runahead:
         seated = {s.id for s in self._lanes if s is not None}
         newcomers = [s for s in running if s.id not in seated]
         if newcomers:
+            self._read = None
             handed = self._drafter.hand_over(newcomers) if self._drafter else [HandedOver(0)] * len(newcomers)
             empty = [number for number, s in enumerate(self._lanes) if s is None]
             more = range(len(self._lanes), len(self._lanes) + len(newcomers))

@@ -1,0 +1,113 @@
+"""What steps on a device are taken to cost, and what `auto` makes of it; on machines made up here."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+
+import pytest
+
+from outrider.control.chains import Chains
+from outrider.control.ledger import Ledger
+from outrider.control.silence import Silence
+from outrider.control.steps import StepCosts
+from outrider.types import Commit, Draft
+
+MEASURED = {0: 1.0, 1: 1.2, 2: 1.4, 4: 1.8}
+
+
+def test_a_machine_that_slows_down_slows_all_lengths() -> None:
+    costs = StepCosts(MEASURED)
+    for _ in range(100):
+        costs.observe(2, 1.7 * MEASURED[2])
+    after = costs.seconds()
+    assert after[2] == pytest.approx(1.7 * MEASURED[2], rel=0.02)
+    assert after[0] > 1.35, "what was not run is taken to be slower too"
+
+
+def test_one_length_may_cost_more_than_was_measured() -> None:
+    """Alternating: the plain ones are as measured, so it is the other that was wrong."""
+    costs = StepCosts(MEASURED)
+    for _ in range(200):
+        costs.observe(0, 1.0)
+        costs.observe(4, 2.7)
+    after = costs.seconds()
+    assert after[0] == pytest.approx(1.0, rel=0.05)
+    assert after[4] == pytest.approx(2.7, rel=0.05)
+
+
+def test_disturbed_steps_count_for_little() -> None:
+    costs = StepCosts(MEASURED)
+    costs.observe(0, 50.0)
+    costs.observe_host(0, 0.5)
+    costs.observe_host(0, 50.0)
+    assert costs.seconds()[0] < 1.2
+
+
+def test_where_the_host_is_slower_its_time_counts() -> None:
+    costs = StepCosts(MEASURED)
+    for _ in range(50):
+        costs.observe_host(0, 2.0)
+        costs.observe_host(1, 3.0)
+    after = costs.seconds()
+    assert (after[0], after[1]) == (pytest.approx(2.0), pytest.approx(3.0))
+    assert after[4] == pytest.approx(3.0), "of what was never run, the most that is known"
+
+
+def drafted(right: float, host: dict[int, float], steps: int = 600) -> tuple[float, float]:
+    """Sequences whose first drafts are right so often, by a host that needs so long: tokens a second against plain
+    decoding, and how much was drafted in the end."""
+    rng, costs, chains = Random(1), StepCosts({0: 1.0, 1: 1.2}), Chains(4, Silence())
+    states = [chains.newcomer() for _ in range(8)]
+    ledgers = [Ledger() for _ in states]
+    tokens, seconds, late = 0, 0.0, 0
+    for step in range(steps):
+        length = chains.length(states, ledgers, costs.seconds(), 1)
+        costs.observe(length, 1.0 + 0.2 * length)
+        costs.observe_host(length, host[length])
+        commits = [commit(length, rng.random() < right) for _ in states]
+        chains.observe(states, ledgers, commits, step)
+        tokens += sum(len(each.tokens) for each in commits)
+        seconds += max(1.0 + 0.2 * length, host[length])
+        late += length if step >= steps // 2 else 0
+    plain = max(1.0, host[0])
+    return tokens / len(states) / seconds * plain, late / (steps - steps // 2)
+
+
+def commit(length: int, right: bool) -> Commit:
+    draft = Draft((5,), (-1,), (0.8,), "head") if length else Draft()
+    path = (0,) if length and right else ()
+    return Commit(_SEQUENCE, draft, path, (5,) * (len(path) + 1))
+
+
+class _Sequence:
+    """Nobody looks at it."""
+
+
+_SEQUENCE: object = _Sequence()
+
+
+@pytest.mark.parametrize(("right", "host", "drafts"), [
+    (0.6, {0: 0.1, 1: 0.1}, True),  # the device alone: 60% more tokens for 20% more time
+    (0.6, {0: 1.5, 1: 1.6}, True),  # a slow host, which hardly minds drafts
+    (0.6, {0: 1.5, 1: 2.9}, False),  # one that does: 60% more tokens for 93% more time
+    (0.05, {0: 0.1, 1: 0.1}, False),
+])  # fmt: skip
+def test_drafts_where_they_pay_for_the_slower_of_the_two(right: float, host: dict[int, float], drafts: bool) -> None:
+    speed, late = drafted(right, host)
+    assert speed > (1.2 if drafts else 0.97)
+    assert (late > 0.9) if drafts else (late < 0.1)
+
+
+def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
+    costs, chains = StepCosts(MEASURED), Chains(4, Silence())
+    states, ledgers = [chains.newcomer()], [Ledger()]
+    lengths = []
+    for step in range(300):
+        lengths.append(chains.length(states, ledgers, costs.seconds(), 4))
+        hits = (5,) * lengths[-1]
+        draft = Draft(hits, range(-1, len(hits) - 1), (0.9,) * len(hits), "head" if hits else "none")
+        chains.observe(states, ledgers, [Commit(_SEQUENCE, draft, tuple(range(len(hits))), (*hits, 5))], step)
+    plain = [step for step, length in zip(count(), lengths) if not length]
+    assert 2 <= len(plain) <= 6
+    assert plain[0] < 32
