@@ -276,6 +276,7 @@ def test_copied_slots_hold_the_same_bits(target: CudaDecoder) -> None:
     target.close(copied)
 
 
+@pytest.mark.slow  # the same without arithmetic, and in any order: tests/test_lanes_any_order.py
 def test_lanes_that_lost_their_slots_begin_again(
     target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]]
 ) -> None:

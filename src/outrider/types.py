@@ -480,6 +480,8 @@ class Stepper(Protocol):
     """
 
     horizon: int
+    reach: int
+    """The most tokens that a sequence may have when a step of it is launched."""
 
     def limit(self, lanes: int) -> int: ...
     @property
@@ -520,6 +522,14 @@ class Stepper(Protocol):
         ...
 
     def collect(self) -> StepOutcome: ...
+    def reset(self) -> None:
+        """Drop whatever is seated or under way."""
+        ...
+
+    def settle(self, lanes: int) -> None:
+        """Nothing is under way, and the host takes over."""
+        ...
+
     def left(self, number: int) -> Tensor | None:
         """For a head, once nothing is under way: the features of a lane's last tokens, which it has not run."""
         ...

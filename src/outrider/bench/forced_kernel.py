@@ -26,7 +26,7 @@ def forced_accept_kernel(
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     chosen = tl.load(chosen_ptr + lane * (length + 1) + i, mask=i <= length, other=-1)
-    draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=-2)
+    draft = tl.maximum(tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=0), 0)
     accepted = tl.minimum(tl.load(forced_ptr + lane), length)
     gained = tl.where(i < accepted, draft, chosen)
     advance(lanes_ptr + lane * STRIDE, text_ptr + lane * capacity, gained, i, accepted, spare)

@@ -132,7 +132,7 @@ class Results:
             if document["format"] != FORMAT:
                 raise InvalidRequest(f"{path} has format {document['format']}; this version reads {FORMAT}")
             return Results(
-                settings=document["settings"],
+                settings=_settings(document["settings"]),
                 provenance=document["provenance"],
                 arms=[entry["arm"] for entry in document["arms"]],
                 skipped={entry["arm"]: entry["why"] for entry in document["skipped"]},
@@ -142,10 +142,18 @@ class Results:
             )
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, InvalidRequest):
                 raise
             raise InvalidRequest(f"{path} is not a result of `outrider bench`") from error
+
+
+def _settings(read: dict[str, Any]) -> dict[str, Any]:
+    """As read, if it says what figures are shown with."""
+    kinds = {"model": str, "dtype": str, "suite": str, "max_tokens": int, "temperature": int | float}
+    if not all(isinstance(read[name], kind) for name, kind in kinds.items()):
+        raise TypeError("settings of another kind")
+    return read
 
 
 def by_question(measurements: Iterable[Measurement]) -> dict[tuple[str, int], Measurement]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from outrider.errors import InvalidRequest
 
 GRAMMAR = "greedy, tT (temperature, as in t0.7), tT-pP (top-p, as in t0.7-p0.9) or tT-kK (top-k, as in t0.7-k50)"
-_NUMBER = r"\d+(?:\.\d+)?|\.\d+"
-_SAMPLED = re.compile(rf"t(?P<t>{_NUMBER})(?:-k(?P<k>\d+))?(?:-p(?P<p>{_NUMBER}))?", re.ASCII)
+_NUMBER = r"\d{1,9}(?:\.\d{1,9})?|\.\d{1,9}"
+_SAMPLED = re.compile(rf"t(?P<t>{_NUMBER})(?:-k(?P<k>\d{1, 9}))?(?:-p(?P<p>{_NUMBER}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,13 @@ class SamplingMethod:
         if not self.temperature:
             return "greedy"
         top_k = f"-k{self.top_k}" if self.top_k else ""
-        top_p = f"-p{self.top_p:.12g}" if self.top_p < 1 else ""
-        return f"t{self.temperature:.12g}{top_k}{top_p}"
+        top_p = f"-p{_shown(self.top_p)}" if self.top_p < 1 else ""
+        return f"t{_shown(self.temperature)}{top_k}{top_p}"
+
+
+def _shown(number: float) -> str:
+    """Without an exponent, which nobody writes."""
+    return f"{number:.9f}".rstrip("0").rstrip(".")
 
 
 def parse(text: str) -> SamplingMethod:

@@ -6,10 +6,13 @@ after the other; what one arm did in one round is a wave.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from outrider.bench.reading import Reading
 from outrider.errors import InvalidRequest
+
+_WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Wave:
 def parse_concurrency(text: str) -> list[int]:
     """A comma-separated list of how many requests are in flight; each number once."""
     pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
-    bad = [piece for piece in pieces if not (piece.isascii() and piece.isdigit() and int(piece))]
+    bad = [piece[:20] for piece in pieces if not (_WHOLE.fullmatch(piece) and int(piece))]
     if bad or not pieces:
         wrong = f"{bad[0]!r} is no whole number from 1 on" if bad else "give at least one number"
         raise InvalidRequest(f"concurrency: {wrong}; write how many requests are in flight, as in 1,4,16")

@@ -224,6 +224,10 @@ class AutoLength:
         nodes, costs = [request.nodes for request in requests], self._prices.costs(context)
         return charges(nodes, asked, paid.expected_seconds(states), rows, (drafting + target) / level, costs)
 
+    def lost(self, sequence: SequenceView) -> None:
+        if request := self._requests.get(sequence.id):
+            request.chain.issued.clear()
+
     def forget(self, sequence: SequenceView) -> None:
         self._requests.pop(sequence.id, None)
 

@@ -66,6 +66,10 @@ class Controller(Protocol):
         `draft_seconds`, everything else `target_seconds`."""
         ...
 
+    def lost(self, sequence: SequenceView) -> None:
+        """Its steps under way on a device will not be observed."""
+        ...
+
     def forget(self, sequence: SequenceView) -> None: ...
 
 
@@ -111,6 +115,9 @@ class FixedLength:
         return length
 
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
+        pass
+
+    def lost(self, sequence: SequenceView) -> None:
         pass
 
     def forget(self, sequence: SequenceView) -> None:

@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import accumulate
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Row counts that are measured; between them costs are drawn straight, beyond them as the last two go on."""
+
+
+_LONGEST = 1e4
+"""Seconds that nothing takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,20 @@ class CostTable:
 
     @staticmethod
     def from_json(text: str) -> CostTable:
-        """Raises ValueError, KeyError or TypeError where it is none."""
+        """Raises ValueError, KeyError, TypeError, AttributeError or RecursionError where it is none that can have been
+        measured."""
         read = json.loads(text)
         drafting = {name: DraftCost(**cost) for name, cost in read.pop("drafting").items()}
         table = CostTable(drafting=drafting, **read)
-        table.pass_seconds(max(table.rows), table.contexts[0])
+        if tuple(table.rows) != ROWS or len(table.contexts) != 2 or not 0 < table.contexts[0] <= table.contexts[1]:
+            raise ValueError("other rows or contexts than are measured")
+        if [len(line) for line in table.seconds] != [len(ROWS)] * 2:
+            raise ValueError("not a line for each context")
+        costs = [number for cost in drafting.values() for number in astuple(cost)]
+        if not all(0 < number < _LONGEST for line in table.seconds for number in line):
+            raise ValueError("a pass takes some time, and not for ever")
+        if not all(0 <= number < _LONGEST for number in (table.overhead, *costs)):
+            raise ValueError("nothing takes less than no time")
         return table
 
 

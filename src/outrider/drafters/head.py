@@ -266,6 +266,13 @@ class HeadDrafter:
         self._head.advance(held.slot, rows - self._head.length(held.slot))
         held.tokens, held.features = list(tokens[len(tokens) - len(features) :]), [features] if len(features) else []
 
+    def leave(self, sequence: SequenceView, seen: int) -> None:
+        """It ends where it was handed over, with rows of `seen` tokens but for gaps: others may begin with those."""
+        held = self._held[sequence.id]
+        more = seen - held.dropped - self._head.length(held.slot)
+        if more > 0 and isinstance(self._head, SteppingHead):
+            self._head.advance(held.slot, more)
+
     def _rows(self, held: _Held) -> int:
         """In the cache, and about to be."""
         return self._head.length(held.slot) + len(held.tokens)

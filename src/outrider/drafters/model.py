@@ -38,8 +38,6 @@ class _Held:
     history: History
     committed: int = 0
     pending: list[tuple[int, int]] = field(default_factory=list)  # (token, parent row)
-    away: bool = False
-    """Steps on the device may have added tokens this side has not counted."""
 
 
 class ModelDrafter:
@@ -135,11 +133,18 @@ class ModelDrafter:
                 self._model.forward([Rows.chain(held.slot, piece, logits=())])
                 self._model.commit(held.slot, range(len(piece)))
                 held.committed += len(piece)
-            held.away = True
         return [HandedOver(self._held[sequence.id].slot) for sequence in sequences]
 
     def take_back(self, sequence: SequenceView, features: Tensor | None) -> None:
-        """Nothing to take: the tokens tell what the steps have added."""
+        """Go on where steps on the device have ended: all tokens but the last were run there."""
+        self.leave(sequence, len(sequence.tokens) - 1)
+
+    def leave(self, sequence: SequenceView, seen: int) -> None:
+        """So many of its tokens were run on the device."""
+        held = self._held[sequence.id]
+        if seen > held.committed and isinstance(self._model, SteppingModel):
+            self._model.advance(held.slot, seen - held.committed)
+            held.committed = seen
 
     def close(self, sequence: SequenceView) -> None:
         self._remains.close(sequence.id, self._held.pop(sequence.id).slot)
@@ -186,10 +191,6 @@ class ModelDrafter:
         The last token is always left to be run again: its logits are where a draft begins.
         """
         held.history.append(tokens[held.prompt_length + held.history.generated :])
-        if held.away and isinstance(self._model, SteppingModel):
-            cached = max(held.committed, len(tokens) - 2)  # a step leaves out at most the last draft it accepted
-            self._model.advance(held.slot, cached - held.committed)
-            held.committed, held.away = cached, False
         wanted = len(tokens) - 1
         path: list[int] = []
         row = ROOT

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from outrider.control.costs import CostTable
@@ -27,7 +28,7 @@ class Costs:
         path = self._path(drafter)
         try:
             return CostTable.from_json(path.read_text()) if path and isinstance(model, Measurable) else None
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def survey(self, model: LanguageModel, drafter: Drafter) -> Survey | None:
@@ -41,12 +42,13 @@ class Costs:
         if path is None:
             return
         beside = path.with_suffix(f".{os.getpid()}")
-        try:
+        with suppress(OSError):  # a full or read-only disk
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(table.to_json())
-            beside.replace(path)
-        except OSError:
-            return  # a full or read-only disk
+            try:
+                beside.write_text(table.to_json())
+                beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)
 
     def _path(self, drafter: Drafter) -> Path | None:
         if self._folder is None:

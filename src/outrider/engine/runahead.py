@@ -53,12 +53,14 @@ _NO_DRAFT = Draft()
 
 
 class DeviceDrafter(Protocol):
-    """A drafter whose chains a `Stepper` can draft in its stead: it lets go of sequences and takes them back."""
+    """A drafter whose chains a `Stepper` can draft in its stead: it lets go of sequences and takes them back, or learns
+    that they leave from there, and how many of their tokens it has run."""
 
     name: str
 
     def hand_over(self, sequences: Several[SequenceView]) -> list[HandedOver]: ...
     def take_back(self, sequence: SequenceView, features: Tensor | None) -> None: ...
+    def leave(self, sequence: SequenceView, seen: int) -> None: ...
 
 
 def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> Runahead | None:
@@ -112,6 +114,8 @@ class Runahead:
         """Noise keys of the first positions of the sequences that run here, [positions, 2] each."""
         self._reach: dict[int, int] = {}
         """Generated positions of each up to which the device has them."""
+        self._seen: dict[int, int] = {}
+        """Tokens of each that the drafter had run when it drafted for it last."""
         self._costs: dict[int, StepCosts] = {}
         """By the power of two that the lanes fill."""
         self._read: tuple[StepCosts, int, float] | None = None
@@ -158,10 +162,22 @@ class Runahead:
             if lane is sequence:
                 self._lanes[number] = None
                 self._stepper.vacate(number)
+                if self._drafter is not None:
+                    self._drafter.leave(sequence, self._seen.pop(sequence.id, 0))
+        self._controller.lost(sequence)
         self._keys.pop(sequence.id, None)
         self._reach.pop(sequence.id, None)
 
     def _step(self, running: list[Sequence]) -> Round | None:
+        """Whatever breaks it off, Ctrl-C too, nothing stays on the device that the host does not know of."""
+        try:
+            return self._take(running)
+        except BaseException:
+            self._lanes, self._under_way, self._read = [], [], None
+            self._stepper.reset()
+            raise
+
+    def _take(self, running: list[Sequence]) -> Round | None:
         started = perf_counter()
         if self._can_take(running):
             if not self._under_way:
@@ -175,6 +191,8 @@ class Runahead:
         outcome = self._collect(launched)
         source = self._drafter.name if self._drafter else "none"
         going = {sequence.id for sequence in running}
+        if launched.length:
+            self._seen.update((s.id, len(s.tokens) - 1) for s in launched.lanes if s is not None)
         lanes = zip(launched.lanes, outcome.lanes, strict=True)
         judged = [_judged(s, lane, source) for s, lane in lanes if s is not None and s.id in going]
         # What the host drafts is weighed against these steps: both must be timed alike.
@@ -204,7 +222,7 @@ class Runahead:
     def _can_take(self, running: list[Sequence]) -> bool:
         # All lanes draft equally much, so they must be allowed to.
         alike = self._drafter is None or len({s.speculation.max_nodes for s in running}) <= 1
-        fit = self._stepper.limit(len(running)) >= 0
+        fit = self._stepper.limit(len(running)) >= 0 and max(len(s.tokens) for s in running) <= self._stepper.reach
         return fit and alike and all(steppable(s.params) and self.takes(s) for s in running)
 
     def _launch(self, running: list[Sequence]) -> None:
@@ -254,9 +272,12 @@ class Runahead:
     def _leave(self, running: list[Sequence]) -> None:
         """Nothing is under way: give the drafter back what of the lanes still runs."""
         going = {sequence.id for sequence in running}
+        if self._lanes:
+            self._stepper.settle(len(self._lanes))
         for number, sequence in enumerate(self._lanes):
             if self._drafter is not None and sequence is not None and sequence.id in going:
                 self._drafter.take_back(sequence, self._stepper.left(number))
+                self._seen.pop(sequence.id, None)
         if self._lanes:
             self._stepper.vacate()
         self._lanes = []

@@ -42,21 +42,28 @@ class Chains(Protocol):
         """The target has run the drafts, and nothing has been accepted yet; recorded with that."""
         ...
 
+    def settle(self, graphs: Graphs, lanes: int) -> None:
+        """The host takes over: run what cannot be told it."""
+        ...
+
     def left(self, number: int) -> Tensor | None:
         """What the host needs to draft on where the steps of a lane have ended."""
         ...
 
 
 class ModelChains:
-    def __init__(self, model: CudaDecoder, lanes: Lanes, chooser: Chooser) -> None:
+    def __init__(self, model: CudaDecoder, lanes: Lanes, vocab_size: int) -> None:
+        """`vocab_size`: the target's tokens that may be chosen; the model may have fewer."""
         self._network = model.network
         self._lanes = lanes
-        self._chooser = chooser
-        self._missed = 0
-        """Tokens that the model has not run, of any lane at most, but for those a draft begins with."""
+        self._chooser = Chooser(HEAD_ROWS, min(vocab_size, model.vocab_size), model.device)
+        self._behind = 0
+        """Tokens before the last that the model has not run, of any lane at most."""
+        self._plain = False
+        """Whether there are more of them than the two that a draft begins with."""
 
     def launches(self, lanes: int, length: int, sampled: bool) -> Iterator[tuple[Key, Launches]]:
-        yield ("missed", lanes), partial(self._catch_up, lanes)
+        yield ("behind", lanes), partial(self._catch_up, lanes)
         if length:
             yield ("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled)
 
@@ -73,18 +80,22 @@ class ModelChains:
         return None
 
     def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
-        if self._missed >= (1 if length else _most(lanes, self._network) - 1):
-            graphs.run(("missed", lanes), partial(self._catch_up, lanes))
-            self._missed = 0
+        if self._plain and (length or self._behind >= _most(lanes, self._network)):
+            self.settle(graphs, lanes)
         if length:
             graphs.run(("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled))
-        else:
-            self._missed += 1
+        self._behind = length + 1 if length else self._behind + 1
+        self._plain = not length
+
+    def settle(self, graphs: Graphs, lanes: int) -> None:
+        while self._behind > 0:
+            graphs.run(("behind", lanes), partial(self._catch_up, lanes))
+            self._behind -= _most(lanes, self._network)
+        self._behind, self._plain = 0, False
 
     def _catch_up(self, lanes: int) -> None:
-        """The tokens before the last; those it has run already give the same rows again."""
         count = _most(lanes, self._network)
-        self._lanes.place(self._network, DRAFT_SLOT, lanes, -count, count, wanted=1)
+        self._lanes.place_waiting(self._network, lanes, count)
         self._network.body(lanes * count, together=count > 2)
 
     def _chain(self, lanes: int, length: int, sampled: bool) -> None:
@@ -121,7 +132,7 @@ class HeadChains:
         most = _most(lanes, self._network)
         counts = self._counts.setdefault(lanes, {most})
         if not length:
-            yield ("absorb", lanes, most), partial(self._take_in, lanes, most)
+            yield ("wait", lanes, most), partial(self._take_in, lanes, most, leave=1)
             return
         counts.add(length + 1)
         for count in (length + 1, most):
@@ -157,31 +168,34 @@ class HeadChains:
         places = torch.arange(absorbed + gap, length) % self._ring.shape[1]
         return self._ring[number, places.to(self._ring.device)]
 
+    def settle(self, graphs: Graphs, lanes: int) -> None:
+        """The host is given what waits."""
+
     def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
         most = _most(lanes, self._network)
-        if not length and self._waiting < most:
+        while self._waiting > most or (not length and self._waiting == most > 1):
+            graphs.run(("wait", lanes, most), partial(self._take_in, lanes, most, leave=1))
+            self._waiting = max(1, self._waiting - most)
+        if not length:
             self._waiting += 1
             return
         counts = self._counts.get(lanes, ())
         count = min((count for count in counts if count >= self._waiting), default=self._waiting)
-        if length:
-            graphs.run(("absorb", lanes, count, sampled), partial(self._absorb, lanes, count, sampled))
-        else:
-            graphs.run(("absorb", lanes, count), partial(self._take_in, lanes, count))
+        graphs.run(("absorb", lanes, count, sampled), partial(self._absorb, lanes, count, sampled))
         if length > 1:
             graphs.run(("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled))
         self._waiting = length + 1
 
-    def _take_in(self, lanes: int, count: int) -> None:
-        """Run all that waits, at most `count` rows a lane."""
-        network = self._network
-        self._lanes.place_waiting(network, lanes, count, self._ring.shape[1], self._index, self._last)
+    def _take_in(self, lanes: int, count: int, leave: int) -> None:
+        """Run what waits, at most `count` rows a lane."""
+        network, ring = self._network, self._ring.shape[1]
+        self._lanes.place_waiting(network, lanes, count, leave, self._index, self._last, ring)
         network.fuse(lanes * count, self._ring, self._index)
         network.run(lanes * count, count > 2, network.given)
 
     def _absorb(self, lanes: int, count: int, sampled: bool) -> None:
         """The last token's row gives the first draft."""
-        self._take_in(lanes, count)
+        self._take_in(lanes, count, leave=0)
         self._choose(lanes, 0, sampled)
 
     def _chain(self, lanes: int, length: int, sampled: bool) -> None:

@@ -71,6 +71,7 @@ class Chooser:
         pick_left_kernel[(rows,)](
             logits,
             peaks,
+            self._which[0],
             words,
             numbers,
             self._ids,

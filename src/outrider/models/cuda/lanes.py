@@ -150,6 +150,7 @@ class Lanes:
             wanted,
             self.capacity,
             self._spare[slot],
+            network.tokens,
             SLOT=slot,
             HEAD=head,
             LONGEST=MAX_LENGTH,
@@ -159,9 +160,19 @@ class Lanes:
             num_warps=1,
         )
 
-    def place_waiting(self, network: Network, lanes: int, count: int, ring: int, index: Tensor, last: Tensor) -> None:
-        """Describe a head's rows of what waits for it, `count` per lane: `index` gets where their features are, `last`
-        where each lane's last row is. See `absorb_kernel`."""
+    def place_waiting(
+        self,
+        network: Network,
+        lanes: int,
+        count: int,
+        leave: int = 0,
+        index: Tensor | None = None,
+        last: Tensor | None = None,
+        ring: int = 1,
+    ) -> None:
+        """Describe the next rows of what waits for a draft model or, with `index`, for a head, at most `count` per lane
+        and all but the last `leave`: `index` gets where their features are, `last` where each lane's last row is. See
+        `absorb_kernel`."""
         steps.absorb_kernel[(lanes,)](
             self.records,
             self.numbers,
@@ -172,8 +183,11 @@ class Lanes:
             index,
             last,
             count,
+            leave,
             self.capacity,
             self._spare[DRAFT_SLOT],
+            network.tokens,
+            HEAD=index is not None,
             RING=ring,
             AHEAD=NOISE_AHEAD,
             STRIDE=STRIDE,

@@ -107,6 +107,8 @@ class Network:
         self.max_rows = max_rows
         self.capacity = capacity
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.tokens = weights.embedding.shape[0]
+        """Those that can be run."""
         self._pdl = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
 
         def room(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:

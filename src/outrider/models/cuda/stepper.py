@@ -36,11 +36,11 @@ _MEASURED = 5
 class DeviceStepper:
     """A `Stepper` for one target and, unless steps are plain, one draft model or head on the same device."""
 
-    max_length = MAX_LENGTH
     horizon = NOISE_AHEAD
 
     def __init__(self, target: CudaDecoder, draft: CudaDecoder | CudaHead | None, vocab_size: int) -> None:
         self._target = target.network
+        self.reach = min(target.max_context, draft.max_context) if draft else target.max_context
         lanes = bucket(target.max_batch)
         device = target.device
         spares = target.max_batch, draft.max_batch if draft else 0
@@ -51,9 +51,11 @@ class DeviceStepper:
         if isinstance(draft, CudaHead):
             self._chains = HeadChains(draft, self._board, vocab_size)
         elif draft is not None:
-            self._chains = ModelChains(draft, self._board, self._chooser)
+            self._chains = ModelChains(draft, self._board, vocab_size)
         self._graphs = Graphs(device)
-        self._results = [Result(self._board.out, device) for _ in range(3)]
+        self._all_results = tuple(Result(self._board.out, device) for _ in range(3))
+        self._results = list(self._all_results)
+        """Those that are free."""
         self._under_way: list[Result] = []
         self._seconds: dict[int, dict[int, float]] = {}
         """By bucket of lanes: what steps of each length prepared take."""
@@ -141,6 +143,16 @@ class DeviceStepper:
         result = self._under_way.pop(0)
         self._results.append(result)
         return result.read()
+
+    @torch.inference_mode()
+    def reset(self) -> None:
+        self._results, self._under_way = list(self._all_results), []
+        self._board.clear()
+
+    @torch.inference_mode()
+    def settle(self, lanes: int) -> None:
+        if self._chains is not None:
+            self._chains.settle(self._graphs, bucket(lanes))
 
     @torch.inference_mode()
     def left(self, number: int) -> Tensor | None:

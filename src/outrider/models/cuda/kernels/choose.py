@@ -131,12 +131,12 @@ def mass_kernel(
 
 @triton.jit
 def _best(best_ptr, which_ptr, row, blocks, BLOCKS: tl.constexpr):
-    """The column of a row's largest score, the lowest one on ties."""
+    """The column of a row's largest score, the lowest one on ties; -1 where nothing is possible."""
     block = tl.arange(0, BLOCKS)
     best = tl.load(best_ptr + row * blocks + block, mask=block < blocks, other=float("-inf"))
     which = tl.load(which_ptr + row * blocks + block, mask=block < blocks, other=1 << 30)
     top = tl.max(best, axis=0)
-    return tl.min(tl.where(best == top, which, 1 << 30), axis=0)
+    return tl.where(top > float("-inf"), tl.min(tl.where(best == top, which, 1 << 30), axis=0), -1)
 
 
 @triton.jit(do_not_specialize=["stride", "blocks"])
@@ -160,6 +160,7 @@ def pick_kernel(
 def pick_left_kernel(
     logits_ptr,
     peaks_ptr,
+    peak_which_ptr,
     words_ptr,
     numbers_ptr,
     ids_ptr,
@@ -184,8 +185,12 @@ def pick_left_kernel(
     peak = tl.max(peaks, axis=0)
     temperature, top_p = tl.load(numbers_ptr + row * 4), tl.load(numbers_ptr + row * 4 + 1)
     log_min_p = tl.load(numbers_ptr + row * 4 + 2)
-    chosen = _best(best_ptr, which_ptr, row, blocks, BLOCKS)
-    looking = (temperature > 0) & ((top_p < 1) | (log_min_p > float("-inf"))) & (peak < float("inf"))
+    finite = (peak > float("-inf")) & (peak < float("inf"))
+    if temperature > 0:
+        chosen = _best(best_ptr, which_ptr, row, blocks, BLOCKS)
+    else:
+        chosen = _best(peaks_ptr, peak_which_ptr, row, blocks, BLOCKS)
+    looking = (temperature > 0) & ((top_p < 1) | (log_min_p > float("-inf"))) & finite
     weight = tl.full([], 1.0, tl.float64)
     need = tl.full([], 1, tl.int64)
     if looking & (top_p < 1):
@@ -217,8 +222,7 @@ def pick_left_kernel(
                 chosen = tl.where(best > top, block * BLOCK + which, chosen)
                 top = tl.maximum(best, top)
                 block = tl.min(tl.where((peaks > floor) & (others > block), others, BLOCKS), axis=0)
-    if peak == float("inf"):
-        chosen = tl.full([], -1, tl.int32)
+    chosen = tl.where((temperature > 0) & (finite == 0), -1, chosen)
     if ids_ptr is not None:
         chosen = tl.where(chosen < 0, -1, tl.load(ids_ptr + tl.maximum(chosen, 0)))
     tl.store(chosen_ptr + row * chosen_stride, chosen)

@@ -21,7 +21,7 @@ NUMBERS = tl.constexpr(8)
 WORDS = tl.constexpr(16)
 
 
-@triton.jit(do_not_specialize=["start", "count", "wanted", "capacity", "spare"])
+@triton.jit(do_not_specialize=["start", "count", "wanted", "capacity", "spare", "vocab"])
 def place_kernel(
     lanes_ptr,  # int32 [lanes, STRIDE]
     numbers_ptr,  # the same as fp64
@@ -40,6 +40,7 @@ def place_kernel(
     wanted,
     capacity,
     spare,
+    vocab,
     SLOT: tl.constexpr,
     HEAD: tl.constexpr,
     LONGEST: tl.constexpr,
@@ -49,7 +50,8 @@ def place_kernel(
 ):
     """Rows of one lane: `count` tokens from `start` on, counted from its last token (drafts follow it), the last
     `wanted` of which are asked for logits. Those of tokens that are not known here go to the spare slot. A HEAD's stand
-    one position before their place in the text, and as many more as it lacks."""
+    one position before their place in the text, and as many more as it lacks. A draft model that begins before the last
+    token has then run all before it."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     real = i < count
@@ -62,10 +64,14 @@ def place_kernel(
     position = place
     if HEAD:
         position -= 1 + tl.load(state + GAP)
+    elif SLOT == DRAFT_SLOT:
+        tl.store(state + ABSORBED, tl.load(state + LENGTH), mask=start < 0)
     known &= position >= 0
     position = tl.maximum(position, 0)
     row = lane * count + i
-    tl.store(tokens_ptr + row, tl.where(offset > 0, drafted, written), mask=real)
+    # A drafter whose scores are not numbers drafts anything, and one that lacks a token of the text takes another.
+    token = tl.where(offset > 0, tl.maximum(drafted, 0), written)
+    tl.store(tokens_ptr + row, tl.minimum(token, vocab - 1), mask=real)
     tl.store(slots_ptr + row, tl.where(known, tl.load(state + SLOT), spare), mask=real)
     tl.store(positions_ptr + row, position, mask=real)
     tl.store(indices_ptr + row, position, mask=real)
@@ -83,7 +89,7 @@ def place_kernel(
         tl.store(row_numbers_ptr + at * 4 + which, number, mask=is_asked)
 
 
-@triton.jit(do_not_specialize=["count", "capacity", "spare"])
+@triton.jit(do_not_specialize=["count", "leave", "capacity", "spare", "vocab"])
 def absorb_kernel(
     lanes_ptr,  # as in `place_kernel`
     numbers_ptr,
@@ -96,38 +102,47 @@ def absorb_kernel(
     wanted_ptr,
     row_words_ptr,
     row_numbers_ptr,
-    index_ptr,  # int32 [rows]: where each row's features wait
-    last_ptr,  # int32 [lanes]: the row of the lane's last token
+    index_ptr,  # HEAD: int32 [rows]: where each row's features wait
+    last_ptr,  # HEAD: int32 [lanes]: the row of the lane's last token, where all is taken
     count,
+    leave,
     capacity,
     spare,
+    vocab,
+    HEAD: tl.constexpr,
     RING: tl.constexpr,
     AHEAD: tl.constexpr,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A head's rows of all that waits for it, `count` per lane, which is at least as many: those beyond lie behind the
-    last one's, where the next rows are written over them."""
+    """The next rows of what waits for a drafter, at most `count` per lane and all but the last `leave`: of a HEAD,
+    whose row of a token stands where the one before does, and as many more as it lacks; or of a draft model, up to the
+    token before the last. Rows beyond go to the spare slot."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     real = i < count
     state = lanes_ptr + lane * STRIDE
     length, absorbed, gap = tl.load(state + LENGTH), tl.load(state + ABSORBED), tl.load(state + GAP)
-    waiting = length - gap - absorbed
-    place = length - waiting + i  # of the features; the token is the one after
-    token = tl.load(text_ptr + lane * capacity + place + 1, mask=real & (i < waiting), other=0)
+    taken = tl.maximum(tl.minimum(length - gap - absorbed - leave, count), 0)
+    waits = real & (i < taken)
+    place = absorbed + gap + i  # of the features; a head's token is the one after
+    after = 0
+    if HEAD:
+        after = 1
+    token = tl.load(text_ptr + lane * capacity + place + after, mask=waits, other=0)
     row = lane * count + i
-    tl.store(tokens_ptr + row, token, mask=real)
-    # Nothing was before the first token: a lane that has no more waits with no row at all.
-    tl.store(slots_ptr + row, tl.where(waiting > 0, tl.load(state + DRAFT_SLOT), spare), mask=real)
-    tl.store(positions_ptr + row, absorbed + i, mask=real)
-    tl.store(indices_ptr + row, absorbed + i, mask=real)
-    tl.store(bases_ptr + row, absorbed + i + 1, mask=real)
-    tl.store(index_ptr + row, lane * RING + place % RING, mask=real)
-    last = lane * count + tl.maximum(waiting - 1, 0)
+    position = tl.where(waits, absorbed + i, 0)
+    tl.store(tokens_ptr + row, tl.minimum(token, vocab - 1), mask=real)
+    tl.store(slots_ptr + row, tl.where(waits, tl.load(state + DRAFT_SLOT), spare), mask=real)
+    tl.store(positions_ptr + row, position, mask=real)
+    tl.store(indices_ptr + row, position, mask=real)
+    tl.store(bases_ptr + row, position + 1, mask=real)
+    tl.store(state + ABSORBED, absorbed + taken)
+    last = lane * count + tl.maximum(taken - 1, 0)
     tl.store(wanted_ptr + lane, last)
-    tl.store(last_ptr + lane, last)
-    tl.store(state + ABSORBED, absorbed + waiting)
+    if HEAD:
+        tl.store(index_ptr + row, lane * RING + place % RING, mask=real)
+        tl.store(last_ptr + lane, last)
     key = tl.load(state + GENERATED) - tl.load(state + START)
     key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
     for word in tl.static_range(2):
@@ -175,7 +190,7 @@ def accept_kernel(
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     chosen = tl.load(chosen_ptr + lane * (length + 1) + i, mask=i <= length, other=-1)
-    draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=-2)
+    draft = tl.maximum(tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=0), 0)
     accepted = tl.min(tl.where((i < length) & (chosen == draft), WIDTH, i), axis=0)
     advance(lanes_ptr + lane * STRIDE, text_ptr + lane * capacity, chosen, i, accepted, spare)
     out = out_ptr + lane * (2 * LONGEST + 2)

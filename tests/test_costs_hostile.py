@@ -1,0 +1,100 @@
+"""A cost table in the cache that no machine can have measured: it is measured again, and nobody notices."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.control.auto import AutoLength
+from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.drafters.none import NoDrafter
+from outrider.engine.costs import Costs
+from outrider.types import Budget, Commit, Draft, Speculation
+
+LINES = ([0.001 * (1 + 0.02 * r) for r in ROWS], [0.001 * (1 + 0.03 * r) for r in ROWS])
+GOOD = CostTable(ROWS, (64, 1024), LINES, 0.0001, {"model": DraftCost(0.0001, 0.0001, 0.001)})
+N = len(ROWS)
+
+
+class Guesses:
+    name = "model"
+
+    def propose(self, sequences: Sequence[Any], budgets: Sequence[Budget]) -> list[Draft]:
+        return [
+            Draft([5] * b.nodes, range(-1, b.nodes - 1), [0.8 ** (k + 1) for k in range(b.nodes)], "model")
+            if b.nodes
+            else Draft()
+            for b in budgets
+        ]
+
+
+class Kept(Costs):
+    def _path(self, drafter: object) -> Path | None:
+        assert self._folder is not None
+        return self._folder / "table.json"
+
+
+def drafted(table: CostTable | None, requests: int) -> int:
+    controller, drafter = AutoLength(table=table), Guesses()
+    sequences: list[Any] = [
+        SimpleNamespace(id=i, tokens=[1, 2, 3], speculation=Speculation(), params=SimpleNamespace(verify="coupled"))
+        for i in range(requests)
+    ]
+    total = 0
+    for _ in range(60):
+        controller.pays(requests)
+        chosen: Any = drafter
+        drafts = controller.draft(chosen, sequences, True, [50] * requests)
+        total += sum(map(len, drafts))
+        commits = [
+            Commit(s, d, tuple(range(len(d))), (5,) * (len(d) + 1)) for s, d in zip(sequences, drafts, strict=True)
+        ]
+        controller.observe(commits, sum(len(d) + 1 for d in drafts), 0.001, 0.003)
+        assert controller.belief is None or controller.belief.why
+    return total
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"seconds": [[math.nan] * N] * 2},
+        {"seconds": [[math.inf] * N] * 2},
+        {"seconds": [[0.0] * N] * 2, "overhead": 0.0},
+        {"seconds": [[-1.0] * N] * 2},
+        {"seconds": [[1e308] * N] * 2, "overhead": 1e308},
+        {"overhead": -1.0},
+        {"rows": [1] * N},
+        {"rows": [1], "seconds": [[1.0], [1.0]]},
+        {"rows": list(ROWS)[::-1]},
+        {"drafting": {"model": {"fixed": "a", "per_level": "b"}}},
+        {"drafting": {"model": {"fixed": None, "per_level": None}}},
+        {"drafting": {"model": {"fixed": math.nan, "per_level": math.nan}}},
+    ],
+    ids=lambda change: " ".join(f"{name}={value}" for name, value in change.items())[:40] or "good",
+)
+def test_a_table_that_cannot_be_is_measured_again(change: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "table.json").write_text(json.dumps(json.loads(GOOD.to_json()) | change))
+    model: Any = SimpleNamespace(measure=lambda rows, context: 1.0, max_context=4096)
+    table = Kept(tmp_path, {}).load(model, NoDrafter())
+    assert (table is None) == bool(change)
+    for requests in (1, 3):
+        assert drafted(table, requests)
+
+
+def test_nested_too_deeply(tmp_path: Path) -> None:
+    (tmp_path / "table.json").write_text("[" * 100_000)
+    model: Any = SimpleNamespace(measure=lambda rows, context: 1.0, max_context=4096)
+    assert Kept(tmp_path, {}).load(model, NoDrafter()) is None
+
+
+def test_a_folder_in_the_tables_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "table.json").mkdir()
+    Kept(tmp_path, {})._save(NoDrafter(), GOOD)
+    assert [path.name for path in tmp_path.iterdir()] == ["table.json"]

@@ -1,0 +1,272 @@
+"""The engine around lanes: a draft model of a shorter context, scores that are no numbers, Ctrl-C."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import simulated
+from simulated import simulate
+from test_gpu_head import TARGET as SHAPE
+from test_gpu_head import VOCAB
+from test_lanes_any_order import CPU, DRAFT_SALT, decoder, drafters, expected, made
+
+from outrider.bench.shapes import random_weights
+from outrider.control.auto import AutoLength
+from outrider.control.controller import FixedLength
+from outrider.drafters.head import HeadDrafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.none import NoDrafter
+from outrider.engine.crew import Crew
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence
+from outrider.errors import ModelError
+from outrider.models.cuda.decoder import CudaDecoder
+from outrider.models.cuda.network import Network
+from outrider.sampling.params import SamplingParams
+
+
+def short_draft(context: int) -> CudaDecoder:
+    weights = random_weights(SHAPE, CPU, torch.float32, seed=1)
+    draft = CudaDecoder.load(SHAPE, weights, torch.float32, CPU, max_batch=5, max_context=context)
+    network: Any = draft.network
+    network.salt, network.width = DRAFT_SALT, VOCAB
+    return draft
+
+
+def finished(engine: Engine, one: Sequence) -> list[int]:
+    engine.add(one)
+    while not one.finish_reason:
+        engine.step()
+    return one.tokens
+
+
+def test_a_prompt_longer_than_the_draft_models_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting ends there, on the host; on the device the request fails."""
+    simulate(monkeypatch)
+    target = decoder()
+    one = made(0, [i % VOCAB for i in range(40)], SamplingParams(temperature=0, max_tokens=6))
+    finished(Engine(target, ModelDrafter(short_draft(32)), FixedLength(2)), one)
+    assert one.tokens == expected(target, one)
+
+
+def test_a_text_that_outgrows_the_draft_models_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows beyond it would be written into somebody else's memory."""
+    simulate(monkeypatch)
+    monkeypatch.setattr("outrider.models.cuda.decoder.SLACK", 8)  # of 256: the same with 250 more tokens
+    target, draft = decoder(), short_draft(32)
+    one = made(0, [1, 2, 3], SamplingParams(temperature=0, max_tokens=60))
+    finished(Engine(target, ModelDrafter(draft), FixedLength(2)), one)
+    assert one.tokens == expected(target, one)
+
+
+class Reader:
+    begun = 0.0
+
+    def __init__(self, *sequences: Sequence) -> None:
+        self.sequences = sequences
+
+
+@pytest.mark.parametrize("kind", ["none", "model", "head"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_scores_that_are_not_numbers_end_one_request_only(
+    kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others keep their tokens, and the engine goes on."""
+    simulate(monkeypatch)
+    target = decoder()
+    mock = simulated.head
+
+    def broken(self: Any, count: int) -> None:
+        mock(self, count)
+        if self is target.network:
+            for i, row in enumerate(self.tables.wanted[:count].tolist()):
+                if self.tables.slots[row] == bad_slot() and self.tables.positions[row] >= 6:
+                    self.logits[i, 3] = np.nan
+
+    monkeypatch.setattr(Network, "head", broken)
+    engine = Engine(target, drafters(kind, target), FixedLength(2))
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=12)
+    good, bad, more = (made(i, [1, 2, i], params) for i in range(3))
+    bad_slot = lambda: bad.slot  # noqa: E731
+    failed: list[tuple[Any, Exception]] = []
+    crew: Crew[Any] = Crew(
+        engine,
+        lambda reader, delivery: None,
+        lambda reader, why: failed.append((reader, why)),
+        lambda: made(99, [5], SamplingParams(temperature=0, max_tokens=1)),
+    )
+    readers = [Reader(one) for one in (good, bad, more)]
+    for reader in readers:
+        crew.add(reader)
+    for _ in range(60):
+        crew.step()
+    assert [reader for reader, _ in failed] == [readers[1]]
+    assert isinstance(failed[0][1], ModelError)
+    assert crew.idle
+    for one in (good, more):
+        assert one.tokens == expected(target, one)
+    late = made(7, [9, 9], params)
+    assert finished(engine, late) == expected(target, late)
+    assert engine.leaks() == []
+
+
+def test_lengths_of_steps_that_were_dropped_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that is sent back loses its steps under way: their lengths must go, or all that follow are held
+    against the wrong steps."""
+    simulate(monkeypatch)
+    controller = AutoLength(nodes=3)
+    target = decoder()
+    engine = Engine(target, drafters("model", target), controller)
+    monkeypatch.setattr(controller, "observe", timed(controller.observe))
+    one, two = (made(i, [i + 1, 2, 3], SamplingParams(temperature=0, max_tokens=25)) for i in range(2))
+    engine.add(one)
+    engine.add(two)
+    most = 0
+    for kv_tokens in [480, 480, 480, 10, 480, 480, 10, 480, 480]:
+        engine.scheduler.kv_tokens = kv_tokens
+        engine.step()
+        most = max([most, *(len(request.chain.issued) for request in controller._requests.values())])
+    assert engine._preemptions
+    assert most <= 2
+
+
+def timed(observe: Any) -> Any:
+    """The interpreter has no clock."""
+    return lambda commits, rows, draft, target: observe(commits, rows, draft or 0.001, target or 0.01)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_conversation_goes_on_with_a_whole_head(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second turn reuses the first's rows: on the host the head has one for each of its tokens."""
+    simulate(monkeypatch)
+    target = decoder()
+    drafter = drafters("head", target)
+    assert isinstance(drafter, HeadDrafter)
+    engine = Engine(target, drafter, FixedLength(2))
+    if not on_device:
+        engine.runahead = None
+    first = made(0, [1, 2, 3], SamplingParams(temperature=0, max_tokens=40))
+    finished(engine, first)
+    second = made(1, [*first.tokens, 4, 5], SamplingParams(temperature=0, max_tokens=10))
+    engine.add(second)
+    engine.step()
+    assert engine._places.reused > 30
+    assert drafter._held[1].dropped <= 3  # on the host the last one, whose row waits for a draft that never comes
+
+
+def test_a_heads_pass_has_room_for_all_that_waits_when_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is drafted for a while, then the batch grows: as from 32 requests to 33 with tables of 512 rows."""
+    simulate(monkeypatch)
+    target = decoder()
+    drafter = drafters("head", target)
+    assert isinstance(drafter, HeadDrafter)
+    network: Any = drafter.head
+    monkeypatch.setattr(network.network, "max_rows", 16)  # in proportion: from 2 lanes to 4
+    controller = FixedLength(0)
+    controller.away = False
+    monkeypatch.setattr(controller, "pays", lambda sequences: True)
+    engine = Engine(target, drafter, controller)
+    sequences = [made(i, [i + 1, 2], SamplingParams(temperature=0, max_tokens=20)) for i in range(3)]
+    for one in sequences[:2]:
+        engine.add(one)
+    while sequences[0].generated < 6:
+        engine.step()
+    engine.add(sequences[2])
+    while not engine.idle:
+        engine.step()
+    for one in sequences:
+        assert one.tokens == expected(target, one)
+
+
+def test_interrupted_launches_do_not_use_the_engine_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a step is being launched, as it is often: the next text is asked for as if nothing had been."""
+    simulate(monkeypatch)
+    target = decoder()
+    engine = Engine(target, NoDrafter(), FixedLength(0))
+    assert engine.runahead is not None
+    stepper: Any = engine.runahead._stepper
+    run, broken = stepper._run, [True]
+
+    def interrupted(*args: Any) -> None:
+        if broken[0]:
+            raise KeyboardInterrupt
+        run(*args)
+
+    monkeypatch.setattr(stepper, "_run", interrupted)
+    for number in range(3):
+        one = made(number, [1, 2, 3], SamplingParams(temperature=0, max_tokens=4))
+        engine.add(one)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        engine.remove(one)
+    broken[0] = False
+    last = made(9, [4, 5], SamplingParams(temperature=0, max_tokens=4))
+    assert finished(engine, last) == expected(target, last)
+
+
+@pytest.mark.parametrize("when", ["launch", "collect"])
+def test_a_step_that_was_launched_but_not_noted_gives_nobody_its_tokens(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between a launch (or a step taken from the list) and the note of it: outcomes are then one step off."""
+    simulate(monkeypatch)
+    target = decoder()
+    engine = Engine(target, NoDrafter(), FixedLength(0))
+    assert engine.runahead is not None
+    stepper: Any = engine.runahead._stepper
+    launch, collect = stepper.launch, stepper.collect
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(stepper, "launch", launch)
+        monkeypatch.setattr(stepper, "collect", collect)
+        if when == "launch":
+            launch(*args)
+        raise KeyboardInterrupt
+
+    one = made(0, [1, 2, 3], SamplingParams(temperature=0, max_tokens=8))
+    engine.add(one)
+    engine.step()
+    monkeypatch.setattr(stepper, when, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.remove(one)
+    last = made(9, [4, 5], SamplingParams(temperature=0, max_tokens=6))
+    assert finished(engine, last) == expected(target, last)
+
+
+def test_lanes_that_were_seated_but_not_noted_write_into_nobodys_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at the end of `seat`: those lanes go on, in slots that others are given."""
+    simulate(monkeypatch)
+    target = decoder()
+    engine = Engine(target, NoDrafter(), FixedLength(0))
+    assert engine.runahead is not None
+    stepper: Any = engine.runahead._stepper
+    seat = stepper.seat
+
+    def interrupted(lanes: Any) -> None:
+        monkeypatch.setattr(stepper, "seat", seat)
+        seat(lanes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stepper, "seat", interrupted)
+    gone = [made(i, [i, 2], SamplingParams(temperature=0, max_tokens=30)) for i in range(5)]
+    for one in gone:
+        engine.add(one)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    for one in gone:
+        engine.remove(one)
+    short, long = SamplingParams(temperature=0, max_tokens=3), SamplingParams(temperature=0, max_tokens=20)
+    later = [made(10 + i, [7, i], p) for i, p in enumerate((short, long, long))]
+    for one in later:
+        engine.add(one)
+    while not later[0].finish_reason:
+        engine.step()
+    last = made(20, [i * i % VOCAB for i in range(30)], SamplingParams(temperature=0, max_tokens=12))
+    assert finished(engine, last) == expected(target, last)
