@@ -9,7 +9,8 @@ from outrider.errors import InvalidRequest
 
 GRAMMAR = "greedy, tT (temperature, as in t0.7), tT-pP (top-p, as in t0.7-p0.9) or tT-kK (top-k, as in t0.7-k50)"
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?|\.\d{1,9}"
-_SAMPLED = re.compile(rf"t(?P<t>{_NUMBER})(?:-k(?P<k>\d{1, 9}))?(?:-p(?P<p>{_NUMBER}))?", re.ASCII)
+_WHOLE = r"\d{1,9}"
+_SAMPLED = re.compile(rf"t(?P<t>{_NUMBER})(?:-k(?P<k>{_WHOLE}))?(?:-p(?P<p>{_NUMBER}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ class AutoLength:
         self._best = 0.0
         """The likeliest node proposed in the last step."""
         self._away = False
+        self._on_device = False
+        """Whether a device drafts: it has no costs in the table."""
 
     # -- deciding
 
@@ -169,6 +171,7 @@ class AutoLength:
         return drafts
 
     def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
+        self._on_device = True
         requests = [self._request(s) for s in sequences]
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
@@ -266,6 +269,8 @@ class AutoLength:
         )
 
     def pays(self, sequences: int) -> bool:
+        if self._on_device:
+            return not self._silence.settled
         return self._paid is None or self._paid.pays(self._prices.efficiency, sequences)
 
     @property

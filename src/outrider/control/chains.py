@@ -21,6 +21,8 @@ LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """Those a device is asked for."""
 _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
+_WORTHWHILE = 1.01
+"""What a chain must bring, of plain steps' tokens a second: the drafter has prompts to read as well."""
 _LEVEL = 0.1
 """What a level is taken to cost, of a plain step, until something is measured."""
 
@@ -70,6 +72,8 @@ class Chains:
 
         lengths = [length for length in gained if not length or fair(length)]
         best = max(lengths, key=rate, default=0)
+        if best and rate(best) < _WORTHWHILE * len(states) / plain:
+            best = 0
         self._since_plain = self._since_plain + 1 if best and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else 0
         self._silence.step(best > 0)
@@ -94,8 +98,6 @@ class Chains:
             ledger.step(stretch, len(commit.tokens) - 1, stretch)
             if not length:
                 continue
-            right = len(commit.path)
-            hits = [1.0] * right + [0.0] * (length - right)
-            state.levels.observe(hits, hits[0])
+            state.levels.observe_hits(len(commit.path), length)
             if i == shared:
-                self._newcomers.observe(hits, hits[0])
+                self._newcomers.observe_hits(len(commit.path), length)

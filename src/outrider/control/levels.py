@@ -12,13 +12,11 @@ class Levels:
     """What each level of a drafter's drafts has lately brought a request. Levels beyond those drafted last are guessed
     from them, `ratio` of the one before: what improves is allowed more, step by step."""
 
-    __slots__ = ("_levels", "_rate", "_ratio", "_totals", "_weight")
+    __slots__ = ("_levels", "_rate", "_ratio", "_weight")
 
     def __init__(self, levels: Sequence[float], ratio: float, rate: float, weight: float) -> None:
         """What is believed at first counts like `weight` drafts; every draft counts for at least `rate`."""
         self._levels = list(levels)
-        self._totals: dict[int, float] = {}
-        """By levels: what all of them together are expected to bring, as far as it was asked since the last draft."""
         self._ratio = ratio
         self._rate = rate
         self._weight = weight
@@ -31,7 +29,6 @@ class Levels:
         """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
         rate = max(rate, self._rate, 1 / (self._weight + 1))
         self._weight += 1
-        self._totals.clear()
         before = self.expected(len(brought))
         self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
         self._ratio += rate * (min(first, 0.95) - self._ratio)
@@ -42,10 +39,26 @@ class Levels:
         return self._ratio
 
     def total(self, levels: int) -> float:
-        total = self._totals.get(levels)
-        if total is None:
-            total = self._totals[levels] = sum(self.expected(levels))
+        """What so many levels together are expected to bring."""
+        known = self._levels
+        if levels <= len(known):
+            return sum(known[:levels])
+        total, last = sum(known), known[-1] if known else 0.0
+        for _ in range(levels - len(known)):
+            last *= self._ratio
+            total += last
         return total
+
+    def observe_hits(self, right: int, count: int) -> None:
+        """As `observe`, of `count` levels of which the first `right` were."""
+        rate = max(self._rate, 1 / (self._weight + 1))
+        self._weight += 1
+        levels = self._levels
+        if len(levels) != count:
+            levels = self._levels = self.expected(count)
+        for level in range(count):
+            levels[level] += rate * ((level < right) - levels[level])
+        self._ratio += rate * ((0.95 if right else 0.0) - self._ratio)
 
     def expected(self, levels: int) -> list[float]:
         known = self._levels[:levels]

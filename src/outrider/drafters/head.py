@@ -241,18 +241,24 @@ class HeadDrafter:
         held.dropped += len(held.tokens) + count
         held.tokens, held.features = [], []
 
-    def _forget_old(self, held: _Held) -> None:
+    def _forget_old(self, held: _Held, most: int | None = None) -> None:
         """Of what waits, keep the last few."""
-        if len(held.tokens) > WAITING:
+        most = WAITING if most is None else most
+        if len(held.tokens) > most:
             if held.whole is None:
                 held.whole = self._head.length(held.slot)
-            held.drop(len(held.tokens) - WAITING)
+            held.drop(len(held.tokens) - most)
 
-    def hand_over(self, sequences: Sequence[SequenceView]) -> list[HandedOver]:
-        """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that."""
-        self._catch_up([self._held[sequence.id] for sequence in sequences])
+    def hand_over(self, sequences: Sequence[SequenceView], soon: bool) -> list[HandedOver]:
+        """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that; where
+        no drafts are expected, what waits before it is left out."""
+        all_held = [self._held[sequence.id] for sequence in sequences]
+        if soon:
+            self._catch_up(all_held)
         handed = []
-        for held in (self._held[sequence.id] for sequence in sequences):
+        for held in all_held:
+            self._drop_draft(held)
+            self._forget_old(held, most=1)
             handed.append(HandedOver(held.slot, joined(held.features)[0] if held.features else None, held.dropped))
             held.tokens, held.features = [], []
         return handed

@@ -124,7 +124,7 @@ class ModelDrafter:
         """Whether every draft is a single path."""
         return self._branching == 1
 
-    def hand_over(self, sequences: Sequence[SequenceView]) -> list[HandedOver]:
+    def hand_over(self, sequences: Sequence[SequenceView], soon: bool) -> list[HandedOver]:
         """Bring the caches up to all tokens but the last, for steps on the device."""
         for sequence in sequences:
             held = self._held[sequence.id]

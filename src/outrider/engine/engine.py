@@ -98,11 +98,11 @@ class Engine:
         pass; returns what each of those gained."""
         self._seat()
         prompts, running = self.scheduler.plan()
-        self._prefill(prompts)
+        prefilled = self._prefill(prompts)
         if not running:
             return []
         started = perf_counter()
-        step = (self.runahead and self.runahead.step(running, busy=bool(prompts))) or self._judge(running)
+        step = (self.runahead and self.runahead.step(running, prefilled)) or self._judge(running)
         why = self._why(running)
         chunks = [self._commit(judged, why) for judged in step.judged]
         commits = [
@@ -199,9 +199,9 @@ class Engine:
                 self.runahead.drop(sequence)
             self._places.leave(sequence)
 
-    def _prefill(self, prompts: list[tuple[Sequence, int]]) -> None:
+    def _prefill(self, prompts: list[tuple[Sequence, int]]) -> float:
         """Run the next rows of these sequences, in one pass. Every token but the last goes into the cache so; that one
-        is run by the first step, like any other."""
+        is run by the first step, like any other. Returns the seconds it took."""
         started = perf_counter()
         joining = [sequence for sequence in self.scheduler.running if sequence.missing]
         batch = []
@@ -217,6 +217,7 @@ class Engine:
         seconds = perf_counter() - started
         for sequence in joining:
             sequence.prefill_seconds += seconds
+        return seconds
 
     def _why(self, running: list[Sequence]) -> str:
         """Of this step's drafts, where somebody wants to know."""

@@ -58,7 +58,10 @@ class DeviceDrafter(Protocol):
 
     name: str
 
-    def hand_over(self, sequences: Several[SequenceView]) -> list[HandedOver]: ...
+    def hand_over(self, sequences: Several[SequenceView], soon: bool) -> list[HandedOver]:
+        """`soon`: whether drafts are expected for them."""
+        ...
+
     def take_back(self, sequence: SequenceView, features: Tensor | None) -> None: ...
     def leave(self, sequence: SequenceView, seen: int) -> None: ...
 
@@ -119,7 +122,9 @@ class Runahead:
         self._costs: dict[int, StepCosts] = {}
         """By the power of two that the lanes fill."""
         self._read: tuple[StepCosts, int, float] | None = None
-        """The step read last, by its costs and length, and when; None: more than steps has happened since."""
+        """The step read last, by its costs and length, and when; None: steps on the host came after it."""
+        self._elsewhere = 0.0
+        """Seconds since then that went into other things than steps: prompts, and newcomers."""
         self.takes: Callable[[SequenceView], bool] = lambda sequence: True
         """Whether a sequence's drafts are made here at all."""
 
@@ -139,11 +144,10 @@ class Runahead:
     def _lengths(self) -> Several[int]:
         return self._controller.lengths if self._drafter else (0,)
 
-    def step(self, running: list[Sequence], busy: bool = False) -> Round | None:
-        """The next step, or None: then nothing is under way and the host must take it. `busy`: prompts were run since
-        the last one."""
-        if busy:
-            self._read = None
+    def step(self, running: list[Sequence], prefilled: float = 0.0) -> Round | None:
+        """The next step, or None: then nothing is under way and the host must take it. `prefilled`: seconds that went
+        into prompts since the last one."""
+        self._elsewhere += prefilled
         if self._drafts_on_host and not self._under_way:
             return None
         return self._step(running)
@@ -203,9 +207,9 @@ class Runahead:
         """The step launched first; what it took is learned, and what the host needed for the one before."""
         if self._read is not None:
             costs, length, since = self._read
-            costs.observe_host(length, perf_counter() - since)
+            costs.observe_host(length, max(0.0, perf_counter() - since - self._elsewhere))
         outcome = self._stepper.collect()
-        self._read = None
+        self._read, self._elsewhere = None, 0.0
         if self._drafter is not None and (known := self._costs_of(len(launched.lanes))):
             if (device := outcome.draft_seconds + outcome.target_seconds) > 0:
                 known.observe(launched.length, device)
@@ -243,8 +247,10 @@ class Runahead:
         seated = {s.id for s in self._lanes if s is not None}
         newcomers = [s for s in running if s.id not in seated]
         if newcomers:
-            self._read = None
-            handed = self._drafter.hand_over(newcomers) if self._drafter else [HandedOver(0)] * len(newcomers)
+            started = perf_counter()
+            handed = [HandedOver(0)] * len(newcomers)
+            if self._drafter is not None:
+                handed = self._drafter.hand_over(newcomers, self._controller.pays(len(running)))
             empty = [number for number, s in enumerate(self._lanes) if s is None]
             more = range(len(self._lanes), len(self._lanes) + len(newcomers))
             numbers = [*empty, *more][: len(newcomers)]
@@ -257,6 +263,7 @@ class Runahead:
             )
             for number, s in zip(numbers, newcomers, strict=True):
                 self._lanes[number] = s
+            self._elsewhere += perf_counter() - started
         self._close_up(len(running))
 
     def _close_up(self, count: int) -> None:
