@@ -530,6 +530,14 @@ def test_until_costs_are_known_decoding_is_plain() -> None:
     assert any(map(any, ran.drafted[40:]))
 
 
+def test_a_pass_that_was_disturbed_does_not_make_wider_ones_dear() -> None:
+    """Twelve rows happen to take thrice as long, once."""
+    survey = Survey(Stopwatch(lambda rows, context: 0.001 * rows * (3 if rows == 12 else 1)), {}, 4096)
+    costs = survey.whole().pass_seconds(32, 64)
+    assert costs[16] == pytest.approx(0.016, rel=0.15)
+    assert costs[12] <= costs[16]
+
+
 def test_a_prediction_during_the_survey_pays_nobody() -> None:
     """What a head costs is not known yet: it is not asked, and what is assumed meanwhile does not stay."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import median
 from time import perf_counter
 
@@ -16,10 +17,11 @@ _NEAR, _FAR = 64, 1024
 _FAR_ROWS = (1, 4, 16)
 _LEVEL_ROWS = 4
 """Rows of a level of a draft."""
-_RESUME_ROWS = 32
-"""Rows that a drafter catches up with after a pause."""
-_TURNS = (max(ROWS), 8, 4)
-"""All is timed once, and passes of at most so many rows again, and again: wide ones take longer, and differ less."""
+_RESUME_ROWS, _SOME_ROWS = 32, 8
+"""Rows that a drafter catches up with after a pause; drawn straight through a level's and some more, which take less
+time to measure."""
+_AGAIN = 4
+"""All is timed once, and passes of at most so many rows again: wide ones take longer, and differ less."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -72,25 +74,26 @@ class Survey:
         return table
 
     def _all_pieces(self) -> Iterator[_Piece]:
-        pieces: list[_Piece] = [(self._target, rows, self._near) for rows in ROWS]
-        pieces += [(self._target, rows, self._far) for rows in _FAR_ROWS]
+        near: list[_Piece] = [(self._target, rows, self._near) for rows in ROWS]
         for drafter in self._drafters.values():
-            pieces += [(drafter, rows, self._near) for rows in (1, _LEVEL_ROWS, _RESUME_ROWS)]
-        for most in _TURNS:
-            yield from (piece for piece in pieces if piece[1] <= most)
+            near += [(drafter, rows, self._near) for rows in (1, _LEVEL_ROWS, _SOME_ROWS)]
+        yield from near
+        yield from ((self._target, rows, self._far) for rows in _FAR_ROWS)
+        yield from (piece for piece in near if piece[1] <= _AGAIN)
 
     def _table(self) -> CostTable:
         def of(model: Measurable, rows: int, context: int) -> float:
-            return median(self._samples[model, rows, context])
+            return min(self._samples[model, rows, context])  # what disturbs only ever takes longer
 
-        near = [of(self._target, rows, self._near) for rows in ROWS]
+        near = _undisturbed([of(self._target, rows, self._near) for rows in ROWS])
         added = [max(0.0, of(self._target, r, self._far) - near[ROWS.index(r)]) / r for r in _FAR_ROWS]
-        per_row = median(added)  # every row attends to its own past
-        far = [seconds + rows * per_row for rows, seconds in zip(ROWS, near, strict=True)]
-        drafting = {
-            name: DraftCost(*(of(drafter, rows, self._near) for rows in (1, _LEVEL_ROWS, _RESUME_ROWS)))
-            for name, drafter in self._drafters.items()
-        }
+        attending = median(added)  # every row attends to its own past
+        far = [seconds + rows * attending for rows, seconds in zip(ROWS, near, strict=True)]
+        drafting = {}
+        for name, drafter in self._drafters.items():
+            one, level, some = (of(drafter, rows, self._near) for rows in (1, _LEVEL_ROWS, _SOME_ROWS))
+            per_row = max(0.0, some - level) / (_SOME_ROWS - _LEVEL_ROWS)
+            drafting[name] = DraftCost(one, level, some + per_row * (_RESUME_ROWS - _SOME_ROWS))
         table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting)
         if not self._steps:
             return table
@@ -101,3 +104,8 @@ class Survey:
     def spread(self) -> float:
         """How far repetitions differ, in the median."""
         return median((max(s) - min(s)) / median(s) for s in self._samples.values() if len(s) > 1)
+
+
+def _undisturbed(line: Sequence[float]) -> list[float]:
+    """What takes longer than a wider pass was disturbed."""
+    return list(accumulate(reversed(line), min))[::-1]
