@@ -10,6 +10,7 @@ from collections.abc import Sequence as Several
 from dataclasses import replace
 from itertools import count
 
+import device_sequences
 import pytest
 import torch
 
@@ -26,7 +27,6 @@ from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
-from outrider.engine.text import TextStream
 from outrider.models.architecture import Architecture, LayerShape, Rope
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.head import CudaHead
@@ -35,7 +35,6 @@ from outrider.models.head.config import HeadConfig
 from outrider.models.head.load import place_head
 from outrider.models.head.weights import HeadWeights
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.types import ROOT, Drafter, Rows
 
@@ -145,17 +144,7 @@ def test_a_head_computes_what_the_pytorch_head_computes(layers: int, normed: boo
 
 
 def sequence(number: int, prompt: Several[int], params: SamplingParams) -> Sequence:
-    resolved = params.resolve({}, [], VOCAB)
-    return Sequence(
-        id=number,
-        tokens=list(prompt),
-        prompt_length=len(prompt),
-        params=resolved,
-        limit=resolved.max_tokens,
-        stream=TextStream(lambda token: b"x", resolved.stop, False),
-        history=History(list(prompt)),
-        keep_trace=True,
-    )
+    return device_sequences.made(number, prompt, params, VOCAB)
 
 
 PROMPTS = [[5, 6, 7], [3, 9], [10, 2, 10, 2]]

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Several
 from dataclasses import replace
 from itertools import count
 
+import device_sequences
 import pytest
 import torch
 
@@ -25,11 +26,9 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.router import router
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
-from outrider.engine.text import TextStream
 from outrider.models.architecture import Architecture, LayerShape, Rope
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.types import ROOT, Drafter, Rows, Speculation
 
@@ -134,16 +133,7 @@ def test_bits_do_not_depend_on_company(target: CudaDecoder) -> None:
 
 
 def sequence(number: int, prompt: Several[int], params: SamplingParams) -> Sequence:
-    resolved = params.resolve({}, [], VOCAB)
-    return Sequence(
-        id=number,
-        tokens=list(prompt),
-        prompt_length=len(prompt),
-        params=resolved,
-        limit=resolved.max_tokens,
-        stream=TextStream(lambda token: b"x", resolved.stop, False),
-        history=History(list(prompt)),
-    )
+    return device_sequences.made(number, prompt, params, VOCAB, trace=False)
 
 
 PROMPTS = [[5, 6, 7], [3], [80, 2, 80, 2]]

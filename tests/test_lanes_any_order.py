@@ -8,6 +8,7 @@ from collections.abc import Sequence as Several
 from dataclasses import replace
 from typing import Any
 
+import device_sequences
 import numpy as np
 import pytest
 import torch
@@ -92,17 +93,7 @@ def drafters(kind: str, target: CudaDecoder) -> Drafter:
 
 
 def made(number: int, prompt: list[int], params: SamplingParams) -> Sequence:
-    resolved = params.resolve({}, [], VOCAB)
-    return Sequence(
-        id=number,
-        tokens=list(prompt),
-        prompt_length=len(prompt),
-        params=resolved,
-        limit=min(resolved.max_tokens, CONTEXT - len(prompt)),
-        stream=TextStream(lambda token: b"x", resolved.stop, False),
-        history=History(list(prompt)),
-        keep_trace=True,
-    )
+    return device_sequences.made(number, prompt, params, VOCAB, context=CONTEXT)
 
 
 def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str) -> Sequence:

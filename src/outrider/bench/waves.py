@@ -60,7 +60,9 @@ def parse_concurrency(text: str) -> list[int]:
     pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
     bad = [piece[:20] for piece in pieces if not (_WHOLE.fullmatch(piece) and int(piece))]
     if bad or not pieces:
-        wrong = f"{bad[0]!r} is no whole number from 1 on" if bad else "give at least one number"
+        wrong = (
+            f"{bad[0]!r} is no whole number from 1 on, of at most nine digits" if bad else "give at least one number"
+        )
         raise InvalidRequest(f"concurrency: {wrong}; write how many requests are in flight, as in 1,4,16")
     numbers = [int(piece) for piece in pieces]
     twice = [number for i, number in enumerate(numbers) if number in numbers[:i]]
