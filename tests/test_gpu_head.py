@@ -294,6 +294,7 @@ def test_trees_through_the_host(target: CudaDecoder, head: CudaHead, plain: list
 def test_padding_ids_are_never_drafted(target: CudaDecoder) -> None:
     """A head grown with its target has columns for tokens beyond the ones that may be chosen."""
     wide = loud_head(padding=5)
+    target.tap(wide.config.taps)
     padded = target.head(wide.config, HeadWeights.of(wide.config, wide.tensors, DEVICE, DTYPE))
     found = [
         drafted(run(target, HeadDrafter(padded, VOCAB), FixedLength(2), on_device=on_device, lanes=1))
