@@ -28,6 +28,8 @@ from outrider.models.checkpoints.checkpoint import Checkpoint
 ROOT = Path(__file__).parents[1]
 OUTRIDER = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
 PROMPT = "One two three four five. One two three four five. One two three"
+DRAFTED = ["--raw", "--temperature", "0", "--draft-length", "4"]
+"""Drafts of PROMPT are made, and good, whether or not they pay on this machine."""
 FIELDS = {
     *("text", "token_ids", "finish_reason", "seconds", "tokens_per_second", "steps", "drafted", "accepted"),
     *("mean_acceptance_length", "drafter", "model", "prompt_tokens", "seed"),
@@ -215,7 +217,7 @@ def test_models_list_and_path(default_checkpoint: Checkpoint) -> None:
 
 
 def test_json_has_every_field_and_streams_nothing_else(default_checkpoint: Checkpoint) -> None:
-    result = generate(PROMPT, "--raw", "--compare", "--trace", "--logprobs", "2", "--temperature", "0")
+    result = generate(PROMPT, *DRAFTED, "--compare", "--trace", "--logprobs", "2")
     assert set(result) >= FIELDS | {"plain", "identical", "trace", "logprobs", "origins"}
     assert set(result["plain"]) >= FIELDS
     assert result["identical"] is True
@@ -240,7 +242,7 @@ def test_sampled_text_is_plain_decoding_s_too() -> None:
 
 
 def test_text_goes_to_stdout_and_the_rest_to_stderr() -> None:
-    done = outrider("generate", PROMPT, "--raw", "--max-tokens", "8", "--temperature", "0", "--trace", "--compare")
+    done = outrider("generate", PROMPT, *DRAFTED, "--max-tokens", "8", "--trace", "--compare")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(" four five.")
     assert "\x1b" not in done.stdout + done.stderr
