@@ -19,7 +19,7 @@ from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.library import KERNELS
+from outrider.models.native.library import kernels_here
 from outrider.models.precision import BF16, FP32, INT8, Precision
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import ROOT, LanguageModel, Rows
@@ -157,7 +157,7 @@ def test_threads_do_not_change_bits(cut_checkpoint: Checkpoint, precision: Preci
 
 
 @pytest.mark.parametrize("precision", [BF16, INT8, FP32], ids=lambda precision: precision.name)
-@pytest.mark.parametrize("kernels", KERNELS[:3])
+@pytest.mark.parametrize("kernels", kernels_here())
 def test_every_instruction_set(cut_checkpoint: Checkpoint, precision: Precision, kernels: str) -> None:
     """CPUs without AMX, AVX-512 or AVX2: chain and tree against one by one."""
     decoder = native(cut_checkpoint, precision, kernels=kernels)

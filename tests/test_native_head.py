@@ -18,7 +18,7 @@ from outrider.models.head.torch_head import TorchHead
 from outrider.models.head.weights import HeadWeights, target_ids
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.head import NativeHead
-from outrider.models.native.library import KERNELS
+from outrider.models.native.library import kernels_here
 from outrider.models.precision import BF16, FP32, INT8, Precision
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.noise import Key, gumbel_at, row_key
@@ -125,7 +125,7 @@ def test_like_the_pytorch_head(name: str, norm: bool, layers: int) -> None:
     close(a.states, b.states)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", kernels_here())
 @pytest.mark.parametrize("precision", [FP32, BF16, INT8], ids=lambda precision: precision.name)
 def test_int8_is_near(precision: Precision, kernels: str) -> None:
     """As placed beside any target: the embedding is read as that stores it."""
@@ -143,7 +143,7 @@ def test_int8_is_near(precision: Precision, kernels: str) -> None:
     assert float((a.logits.argmax(-1) == b.logits.argmax(-1)).float().mean()) > 0.8
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", kernels_here())
 def test_rows_do_not_depend_on_company(kernels: str) -> None:
     """One by one against together, in a batch and among decoys, bit for bit, states included."""
     target = native_target(precision=BF16, kernels=kernels)
@@ -171,7 +171,7 @@ def test_rows_do_not_depend_on_company(kernels: str) -> None:
     assert torch.equal(after.logits, logits[36:])
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", kernels_here())
 def test_outliers_in_the_features_leave_the_rest_of_them(kernels: str) -> None:
     """Hidden states have a few dimensions hundreds of times as large as the others: one int8 scale would round the
     others to nothing. Within 3% of the head in fp32."""
@@ -186,20 +186,7 @@ def test_outliers_in_the_features_leave_the_rest_of_them(kernels: str) -> None:
         assert float((x - y).norm() / y.norm()) < 0.03
 
 
-@pytest.mark.parametrize("count", [1, 4, 5, 9, 40])
-def test_integer_kernels_agree_to_the_bit(count: int) -> None:
-    """Few rows and many, vector and tile instructions: integer sums are exact. (One kernel on a CPU without tiles.)"""
-    features = torch.randn(count, 3 * 48, generator=torch.Generator().manual_seed(11))
-    outputs = []
-    for kernels in ("vnni", "amx"):
-        target = native_target(kernels=kernels)
-        head = place_head(head_for(target, 2), target)
-        outputs.append(head.forward([Rows.chain(head.open(), range(count))], features=features))
-    assert torch.equal(outputs[0].logits, outputs[1].logits)
-    assert torch.equal(outputs[0].states, outputs[1].states)
-
-
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", kernels_here())
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_ranking_is_what_the_logits_say(kernels: str, temperature: float) -> None:
     """The best tokens, their probabilities, and the best under the target's noise; greedy and sampled rows together."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from integers import narrowed
 from test_decoder import SMALL
 from tiny_head import config_of, random_head
 from torch import Tensor
@@ -18,7 +19,7 @@ from outrider.models.head.weights import HeadWeights
 from outrider.models.native import head as native_head
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.head import NativeHead
-from outrider.models.native.library import KERNELS, library
+from outrider.models.native.library import kernels_here
 from outrider.models.native.screen import coded
 from outrider.models.precision import FP32
 from outrider.sampling.noise import Key, gumbel_at, row_key
@@ -28,11 +29,6 @@ DRAFT_VOCAB = 2900  # not whole pairs of panels
 PAIR, SCREENED = 32, 32
 FEATURES = torch.randn(40, 144, generator=torch.Generator().manual_seed(1))
 
-compiled = library()
-pytestmark = pytest.mark.skipif(
-    compiled is None or compiled.outrider_kernels() < KERNELS.index("vnni"), reason="integers are not multiplied here"
-)
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:
@@ -40,7 +36,7 @@ def model() -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL | {"vocab_size": 5000})).float()
 
 
-def target_of(model: Any, kernels: str = "amx", threads: int = 2) -> NativeDecoder:
+def target_of(model: Any, kernels: str | None = None, threads: int = 2) -> NativeDecoder:
     architecture = Architecture.from_config(model.config.to_dict())
     tensors = ((name, tensor.float()) for name, tensor in model.state_dict().items())
     return NativeDecoder.load(
@@ -71,22 +67,18 @@ def placed(checkpoint: HeadCheckpoint, target: NativeDecoder) -> NativeHead:
     return head
 
 
-def rounded(x: Tensor) -> Tensor:
-    """To int8 per row, and back."""
-    unit = x.abs().amax(dim=1, keepdim=True) / 127
-    return (x / unit).round() * unit
-
-
 def screened_logits(checkpoint: HeadCheckpoint, states: Tensor) -> Tensor:
     weights = HeadWeights.of(checkpoint.config, checkpoint.tensors, states.device, None)
     assert weights.lm_head.scales is not None
     narrow = coded(weights.lm_head.values, weights.lm_head.scales)
     eps = checkpoint.config.architecture.norm_eps
     x = states * torch.rsqrt(states.square().mean(1, keepdim=True) + eps) * weights.norm
-    return rounded(x * narrow.stretch) @ ((narrow.wide() - narrow.mean) / narrow.stretch).T + (x @ narrow.mean)[:, None]
+    return (
+        narrowed(x * narrow.stretch) @ ((narrow.wide() - narrow.mean) / narrow.stretch).T + (x @ narrow.mean)[:, None]
+    )
 
 
-@pytest.mark.parametrize("kernels", ["vnni", "amx"])
+@pytest.mark.parametrize("kernels", kernels_here())
 @pytest.mark.parametrize("count", [1, 3, 8, 9, 40])
 def test_the_likeliest_are_those_of_int8_and_the_others_near(
     model: Any, checkpoint: HeadCheckpoint, monkeypatch: pytest.MonkeyPatch, kernels: str, count: int
@@ -108,11 +100,11 @@ def test_the_likeliest_are_those_of_int8_and_the_others_near(
     assert torch.equal(found.logits.argmax(1), whole.logits.argmax(1))
 
 
-@pytest.mark.parametrize("kernels", ["vnni", "amx"])
+@pytest.mark.parametrize("kernels", kernels_here())
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_same_bits_in_any_company(model: Any, checkpoint: HeadCheckpoint, kernels: str, threads: int) -> None:
     """Alone and among others, whichever kernel, however many threads."""
-    together = outcome(placed(checkpoint, target_of(model, "vnni")), 40)
+    together = outcome(placed(checkpoint, target_of(model, "base")), 40)
     head = placed(checkpoint, target_of(model, kernels, threads))
     for count in (1, 7, 8, 9, 40):
         found = outcome(head, count)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
     """`compute` is the dtype of activations and cache. `weights` is that of the matrices, embeddings included; int8
-    means one scale per output channel, and such a model is a target of its own: exactness is relative to it. Norms,
-    biases, scales and sums are fp32 in every format."""
+    means a scale for every `BLOCK` weights of an output channel, inputs rounded to int8 too (native/gemm_int8.h), and
+    such a model is a target of its own: exactness is relative to it. Norms, biases and sums are fp32 in every format."""
 
     name: str
     compute: torch.dtype
@@ -37,13 +38,32 @@ INT8 = Precision("int8", torch.bfloat16, torch.int8)
 PRECISIONS: Mapping[str, Precision] = {precision.name: precision for precision in (BF16, FP16, FP32, INT8)}
 
 
+BLOCK = 128
+"""Neighbouring weights of an output channel that share a scale (`BLOCK` of native/gemm_int8.h)."""
+
+
+def blocks(inputs: int) -> int:
+    return -(-inputs // BLOCK)
+
+
 def quantise(weight: Tensor, values: Tensor, scales: Tensor) -> None:
-    """weight [out, in] ≈ values * scales[:, None], symmetric: the largest of a row becomes ±127."""
-    torch.div(weight.abs().amax(dim=1), 127.0, out=scales)
-    scales.masked_fill_(scales == 0, 1.0)  # a row of zeros
-    parts = (torch.split(tensor, _ROWS) for tensor in (weight, values, scales))
-    for part, into, scale in zip(*parts, strict=True):
-        into.copy_(torch.round(part / scale[:, None]).clamp_(-127, 127))
+    """weight [out, in] ≈ values * scales[out, blocks], symmetric: the largest of a block is at most ±127. Scales
+    are fp32 that are whole in bf16, which is how they are stored."""
+    for part, into, scale in zip(*(torch.split(t, _ROWS) for t in (weight, values, scales)), strict=True):
+        missing = -part.shape[1] % BLOCK
+        wide = pad(part, (0, missing)) if missing else part
+        wide = wide.reshape(len(part), -1, BLOCK)
+        bits = (wide.abs().amax(dim=2) / 127.0).float().view(torch.int32)
+        scale.copy_(((bits + 0xFFFF) & ~0xFFFF).view(torch.float32))  # rounded up, so that no value passes 127
+        scale.masked_fill_(scale == 0, 1.0)  # of zeros alone
+        into.copy_(torch.round(wide / scale[:, :, None]).flatten(1)[:, : part.shape[1]])
+
+
+def dequantised(values: Tensor, scales: Tensor) -> Tensor:
+    """fp32 [out, in] of int8 values and a scale per channel or per block of one."""
+    if scales.dim() == 1:
+        return values.float() * scales[:, None]
+    return values.float() * scales.repeat_interleave(BLOCK, dim=1)[:, : values.shape[1]]
 
 
 _ROWS = 1024

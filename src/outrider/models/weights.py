@@ -15,12 +15,13 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.models.architecture import Architecture
 from outrider.models.memory import give_back, lazy_zeros
-from outrider.models.precision import quantise
+from outrider.models.precision import blocks, quantise
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. Linear weights are [out, in] in the dtype asked for; norms, biases and scales are fp32."""
+    """One layer. Linear weights are [out, in] in the dtype asked for; norms and biases are fp32,
+    and so are scales, [out, blocks] of an int8 one (`quantise`)."""
 
     qkv: Tensor
     o: Tensor
@@ -61,7 +62,7 @@ class DecoderWeights(Generic[L]):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a checkpoint tensor goes: itself, or quantised with a scale per row."""
+    """Where a checkpoint tensor goes: itself, or quantised."""
 
     values: Tensor
     scales: Tensor | None = None
@@ -94,7 +95,7 @@ def load_weights(
 ) -> DecoderWeights[L]:
     """Gather checkpoint tensors under their Hugging Face names; a missing or misshapen one is a `ModelError`.
 
-    Matrices become `dtype`; int8 means quantised as they come, with a scale per output channel.
+    Matrices become `dtype`; int8 means quantised as they come.
     `finish` turns a layer into the decoder's form as soon as it is complete, so that a decoder that repacks its weights
     never holds them twice.
     """
@@ -142,7 +143,8 @@ def _allocate(
 
     def matrix(rows: int, columns: int) -> _Matrix:
         values = lazy_zeros((rows, columns), dtype, device)
-        return _Matrix(values, vector(rows) if dtype == torch.int8 else None)
+        scales = torch.empty(rows, blocks(columns), device=device) if dtype == torch.int8 else None
+        return _Matrix(values, scales)
 
     embedding = matrix(a.vocab_size, a.hidden)
     head = embedding if a.tied else matrix(a.vocab_size, a.hidden)

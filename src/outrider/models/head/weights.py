@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.errors import DrafterError
 from outrider.models.head.config import HeadConfig
-from outrider.models.precision import quantise
+from outrider.models.precision import blocks, dequantised, quantise
 from outrider.models.weights import LayerWeights
 
 SCALES = ".scales"
@@ -19,7 +19,7 @@ SCALES = ".scales"
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A matrix [out, in]: as it is, or int8 with a scale per row."""
+    """A matrix [out, in]: as it is, or int8 with a scale per row or per block of one (`quantise`)."""
 
     values: Tensor
     scales: Tensor | None = None
@@ -27,14 +27,15 @@ class Scaled:
     def wide(self, dtype: torch.dtype) -> Tensor:
         if self.scales is None:
             return self.values.to(dtype)
-        return (self.values.float() * self.scales[:, None]).to(dtype)
+        return dequantised(self.values, self.scales).to(dtype)
 
     def narrow(self) -> Scaled:
         """In int8."""
         if self.scales is not None:
             return self
         values = torch.empty(self.values.shape, dtype=torch.int8)
-        scales = torch.empty(self.values.shape[0], dtype=torch.float32)
+        rows, columns = self.values.shape
+        scales = torch.empty(rows, blocks(columns), dtype=torch.float32)
         quantise(self.values.float(), values, scales)
         return Scaled(values, scales)
 

@@ -5,8 +5,9 @@
 
 #include "pool.h"
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -23,42 +24,106 @@ static int have_amx(void) {
 static int have_amx(void) { return 0; }
 #endif
 
-/* The best instructions this CPU has, for Shape.kernels; also asks for leave to use them. */
-int outrider_kernels(void) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("x86-64-v4")) {
-        if (!__builtin_cpu_supports("avx512vnni")) return KERNELS_AVX512;
-        return have_amx() ? KERNELS_AMX : KERNELS_VNNI;
-    }
-    if (__builtin_cpu_supports("x86-64-v3")) return KERNELS_AVX2;
-#endif
-    return KERNELS_BASE;
+static int have_avxvnni(void) {
+    unsigned a = 0, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 
-static PassFunction pass_for(int kernels) {
-#if defined(__x86_64__)
-    if (kernels >= KERNELS_AVX512) return pass_v4;
-    if (kernels == KERNELS_AVX2) return pass_v3;
+/* Whether this CPU has the instructions; also asks for leave to use them. */
+int outrider_has(int kernels) {
+    __builtin_cpu_init();
+    const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                   __builtin_cpu_supports("avx512cd");
+    switch (kernels) {
+        case KERNELS_BASE: return 1;
+        case KERNELS_AVX2: return v3;
+        case KERNELS_AVXVNNI: return v3 && have_avxvnni();
+        case KERNELS_AVX512: return v4;
+        case KERNELS_VNNI: return v4 && __builtin_cpu_supports("avx512vnni");
+        case KERNELS_AMX: return v4 && __builtin_cpu_supports("avx512vnni") && have_amx();
+        default: return 0;
+    }
+}
+#elif defined(__aarch64__)
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static int feature(const char *name) {
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname(name, &has, &size, 0, 0) == 0 && has;
+}
+static int have_dotprod(void) { return feature("hw.optional.arm.FEAT_DotProd"); }
+static int have_i8mm(void) { return feature("hw.optional.arm.FEAT_I8MM") && feature("hw.optional.arm.FEAT_BF16"); }
+#elif defined(__linux__)
+#include <sys/auxv.h>
+
+static int have_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }
+static int have_i8mm(void) { return (getauxval(AT_HWCAP2) >> 13 & 1) && (getauxval(AT_HWCAP2) >> 14 & 1); }
+#else
+static int have_dotprod(void) { return 0; }
+static int have_i8mm(void) { return 0; }
 #endif
-    (void)kernels;
-    return pass_base;
+
+int outrider_has(int kernels) {
+    switch (kernels) {
+        case KERNELS_BASE: return 1;
+        case KERNELS_DOTPROD: return have_dotprod();
+        case KERNELS_I8MM: return have_dotprod() && have_i8mm();
+        default: return 0;
+    }
+}
+#else
+int outrider_has(int kernels) { return kernels == KERNELS_BASE; }
+#endif
+
+typedef struct {
+    PassFunction pass;
+    ProductFunction product;
+} Entries;
+
+#define ENTRIES(ISA) ((Entries){pass_##ISA, product_##ISA})
+static Entries entries(int kernels) {
+    switch (kernels) {
+#if defined(__x86_64__)
+        case KERNELS_AVX2: return ENTRIES(avx2);
+        case KERNELS_AVXVNNI: return ENTRIES(avxvnni);
+        case KERNELS_AVX512: return ENTRIES(avx512);
+        case KERNELS_VNNI:
+        case KERNELS_AMX: return ENTRIES(vnni);
+#elif defined(__aarch64__)
+        case KERNELS_DOTPROD: return ENTRIES(dotprod);
+        case KERNELS_I8MM: return ENTRIES(i8mm);
+#endif
+        default: return ENTRIES(base);
+    }
 }
 
 typedef struct {
-    PassFunction run;
     const Model *model;
-    const Pass *pass;
+    const void *what;
 } Job;
 
-static void run_job(const void *argument, int thread, int threads) {
+static void run_pass(const void *argument, int thread, int threads) {
     const Job *job = argument;
-    job->run(job->model, job->pass, thread, threads);
+    entries(job->model->shape.kernels).pass(job->model, job->what, thread, threads);
+}
+
+static void run_product(const void *argument, int thread, int threads) {
+    const Job *job = argument;
+    entries(job->model->shape.kernels).product(job->model, job->what, thread, threads);
 }
 
 void outrider_forward(const Model *m, const Pass *pass) {
-    Job job = {pass_for(m->shape.kernels), m, pass};
-    pool_run(run_job, &job, m->shape.threads);
+    Job job = {m, pass};
+    pool_run(run_pass, &job, m->shape.threads);
+}
+
+void outrider_product(const Model *m, const Product *product) {
+    Job job = {m, product};
+    pool_run(run_product, &job, m->shape.threads);
 }
 
 /* Move cache rows from[i] to to[i] of one slot, in order (see slots.py). */

@@ -8,25 +8,36 @@
 #define PANEL 16       /* output columns stored together */
 #define PANEL_PAIR 32  /* output columns computed together */
 #define ALONE_ROWS 8   /* see pass.h */
+#define MOST_ROWS 128  /* of a pass */
 
 typedef struct {
     int32_t layers, hidden, heads, kv_heads, head_dim;
     int32_t capacity;     /* positions per slot, a multiple of 16 */
     int32_t activation;   /* 0 silu, 1 gelu (tanh) */
-    int32_t bf16;         /* cache, matrix inputs and weights that are not int8: 1 bf16, 0 fp32 */
-    int32_t integers;     /* matrix inputs are fp32 instead, and multiplied in int8: see gemm_int8.h */
+    int32_t bf16;         /* cache, matrix inputs and weights: 1 bf16, 0 fp32 */
+    int32_t integers;     /* matrices are int8 instead and their inputs fp32, multiplied in int8: see gemm_int8.h */
     int32_t threads;
-    int32_t kernels;      /* which instructions to use, at most what outrider_kernels() says */
+    int32_t kernels;      /* which instructions to use, one that outrider_has() */
     float norm_eps, attention_scale, embed_scale;
 } Shape;
 
-enum { KERNELS_BASE, KERNELS_AVX2, KERNELS_AVX512, KERNELS_VNNI, KERNELS_AMX };
+enum {
+    KERNELS_BASE, /* what every CPU of the kind has: NEON on aarch64 */
+    KERNELS_AVX2,
+    KERNELS_AVXVNNI,
+    KERNELS_AVX512,
+    KERNELS_VNNI,
+    KERNELS_AMX,
+    KERNELS_DOTPROD,
+    KERNELS_I8MM,
+    KERNELS_COUNT
+};
 
 /* What finds the largest results of a product from fewer bytes: see gemm_screen.h. */
 typedef struct {
     const void *codes;     /* [columns, depth] in 4 bits, packed */
     const float *scales;   /* [columns] */
-    const uint8_t *levels; /* [16]: what a code stands for, + 128 */
+    const int8_t *levels;  /* [16]: what a code stands for */
     const float *stretch, *mean; /* [depth]: input j is multiplied by stretch[j]; mean[j] is in every column */
     float *largest;        /* workspace [rows, columns / PANEL_PAIR] */
     int32_t columns;       /* without the padding */
@@ -35,13 +46,12 @@ typedef struct {
 /* A matrix [columns out, depth in], packed: see gemm.h, or gemm_int8.h where the model multiplies integers. */
 typedef struct {
     const void *data;
-    const float *scales;  /* of int8 columns; NULL: stored in the model's precision */
+    const uint16_t *scales; /* bf16, of int8 columns; NULL: stored in the model's precision */
     const float *bias;    /* or NULL */
     int32_t columns;      /* padded to PANEL_PAIR */
     int32_t depth;        /* padded to 32, or 64 to multiply integers */
     int32_t inputs;       /* depth without the padding */
-    int32_t fine;         /* to multiply integers: inputs have outliers, take them as two int8 numbers each */
-    const Screen *screen; /* or NULL; else data is not packed: int8 + 128, [columns, depth] */
+    const Screen *screen; /* or NULL; else data and scales are not packed: [columns, depth] and [columns, blocks] */
 } Matrix;
 
 typedef struct {
@@ -72,7 +82,7 @@ struct Model {
     const Layer *layers;
     const Fusion *fusion; /* of a drafting head, else NULL */
     const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
-    const float *embedding_scales; /* [vocab] of an int8 embedding, or NULL */
+    const uint16_t *embedding_scales; /* bf16 [vocab, blocks] of an int8 embedding, or NULL */
     const float *norm;
     Matrix head;
     /* workspace of as many rows as a pass may have, a multiple of 32; residual and normed at least ALONE_ROWS a thread */
@@ -83,7 +93,7 @@ struct Model {
     float *update;    /* [rows, columns of o] */
     void *gated;      /* [rows, depth of down] */
     float *scores;    /* [threads, heads/kv_heads, capacity] */
-    int8_t *scratch;  /* [threads, scratch_size]: a pair of panels of int8 weights as bf16, or rows of inputs as int8 */
+    int8_t *scratch;  /* [threads, scratch_size]: rows of inputs as int8 */
     int64_t scratch_size;
     const int32_t *taps; /* [tap_count]: tap t keeps the residual stream after taps[t] layers */
     int32_t tap_count;
@@ -132,10 +142,26 @@ typedef struct {
     const Ranking *ranking; /* or NULL */
 } Pass;
 
-/* The share of `thread` of `threads` of one pass; each instruction set has its own, see isa_*.c. */
-typedef void (*PassFunction)(const Model *, const Pass *, int thread, int threads);
-void pass_v4(const Model *, const Pass *, int thread, int threads);
-void pass_v3(const Model *, const Pass *, int thread, int threads);
-void pass_base(const Model *, const Pass *, int thread, int threads);
+/* A matrix product by itself: y [rows, columns] = x · W^T, x as the model's matrices take it. */
+typedef struct {
+    const Matrix *matrix;
+    const void *x;
+    float *y;
+    int32_t rows;
+} Product;
+
+/* The share of `thread` of `threads` of a pass or of a product; each instruction set has its own, see isa_*.c. */
+typedef void (*PassFunction)(const Model *m, const Pass *pass, int thread, int threads);
+typedef void (*ProductFunction)(const Model *m, const Product *product, int thread, int threads);
+#define DECLARE(ISA)                                                         \
+    void pass_##ISA(const Model *m, const Pass *pass, int thread, int threads); \
+    void product_##ISA(const Model *m, const Product *p, int thread, int threads);
+DECLARE(base)
+DECLARE(avx2)
+DECLARE(avxvnni)
+DECLARE(avx512)
+DECLARE(vnni) /* and AMX */
+DECLARE(dotprod)
+DECLARE(i8mm)
 
 #endif

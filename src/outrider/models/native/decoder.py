@@ -44,13 +44,15 @@ class NativeDecoder(NativeStack):
             max_context=max_context,
             threads=threads,
             kernels=kernels,
+            integers=precision.quantised,
         )
         self.vocab_size = architecture.vocab_size
         self.features = torch.empty(0, 0)
         m = self._model
         if not architecture.tied:  # else the kernel reads embeddings out of the packed head: no second copy of them
             m.embedding = self._keep(weights.embedding)
-            m.embedding_scales = self._keep(weights.embedding_scales)
+            if weights.embedding_scales is not None:
+                m.embedding_scales = self._keep(weights.embedding_scales.to(torch.bfloat16))
         m.norm = self._keep(weights.norm)
         m.head = self._matrix(packer.matrix(weights.head, None, weights.head_scales))
         self._make_workspace([m.head])

@@ -15,7 +15,7 @@ from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.memory import lazy_zeros
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.library import KERNELS, MOST_RANKED, Fusion, Noise, Partial, Ranking
+from outrider.models.native.library import MOST_RANKED, Fusion, Noise, Partial, Ranking
 from outrider.models.native.packing import Packer
 from outrider.models.native.stack import MAX_ROWS, NativeStack
 from outrider.models.precision import FP32, INT8
@@ -33,8 +33,7 @@ class NativeHead(NativeStack):
     def __init__(self, config: HeadConfig, weights: HeadWeights, target: NativeDecoder) -> None:
         """`weights`: in int8, or in fp32, which is for comparison. `target` taps what the config says from now on."""
         int8 = weights.fc.scales is not None
-        integers = int8 and KERNELS.index(target.kernels) >= KERNELS.index("vnni")
-        packer = Packer(integers)
+        packer = Packer()
         fc = packer.matrix(weights.fc.values, None, weights.fc.scales)  # in the order a pass reads them
         layers = [packer.layer(layer) for layer in weights.layers]
         shape = target._model.shape
@@ -46,7 +45,7 @@ class NativeHead(NativeStack):
             max_context=target.max_context,
             threads=shape.threads,
             kernels=target.kernels,
-            integers=integers,
+            integers=int8,
         )
         self.config = config
         self.taps = config.taps
@@ -55,17 +54,16 @@ class NativeHead(NativeStack):
         target.tap(config.taps)
         m = self._model
         m.norm = self._keep(weights.norm)
-        # Two thirds of all weights; its inputs are normalised, and coarse ones do.
-        lm_head = weights.lm_head
-        if integers and lm_head.scales is not None and len(lm_head.values) >= LEAST_SCREENED:
+        lm_head = weights.lm_head  # two thirds of all weights
+        if lm_head.scales is not None and len(lm_head.values) >= LEAST_SCREENED:
             m.head = self._matrix(packer.screened(lm_head.values, lm_head.scales))
         else:
-            m.head = self._matrix(packer.matrix(lm_head.values, None, lm_head.scales, fine=False))
+            m.head = self._matrix(packer.matrix(lm_head.values, None, lm_head.scales))
         self._fusion = Fusion(
             target=pointer(target._model),
             fc=self._matrix(fc),
             state_norm=self._keep(weights.hidden_norm),
-            features=self._keep(torch.zeros(MAX_ROWS, fc.depth, dtype=torch.float32 if integers else self.dtype)),
+            features=self._keep(torch.zeros(MAX_ROWS, fc.depth, dtype=torch.float32 if int8 else self.dtype)),
             embedded=self._keep(torch.zeros(MAX_ROWS, config.hidden)),
             normed_residual=config.norm_before_residual,
         )

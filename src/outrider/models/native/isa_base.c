@@ -1,4 +1,4 @@
 /* The pass for any CPU. */
 #include "pass.h"
 
-void pass_base(const Model *m, const Pass *pass, int thread, int threads) { run(m, pass, thread, threads); }
+DEFINE(base)

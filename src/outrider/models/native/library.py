@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+
+from outrider.checks import shown
+from outrider.errors import InvalidRequest
 
 
 class Shape(Structure):
@@ -48,7 +52,6 @@ class Matrix(Structure):
         ("columns", c_int32),
         ("depth", c_int32),
         ("inputs", c_int32),
-        ("fine", c_int32),
         ("screen", POINTER(Screen)),
     ]
 
@@ -142,10 +145,17 @@ class Pass(Structure):
     ]
 
 
+class Product(Structure):
+    _fields_ = [*[(name, c_void_p) for name in ("matrix", "x", "y")], ("rows", c_int32)]
+
+
 ALONE_ROWS = 8
 
-KERNELS = ("base", "avx2", "avx512", "vnni", "amx")
-"""Instruction sets a pass is compiled for, each including the ones before; the index is what C calls it."""
+KERNELS = ("base", "avx2", "avxvnni", "avx512", "vnni", "amx", "dotprod", "i8mm")
+"""Instruction sets a pass is compiled for, the better ones of a kind of CPU later; the index is what C calls it. `base`
+is what every CPU has: on aarch64 that is NEON."""
+FORCED = "OUTRIDER_KERNELS"
+"""The variable that names the one to use."""
 
 
 @cache
@@ -157,9 +167,27 @@ def library() -> ctypes.CDLL | None:
             kernels = ctypes.CDLL(str(path))
             kernels.outrider_forward.argtypes = [POINTER(Model), POINTER(Pass)]
             kernels.outrider_forward.restype = None
+            kernels.outrider_product.argtypes = [POINTER(Model), POINTER(Product)]
+            kernels.outrider_product.restype = None
             kernels.outrider_move.argtypes = [POINTER(Model), c_int32, c_int32, c_void_p, c_void_p]
             kernels.outrider_move.restype = None
-            kernels.outrider_kernels.argtypes = []
-            kernels.outrider_kernels.restype = c_int32
+            kernels.outrider_has.argtypes = [c_int32]
+            kernels.outrider_has.restype = c_int32
             return kernels
     return None
+
+
+@cache
+def kernels_here() -> tuple[str, ...]:
+    """Those this CPU has, the best last; none where there is no library."""
+    compiled = library()
+    return tuple(name for i, name in enumerate(KERNELS) if compiled is not None and compiled.outrider_has(i))
+
+
+def chosen_kernels(asked: str | None = None) -> str:
+    """The one to use: as asked, else as the environment says, else the best."""
+    here = kernels_here()
+    name = asked or os.environ.get(FORCED) or here[-1]
+    if name not in here:
+        raise InvalidRequest(f"{FORCED}: this CPU has no {shown(name)}; it has {', '.join(here)}")
+    return name

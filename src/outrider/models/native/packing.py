@@ -10,56 +10,59 @@ from torch.nn.functional import pad
 
 from outrider.models.memory import Arena
 from outrider.models.native.screen import LEVELS, coded
+from outrider.models.precision import blocks
 from outrider.models.weights import LayerWeights
 
 PANEL = 16
 PAIR = 32
-DEPTH = 32
-INTEGER_DEPTH = 64
+DEPTH, INTEGER_DEPTH = 32, 64
+FOUR = 4
 
 
 def packed(weight: Tensor, arena: Arena) -> Tensor:
-    """[columns, depth] in the order the kernel reads: fp32 [pair, depth, 32], bf16 [pair, depth/32, panel, 16, 16] with
-    two neighbouring inputs in one int32, int8 [pair, depth/32, panel, 16, 2, 16]."""
-    missing = (0, -weight.shape[1] % DEPTH, 0, -weight.shape[0] % PAIR)
-    if any(missing):  # padding copies even where there is nothing to pad
-        weight = pad(weight, missing)
-    if weight.dtype == torch.float32:
-        order = weight.view(-1, PAIR, weight.shape[1]).transpose(1, 2)
-    elif weight.dtype == torch.int8:
-        lanes = weight.view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2, 2)
-        order = lanes.permute(0, 3, 1, 4, 5, 2)
-    else:
-        lanes = weight.view(torch.int32).view(-1, PAIR // PANEL, PANEL, weight.shape[1] // DEPTH, DEPTH // 2)
-        order = lanes.permute(0, 3, 1, 4, 2)
-    return arena.zeros(tuple(order.shape), order.dtype).copy_(order)
-
-
-def packed_for_integers(weight: Tensor, arena: Arena) -> Tensor:
-    """int8 [columns, depth] as [pair, depth/64, panel, 16, 16, 4]: four neighbouring inputs of a column together, in
-    bytes weight + 128."""
-    order = _in_fours(weight)
-    data = arena.zeros(tuple(order.shape), torch.uint8)
-    return data.copy_(order.contiguous().view(torch.uint8)).bitwise_xor_(128)
+    """[columns, depth] in the order the kernel reads: fp32 [panel, depth, 16], bf16 [panel, depth/2, 16] with two
+    neighbouring inputs in one int32, int8 [panel, depth/4, 16, 4]."""
+    weight = _filled(weight)
+    if weight.dtype == torch.int8:
+        return _copied(_in_fours(weight), arena)
+    lanes = weight if weight.dtype == torch.float32 else weight.view(torch.int32)
+    return _copied(lanes.view(-1, PANEL, lanes.shape[1]).transpose(1, 2), arena)
 
 
 def packed_codes(codes: Tensor, arena: Arena) -> Tensor:
-    """uint8 [columns, depth] below 16 as [pair, depth/64, panel, 8, 16, 4]: of the sixteen fours of inputs of
-    `packed_for_integers`, two to a byte."""
-    order = _in_fours(codes)
-    low, high = order[:, :, :, 0::2], order[:, :, :, 1::2]
-    return arena.zeros(tuple(low.shape), torch.uint8).copy_(high).mul_(16).add_(low)
+    """uint8 [columns, depth] below 16 as [panel, depth/8, 16, 4]: of the fours of inputs of `packed`, two to a byte."""
+    order = _in_fours(_filled(codes))
+    low, high = order[:, 0::2], order[:, 1::2]
+    return _copied(high, arena).mul_(16).add_(low)
+
+
+def packed_scales(scales: Tensor, columns: int, depth: int) -> Tensor:
+    """[rows] or [rows, blocks] as bf16 [panel, blocks, 16]."""
+    return stored_scales(scales, columns, depth).view(-1, PANEL, blocks(depth)).transpose(1, 2).contiguous()
+
+
+def stored_scales(scales: Tensor, columns: int, depth: int) -> Tensor:
+    """[rows] or [rows, blocks] as bf16 [columns, blocks]."""
+    each = scales if scales.dim() == 2 else scales[:, None].expand(-1, blocks(depth))
+    return pad(each.to(torch.bfloat16), (0, 0, 0, columns - len(scales))).contiguous()
 
 
 def _in_fours(weight: Tensor) -> Tensor:
-    weight = _filled(weight)
-    lanes = weight.view(-1, PAIR // PANEL, PANEL, weight.shape[1] // INTEGER_DEPTH, INTEGER_DEPTH // 4, 4)
-    return lanes.permute(0, 3, 1, 4, 2, 5)
+    return weight.view(-1, PANEL, weight.shape[1] // FOUR, FOUR).transpose(1, 2)
 
 
 def _filled(weight: Tensor) -> Tensor:
-    """With zeros, to whole pairs and steps over depth."""
-    return pad(weight, (0, -weight.shape[1] % INTEGER_DEPTH, 0, -weight.shape[0] % PAIR))
+    """With zeros, to whole pairs of panels and steps over depth."""
+    missing = (0, -weight.shape[1] % _step(weight), 0, -weight.shape[0] % PAIR)
+    return pad(weight, missing) if any(missing) else weight  # padding copies even where there is nothing to pad
+
+
+def _step(weight: Tensor) -> int:
+    return INTEGER_DEPTH if weight.dtype.itemsize == 1 else DEPTH
+
+
+def _copied(order: Tensor, arena: Arena) -> Tensor:
+    return arena.zeros(tuple(order.shape), order.dtype).copy_(order)
 
 
 def interleaved(gate_up: Tensor) -> Tensor:
@@ -75,15 +78,14 @@ class PackedMatrix:
 
     data: Tensor
     scales: Tensor | None
-    """Of int8 columns."""
+    """Of int8 columns, bf16."""
     bias: Tensor | None
     columns: int
     depth: int
     inputs: int
     """Depth without the padding."""
-    fine: bool
     screen: PackedScreen | None = None
-    """Then `data` is uint8 [columns, depth], weight + 128."""
+    """Then `data` is int8 [columns, depth] and `scales` [columns, blocks]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,36 +113,32 @@ class PackedLayer:
 class Packer:
     """Packs matrices one behind the other, in the order a pass will read them."""
 
-    def __init__(self, integers: bool = False) -> None:
-        """`integers`: matrices are int8, and so will be what they are multiplied with."""
+    def __init__(self) -> None:
         self._arena = Arena()
-        self._pack, self._depth = (packed_for_integers, INTEGER_DEPTH) if integers else (packed, DEPTH)
 
-    def matrix(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, *, fine: bool = True) -> PackedMatrix:
-        """`fine`: where integers are multiplied, take inputs as two int8 numbers each, about as good as int16: most
-        have outliers. Costs nothing for up to four rows."""
+    def matrix(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> PackedMatrix:
         columns = -(-weight.shape[0] // PAIR) * PAIR
-        depth = -(-weight.shape[1] // self._depth) * self._depth
-        data = self._pack(weight, self._arena)
-        widths = columns, depth, weight.shape[1]
-        return PackedMatrix(data, _padded(scales, columns), _padded(bias, columns), *widths, fine)
+        depth = -(-weight.shape[1] // _step(weight)) * _step(weight)
+        data = packed(weight, self._arena)
+        units = None if scales is None else packed_scales(scales, columns, depth)
+        widened = None if bias is None else pad(bias.float(), (0, columns - len(bias)))
+        return PackedMatrix(data, units, widened, columns, depth, weight.shape[1])
 
     def screened(self, weight: Tensor, scales: Tensor) -> PackedMatrix:
-        """int8 [columns, depth] of which only the largest results matter. Only to multiply integers."""
+        """int8 [columns, depth] of which only the largest results matter."""
         narrow = coded(weight, scales)
         data = _filled(weight)
         columns, depth = data.shape
         screen = PackedScreen(
             codes=packed_codes(narrow.codes, self._arena),
             scales=pad(narrow.scales, (0, columns - len(narrow.scales))),
-            levels=torch.tensor(LEVELS, dtype=torch.int8).view(torch.uint8) ^ 128,
+            levels=torch.tensor(LEVELS, dtype=torch.int8),
             stretch=pad(narrow.stretch, (0, depth - weight.shape[1])),
             mean=pad(narrow.mean, (0, depth - weight.shape[1])),
             columns=weight.shape[0],
         )
-        rows = self._arena.zeros((columns, depth), torch.uint8).copy_(data.view(torch.uint8)).bitwise_xor_(128)
-        padded = pad(scales.float(), (0, columns - len(scales)))
-        return PackedMatrix(rows, padded, None, columns, depth, weight.shape[1], fine=False, screen=screen)
+        rows, units = _copied(data, self._arena), stored_scales(scales, columns, depth)
+        return PackedMatrix(rows, units, None, columns, depth, weight.shape[1], screen=screen)
 
     def layer(self, w: LayerWeights) -> PackedLayer:
         gate_up = (interleaved(part) if part is not None else None for part in (w.gate_up_bias, w.gate_up_scales))
@@ -158,7 +156,3 @@ class Packer:
                 "mlp_out_norm": w.mlp_out_norm,
             },
         )
-
-
-def _padded(vector: Tensor | None, size: int) -> Tensor | None:
-    return None if vector is None else pad(vector.float(), (0, size - vector.shape[0])).contiguous()

@@ -45,24 +45,24 @@ static void add(float *residual, float *update, const float *out_norm, int size,
 
 /* A row of the packed head, which lies scattered: see gemm.h for the layouts. */
 static void packed_row(const Matrix *head, int column, int bf16, float scale, float *out) {
-    const int64_t pair = column / PANEL_PAIR;
-    const int panel = column % PANEL_PAIR / PANEL, lane = column % PANEL, hidden = head->inputs;
-    if (!bf16) {
-        const float *from = (const float *)head->data + pair * head->depth * PANEL_PAIR + column % PANEL_PAIR;
-        for (int k = 0; k < hidden; k++) out[k] = from[(int64_t)k * PANEL_PAIR] * scale;
+    const int64_t panel = column / PANEL;
+    const int lane = column % PANEL, hidden = head->inputs;
+    if (head->scales) {
+        const int8_t *from = (const int8_t *)head->data + panel * head->depth * PANEL + 4 * lane;
+        const uint16_t *scales = head->scales + panel * BLOCKS(head->depth) * PANEL + lane;
+        for (int k = 0; k < hidden; k++)
+            out[k] = from[k / 4 * 4 * PANEL + k % 4] * bf16_to_float(scales[k / BLOCK * PANEL]) * scale;
         return;
     }
+    if (!bf16) {
+        const float *from = (const float *)head->data + panel * head->depth * PANEL + lane;
+        for (int k = 0; k < hidden; k++) out[k] = from[(int64_t)k * PANEL] * scale;
+        return;
+    }
+    const uint16_t *from = (const uint16_t *)head->data + panel * head->depth * PANEL + 2 * lane;
     for (int k = 0; k < hidden; k += 2) {
-        const int64_t line = ((pair * (head->depth / 32) + k / 32) * 2 + panel) * 16 + k % 32 / 2;
-        if (head->scales) {
-            const int8_t *two = (const int8_t *)head->data + line * 32 + lane;
-            out[k] = two[0] * head->scales[column] * scale;
-            out[k + 1] = two[16] * head->scales[column] * scale;
-        } else {
-            const uint16_t *two = (const uint16_t *)head->data + (line * 16 + lane) * 2;
-            out[k] = bf16_to_float(two[0]) * scale;
-            out[k + 1] = bf16_to_float(two[1]) * scale;
-        }
+        out[k] = bf16_to_float(from[k * PANEL]) * scale;
+        out[k + 1] = bf16_to_float(from[k * PANEL + 1]) * scale;
     }
 }
 
@@ -73,9 +73,10 @@ static void embed(const Model *m, int token, float *out) {
     if (!m->embedding) {
         packed_row(&m->head, token, m->shape.bf16, m->shape.embed_scale, out);
     } else if (m->embedding_scales) {
-        const v16 unit = splat(m->embedding_scales[token]);
+        const uint16_t *scales = m->embedding_scales + (int64_t)token * BLOCKS(hidden);
         for (int j = 0; j < hidden; j += LANES)
-            *(v16 *)(out + j) = from_int8(*(const b16 *)((const int8_t *)m->embedding + at + j)) * unit * scale;
+            *(v16 *)(out + j) = from_int8(*(const b16 *)((const int8_t *)m->embedding + at + j)) *
+                                splat(bf16_to_float(scales[j / BLOCK])) * scale;
     } else {
         for (int j = 0; j < hidden; j += LANES) *(v16 *)(out + j) = load(m->embedding, at + j, m->shape.bf16) * scale;
     }
@@ -248,7 +249,7 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
     if (m->fusion)
         begin_fused(m, pass, thread, threads);
     else
-        SHARE(pass->rows) embed(m, pass->tokens[i], m->residual + (int64_t)i * s->hidden);
+        OWN(pass->rows) embed(m, pass->tokens[i], m->residual + (int64_t)i * s->hidden);
     tap(m, pass, 0, thread, threads);
     for (int l = 0; l < s->layers; l++) {
         run_layer(m, m->layers + l, pass, thread, threads);
@@ -272,5 +273,13 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
         SHARE(pass->wanted) rank_merge(pass->ranking, i, pass->wanted, threads);
     }
 }
+
+/* What an isa_*.c compiles. */
+#define DEFINE(ISA)                                                                                                  \
+    void pass_##ISA(const Model *m, const Pass *pass, int thread, int threads) { run(m, pass, thread, threads); }    \
+    void product_##ISA(const Model *m, const Product *p, int thread, int threads) {                                  \
+        product(m, p->matrix, p->x, p->rows, PLAIN, p->y, p->matrix->columns, thread, threads);                      \
+        if (m->shape.kernels == KERNELS_AMX) amx_release();                                                          \
+    }
 
 #endif

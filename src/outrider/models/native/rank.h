@@ -41,10 +41,10 @@ INLINE u16v uniforms(u16v tokens, const Noise *noise) {
 
 /* Columns of the largest logits. */
 static void rank_likely(const float *logits, int first, int last, const Noise *noise, Partial *found, int count) {
-    enum { BLOCK = 64 };
-    for (int start = first; start < last; start += BLOCK) {
-        const int size = last - start < BLOCK ? last - start : BLOCK;
-        if (size == BLOCK) {
+    enum { SCANNED = 64 };
+    for (int start = first; start < last; start += SCANNED) {
+        const int size = last - start < SCANNED ? last - start : SCANNED;
+        if (size == SCANNED) {
             const v16 *block = (const v16 *)(logits + start);
             v16 most = maximum(maximum(block[0], block[1]), maximum(block[2], block[3]));
             if (!any(most * splat(noise->inverse_temperature) > splat(found->likely[count - 1].score))) continue;

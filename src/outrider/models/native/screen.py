@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.models.precision import dequantised
+
 _HALF = (6, 18, 30, 43, 57, 74, 95, 127)
 LEVELS = (*(-level for level in reversed(_HALF)), *_HALF)
 """What a code stands for: the sixteen levels that suit a normal distribution best (Lloyd and Max), as int8."""
@@ -35,22 +37,23 @@ class Coded:
 
 
 def coded(values: Tensor, scales: Tensor) -> Coded:
-    """values * scales[:, None] in 4 bits. Inputs are brought to one spread about their mean, so that one scale suits
+    """What int8 `values` and their `scales` stand for in 4 bits. Inputs are brought to one spread about their mean, so that one scale suits
     all those of a row: a few are many times as large as the others, and in all rows alike."""
     parts = list(zip(torch.split(values, _ROWS), torch.split(scales, _ROWS), strict=True))
     total, squares = (torch.zeros(values.shape[1]) for _ in range(2))
     for part, scale in parts:
-        total += scale @ part.float()
-        squares += scale.square() @ part.float().square()
+        wide = dequantised(part, scale)
+        total += wide.sum(dim=0)
+        squares += wide.square().sum(dim=0)
     mean = total / len(values)
     stretch = (squares / len(values) - mean.square()).clamp_min(0).sqrt()
     stretch = torch.where(stretch > 1e-6 * stretch.max(), stretch, 1.0)  # an input that is the same in all rows
     levels = torch.tensor(LEVELS, dtype=torch.float32)
     edges = (levels[1:] + levels[:-1]) / 2
     codes = torch.empty(values.shape, dtype=torch.uint8)
-    found = torch.empty_like(scales)
+    found = torch.empty(len(values))
     for (part, scale), into, fitted in zip(parts, torch.split(codes, _ROWS), torch.split(found, _ROWS), strict=True):
-        even = (part * scale[:, None] - mean) / stretch  # [_ROWS, in]
+        even = (dequantised(part, scale) - mean) / stretch  # [_ROWS, in]
         unit = even.square().mean(dim=1).sqrt().div_(_DEVIATION)
         unit.masked_fill_(unit == 0, 1.0)  # a row that is the mean
         into.copy_(torch.bucketize(even / unit[:, None], edges, out_int32=True))

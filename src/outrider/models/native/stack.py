@@ -21,11 +21,12 @@ from outrider.models.native.library import (
     Pass,
     Screen,
     Shape,
+    chosen_kernels,
     library,
 )
 from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix, PackedScreen
 from outrider.models.native.timing import Timer
-from outrider.models.precision import Precision
+from outrider.models.precision import Precision, blocks
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
 from outrider.types import Rows
@@ -77,12 +78,11 @@ class NativeStack(StaticCache):
         integers: bool = False,
     ) -> None:
         """`kernels`: the instruction set to use, one of `KERNELS` this CPU has; None: the best. `integers`: matrices
-        are packed to be multiplied with int8."""
+        are int8, and multiplied with int8."""
         super().__init__(max_batch, max_context)
         compiled = library()
         assert compiled is not None, "ask obstacle() first"
         self._kernels = compiled
-        best = compiled.outrider_kernels()
         self.architecture = a = architecture
         self.dtype = precision.compute
         self.device = torch.device("cpu")
@@ -106,7 +106,7 @@ class NativeStack(StaticCache):
                 bf16=self.dtype == torch.bfloat16,
                 integers=integers,
                 threads=threads,
-                kernels=best if kernels is None else min(KERNELS.index(kernels), best),
+                kernels=KERNELS.index(chosen_kernels(kernels)),
                 norm_eps=a.norm_eps,
                 attention_scale=a.attention_scale,
                 embed_scale=a.embed_scale,
@@ -190,10 +190,10 @@ class NativeStack(StaticCache):
         m.attended = self._keep(torch.zeros(MAX_ROWS, first.o.depth, dtype=narrow))
         m.update = self._keep(torch.zeros(MAX_ROWS, widest, dtype=wide))
         m.gated = self._keep(torch.zeros(MAX_ROWS, first.down.depth, dtype=narrow))
-        deepest = max((matrix.depth for matrix in matrices if matrix.scales), default=0)
-        m.scratch_size = deepest * (MAX_ROWS if m.shape.integers else 2 * PAIR)
-        if m.head.screen:  # its inputs twice, and a pair of panels
-            m.scratch_size = max(m.scratch_size, m.head.depth * (2 * MAX_ROWS + PAIR))
+        if m.shape.integers:  # lines of inputs (gemm_int8.h), the screen's twice and a row of them widened
+            deepest = max(matrix.depth for matrix in matrices)
+            most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
+            m.scratch_size = -(-most // 64) * 64
         m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
         m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
 
@@ -205,7 +205,6 @@ class NativeStack(StaticCache):
             columns=matrix.columns,
             depth=matrix.depth,
             inputs=matrix.inputs,
-            fine=matrix.fine,
             screen=None if matrix.screen is None else pointer(self._screen(matrix.screen)),
         )
 
@@ -226,6 +225,11 @@ class NativeStack(StaticCache):
             return None
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _line(depth: int) -> int:
+    """Bytes of a row of inputs as int8 (`LINE_BYTES` of gemm_int8.h)."""
+    return 2 * (depth + 8 * blocks(depth))
 
 
 _Row = tuple[int, Span, Sequence[int], bool]

@@ -16,6 +16,7 @@ import torch
 from outrider.models.memory import lazy_zeros
 from outrider.models.native.library import Layer, Matrix, Model, Pass
 from outrider.models.native.packing import PAIR
+from outrider.models.precision import blocks
 
 if TYPE_CHECKING:
     from outrider.models.native.stack import NativeStack
@@ -82,6 +83,6 @@ class Timer:
     def _slice(self, head: Matrix) -> Matrix:
         first = self._turn % self._slices * self._columns
         size = 1 if head.scales else self._stack.dtype.itemsize
-        scales = head.scales + 4 * first if head.scales else None
+        scales = head.scales + 2 * first * blocks(head.depth) if head.scales else None
         data = head.data + first * head.depth * size
-        return Matrix(data, scales, None, self._columns, head.depth, head.inputs, head.fine, None)
+        return Matrix(data, scales, None, self._columns, head.depth, head.inputs, None)

@@ -1,15 +1,11 @@
-/* Sixteen floats at a time, on any CPU: GCC's vector types become AVX-512, AVX2 or plain code, as isa_*.c asks.
+/* Sixteen floats at a time, on any CPU: vector types of GCC and Clang become AVX-512, AVX2, NEON or plain code, as isa_*.c asks.
  *
  * Everything here is element-wise or sums in one fixed order, so results never depend on how rows are grouped.
  */
 #ifndef OUTRIDER_VECTOR_H
 #define OUTRIDER_VECTOR_H
 
-#include <stdint.h>
-#include <string.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "isa.h"
 
 #define LANES 16
 
@@ -37,12 +33,8 @@ INLINE float bf16_to_float(uint16_t h) {
 
 INLINE v16 widen(h16 h) { return (v16)(__builtin_convertvector(h, u16v) << 16); }
 
-INLINE v16 from_int8(b16 b) {
-#if defined(__AVX512F__)
-    return (v16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
-#else /* in two steps: GCC takes the direct one apart byte by byte */
+INLINE v16 from_int8(b16 b) { /* in two steps: GCC takes the direct one apart byte by byte */
     return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, s16), i16), v16);
-#endif
 }
 
 /* Round to nearest, ties to even. */
@@ -76,7 +68,7 @@ INLINE v16 choose(i16 mask, v16 yes, v16 no) { return (v16)((mask & (i16)yes) | 
 INLINE v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
 
 INLINE int any(i16 mask) {
-#if defined(__AVX512F__)
+#if defined(WITH_AVX512)
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #else
     int found = 0;

@@ -1,0 +1,193 @@
+/* The tiles of gemm_int8.h on x86: AVX2, AVX-VNNI, VNNI of AVX-512, and AMX for many rows. */
+#ifndef OUTRIDER_INT8_X86_H
+#define OUTRIDER_INT8_X86_H
+
+#if defined(WITH_VNNI)
+#define TILE_ROWS 8
+#define VECTORS 1 /* registers of a panel's columns */
+typedef __m512i Ints;
+typedef __m512 Floats;
+INLINE Ints ints_of(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE Ints ints_at(const void *from) { return _mm512_loadu_si512(from); }
+INLINE Ints added(Ints sums, Ints weights, Ints inputs) { /* one factor has no sign */
+    return _mm512_dpbusd_epi32(sums, _mm512_xor_si512(weights, _mm512_set1_epi8(-128)), inputs);
+}
+INLINE Ints decoded(Ints levels, Ints both, int high) {
+    if (high) both = _mm512_srli_epi16(both, 4);
+    return _mm512_shuffle_epi8(levels, _mm512_and_si512(both, _mm512_set1_epi8(15)));
+}
+INLINE Ints levels_at(const int8_t *from) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)from)); }
+INLINE Floats floats_of(Ints x) { return _mm512_cvtepi32_ps(x); }
+INLINE Floats floats_at(const float *from) { return _mm512_loadu_ps(from); }
+INLINE void keep(float *to, Floats x) { _mm512_storeu_ps(to, x); }
+INLINE Floats bf16_at(const uint16_t *from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+}
+INLINE Floats splatted(float x) { return _mm512_set1_ps(x); }
+INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+#define ZERO_FLOATS _mm512_setzero_ps()
+#else
+#define TILE_ROWS 4
+#define VECTORS 2
+typedef __m256i Ints;
+typedef __m256 Floats;
+INLINE Ints ints_of(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE Ints ints_at(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
+#if defined(WITH_AVXVNNI)
+INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
+    return _mm256_dpbusd_avx_epi32(sums, _mm256_xor_si256(weights, _mm256_set1_epi8(-128)), inputs);
+}
+#else
+/* The sign is moved to the other factor: two products within ±127 * 127 fit in 16 bits. */
+INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
+    const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(inputs, weights));
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+#endif
+INLINE Ints decoded(Ints levels, Ints both, int high) {
+    if (high) both = _mm256_srli_epi16(both, 4);
+    return _mm256_shuffle_epi8(levels, _mm256_and_si256(both, _mm256_set1_epi8(15)));
+}
+INLINE Ints levels_at(const int8_t *from) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)from)); }
+INLINE Floats floats_of(Ints x) { return _mm256_cvtepi32_ps(x); }
+INLINE Floats floats_at(const float *from) { return _mm256_loadu_ps(from); }
+INLINE void keep(float *to, Floats x) { _mm256_storeu_ps(to, x); }
+INLINE Floats bf16_at(const uint16_t *from) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16));
+}
+INLINE Floats splatted(float x) { return _mm256_set1_ps(x); }
+INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+#define ZERO_FLOATS _mm256_setzero_ps()
+#endif
+#define WIDTH (PANEL / VECTORS)
+
+/* Of `size` weights with as many inputs. */
+INLINE int32_t block_product(const int8_t *a, const int8_t *b, int size) {
+    __m256i sums = _mm256_setzero_si256();
+    for (int i = 0; i < size; i += 16)
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(a + i))),
+                                                        _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(b + i)))));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+/* What a block's sums begin with. */
+INLINE Ints begun(const Line *x, int64_t block) {
+#if defined(WITH_VNNI) || defined(WITH_AVXVNNI)
+    return ints_of(x->excess[block]);
+#else
+    (void)x, (void)block;
+    return ints_of(0);
+#endif
+}
+
+/* total += sums * scale of the column * scale of the row, the last multiplication fused with the addition. */
+INLINE void add_sums(float *total, Ints sums, Floats scale, float unit) {
+    keep(total, fused(floats_of(sums), scale * splatted(unit), floats_at(total)));
+}
+
+/* A block of `rows` (constant) rows, `size` inputs of them. */
+INLINE void block_int8(const Panel *w, Line x, int depth, int blocks, int start, int size, int rows, int coded, float *out) {
+    const int block = start / BLOCK, bytes = coded ? PANEL / 2 : PANEL;
+    const Ints levels = coded ? levels_at(w->levels) : ints_of(0);
+    const int8_t *weights = w->weights + (int64_t)start * bytes, *in = x.values + start;
+    Ints sums[TILE_ROWS][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++)
+        sums[r][v] = begun(&x, (int64_t)r * blocks + block);
+    for (int k = 0; k < size; k += 8, weights += 8 * bytes) {
+        for (int line = 0; line < 8 * bytes; line += 64) _mm_prefetch((const char *)weights + EARLIER + line, _MM_HINT_T1);
+        UNROLL for (int four = 0; four < 2; four++) {
+            Ints part[VECTORS];
+            UNROLL for (int v = 0; v < VECTORS; v++)
+                part[v] = coded ? decoded(levels, ints_at(weights + v * 4 * WIDTH), four)
+                                : ints_at(weights + four * 64 + v * 4 * WIDTH);
+            UNROLL for (int r = 0; r < rows; r++) {
+                int32_t inputs;
+                memcpy(&inputs, in + (int64_t)r * depth + k + four * 4, 4);
+                UNROLL for (int v = 0; v < VECTORS; v++) sums[r][v] = added(sums[r][v], part[v], ints_of(inputs));
+            }
+        }
+    }
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+        const Floats scale = coded ? splatted(1.0f) : bf16_at(w->scales + block * PANEL + v * WIDTH);
+        UNROLL for (int r = 0; r < rows; r++)
+            add_sums(out + r * PANEL_PAIR + v * WIDTH, sums[r][v], scale, x.scales[r * blocks + block]);
+    }
+}
+
+/* Whether a block of any of these rows is taken in two. */
+INLINE int any_fine(Lines x, int block, int rows) {
+    int fine = 0;
+    for (int r = 0; r < rows; r++) fine |= x.fine.scales[r * x.blocks + block] != 0.0f;
+    return fine;
+}
+
+/* `rows` (constant, at most TILE_ROWS) rows against a panel. */
+INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) {
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++)
+        keep(out + r * PANEL_PAIR + v * WIDTH, ZERO_FLOATS);
+    for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
+        const int size = block_size(w->depth, start);
+        block_int8(w, x.coarse, x.depth, x.blocks, start, size, rows, coded, out);
+        if (any_fine(x, block, rows)) block_int8(w, x.fine, x.depth, x.blocks, start, size, rows, coded, out);
+    }
+}
+
+#ifdef WITH_AMX
+#define INT8_MANY_ROWS
+#define TILES_INT8 ALSO("amx-tile,amx-int8")
+
+/* Tile 0 sums a block of sixteen rows, 4 holds their inputs, 6 the weights. */
+TILES_INT8 static void configure_int8(int rows) {
+    const uint8_t top = rows < ROW_TILE ? (uint8_t)rows : ROW_TILE;
+    volatile TileConfig config = {
+        .palette = 1,
+        .bytes_per_row = {64, 64, 0, 0, STEP, STEP, 64, 64},
+        .rows = {top, top, 0, 0, top, top, STEP / 4, STEP / 4},
+    };
+    _tile_loadconfig((const void *)&config);
+}
+
+TILES_INT8 INLINE void block_tiles(const Panel *w, Line x, int depth, int blocks, int start, int size, int rows, float *out) {
+    int32_t sums[ROW_TILE * PANEL] __attribute__((aligned(64)));
+    const int block = start / BLOCK;
+    _tile_zero(0);
+    for (int k = start; k < start + size; k += STEP) {
+        const char *weights = (const char *)w->weights + k * PANEL;
+        for (int line = 0; line < STEP * PANEL; line += 64) _mm_prefetch(weights + EARLIER + line, _MM_HINT_T1);
+        _tile_loadd(4, x.values + k, depth);
+        _tile_loadd(6, weights, 64);
+        _tile_dpbssd(0, 4, 6);
+    }
+    _tile_stored(0, sums, 64);
+    const Floats scale = bf16_at(w->scales + block * PANEL);
+    for (int r = 0; r < rows; r++)
+        add_sums(out + r * PANEL_PAIR, ints_at(sums + r * PANEL), scale, x.scales[r * blocks + block]);
+}
+
+/* Before panels are multiplied with `rows` rows. */
+static void begin_many_int8(const Model *m, int rows) {
+    if (m->shape.kernels == KERNELS_AMX && rows > TILE_ROWS) configure_int8(rows);
+}
+
+/* Whether it was done: rows padded to ROW_TILE must be readable. */
+TILES_INT8 static int many_int8(const Model *m, const Panel *w, Lines x, int rows, float *out) {
+    if (m->shape.kernels != KERNELS_AMX || rows <= TILE_ROWS) return 0;
+    const int uneven = rows > ROW_TILE && rows % ROW_TILE;
+    for (int r = 0; r < rows; r += ROW_TILE, out += ROW_TILE * PANEL_PAIR) {
+        const int count = rows - r < ROW_TILE ? rows - r : ROW_TILE;
+        const Lines some = lines_at(x, r);
+        if (uneven && (r == 0 || count < ROW_TILE)) configure_int8(count);
+        for (int i = 0; i < count; i++) keep(out + i * PANEL_PAIR, ZERO_FLOATS);
+        for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
+            const int size = block_size(w->depth, start);
+            block_tiles(w, some.coarse, x.depth, x.blocks, start, size, count, out);
+            if (any_fine(some, block, count)) block_tiles(w, some.fine, x.depth, x.blocks, start, size, count, out);
+        }
+    }
+    return 1;
+}
+#endif
+
+#endif

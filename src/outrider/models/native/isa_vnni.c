@@ -1,0 +1,22 @@
+/* The pass for AVX-512 with integer dot products, and AMX where the CPU has it. */
+#include "isa.h"
+
+#if defined(__x86_64__)
+#define WITH_AVX2
+#define WITH_AVX512
+#define WITH_VNNI
+#if defined(__linux__)
+#define WITH_AMX
+#endif
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("arch=x86-64-v4,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC target("arch=x86-64-v4,avx512vnni")
+#endif
+#include "pass.h"
+
+DEFINE(vnni)
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif
