@@ -6,7 +6,7 @@ READY := .venv/.ready
 DEMO_PROMPT := examples/edit_function.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo model browser test test-all lint clean
+.PHONY: help setup demo model browser test test-all test-isa lint clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,9 @@ test: setup model browser ## The fast tests
 
 test-all: setup model browser ## Every test at its full size, the long equality runs too
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --full
+
+test-isa: setup ## Matrix products on every instruction set this machine has or can emulate
+	@$(BIN)/python tests/isa/run.py
 
 lint: setup ## Style, types and the layer contract
 	@$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from outrider.models.architecture import Architecture
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import kernels_here
 from outrider.models.native.stack import obstacle
-from outrider.models.precision import BF16, FP16, FP32, INT8, Precision, blocks, dequantised, quantise
+from outrider.models.precision import FP16, FP32, INT8, Precision, blocks, dequantised, quantise
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel, Rows
 

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 @dataclass(frozen=True, slots=True)
 class Precision:
     """`compute` is the dtype of activations and cache. `weights` is that of the matrices, embeddings included; int8
-    means a scale for every `BLOCK` weights of an output channel, inputs rounded to int8 too (native/gemm_int8.h), and
-    such a model is a target of its own: exactness is relative to it. Norms, biases and sums are fp32 in every format."""
+    means a scale for every `BLOCK` weights of an output channel, and inputs rounded to int8 too (native/gemm_int8.h).
+    Such a model is a target of its own: exactness is relative to it. Norms, biases and sums are fp32 everywhere."""
 
     name: str
     compute: torch.dtype

@@ -79,16 +79,30 @@ typedef struct {
 #include "int8_plain.h"
 #endif
 
-/* Rounded to memory, so that nothing is fused with what comes next. */
-INLINE i16 nearest(v16 x) { /* |x| < 2^22 */
-    float rounded[LANES] __attribute__((aligned(64)));
+INLINE i16 nearest(v16 x) { /* |x| < 2^22; ties to even */
+#if defined(__aarch64__)
+    float32x4_t from[4];
+    int32x4_t to[4];
+    i16 found;
+    memcpy(from, &x, sizeof x);
+    UNROLL for (int q = 0; q < 4; q++) to[q] = vcvtnq_s32_f32(from[q]);
+    memcpy(&found, to, sizeof found);
+    return found;
+#else
+    float rounded[LANES] __attribute__((aligned(64))); /* to memory, so that nothing is fused with the addition */
     *(v16 *)rounded = x;
     __asm__("" : : "r"(rounded) : "memory");
     const v16 magic = splat(12582912.0f);
     return (i16)(*(const v16 *)rounded + magic) - (i16)magic;
+#endif
 }
 
 INLINE int32_t sum_of(i16 x) {
+#if defined(__aarch64__)
+    int32x4_t q[4];
+    memcpy(q, &x, sizeof q);
+    return vaddvq_s32(vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3])));
+#endif
     int32_t total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;

@@ -19,7 +19,7 @@ INLINE Inputs line_of(const char *panel, int k, int bf16) {
     UNROLL for (int q = 0; q < QUADS; q++) {
         if (bf16) {
             const uint32x4_t both = vld1q_u32((const uint32_t *)panel + k / 2 * PANEL + 4 * q);
-            line.even[q] = vreinterpretq_f32_u32(vshlq_n_u32(both, 16));
+            line.even[q] = vreinterpretq_f32_u16(vtrn1q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(both))); /* a shift */
             line.odd[q] = vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)));
         } else {
             const float *from = (const float *)panel + k * PANEL + 4 * q;

@@ -9,8 +9,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from outrider.checks import shown
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, shown
 
 
 class Shape(Structure):

@@ -181,9 +181,9 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
     rows_done(m, pass);
     product(m, &layer->qkv, m->normed, rows, PLAIN, m->qkv, layer->qkv.columns, thread, threads);
     pool_barrier();
-    SHARE(heads) prepare_head(m, layer, pass, i / s->kv_heads, i % s->kv_heads);
+    SHARE(heads) prepare_head(m, layer, pass, i % rows, i / rows);
     if (rows > 1) pool_barrier(); /* one row's heads are this thread's own */
-    SHARE(heads) attend_row(m, layer, pass, i / s->kv_heads, i % s->kv_heads, thread);
+    SHARE(heads) attend_row(m, layer, pass, i % rows, i / rows, thread); /* a head's rows find its keys in the cache */
     pool_barrier();
     product(m, &layer->o, m->attended, rows, PLAIN, m->update, layer->o.columns, thread, threads);
     pool_barrier();

@@ -47,7 +47,7 @@ static void rank_likely(const float *logits, int first, int last, const Noise *n
         if (size == SCANNED) {
             const v16 *block = (const v16 *)(logits + start);
             v16 most = maximum(maximum(block[0], block[1]), maximum(block[2], block[3]));
-            if (!any(most * splat(noise->inverse_temperature) > splat(found->likely[count - 1].score))) continue;
+            if (!any_above(most * splat(noise->inverse_temperature), splat(found->likely[count - 1].score))) continue;
         }
         for (int j = start; j < start + size; j++) {
             const float x = logits[j] * noise->inverse_temperature;
@@ -82,7 +82,7 @@ static void rank_drawn(const float *logits, const int32_t *ids, int first, int l
         *(u16v *)k = uniforms(*(const u16v *)tokens, noise);
         const v16 j = __builtin_convertvector((i16)(~*(const u16v *)k >> 1), v16);
         *(v16 *)room = (*(v16 *)x - splat(found->largest)) * splat(slope) - __builtin_convertvector((i16)j, v16);
-        if (!any(*(const v16 *)room + splat(offset) >= splat(0.0f))) continue;
+        if (!any_above(*(const v16 *)room + splat(offset), splat(-1e-37f))) continue; /* not below zero */
         for (int lane = 0; lane < size; lane++) {
             if (!(room[lane] + offset >= 0)) continue;
             const double u = ((double)k[lane] + 0.5) * 0x1p-32;

@@ -37,8 +37,8 @@ class Coded:
 
 
 def coded(values: Tensor, scales: Tensor) -> Coded:
-    """What int8 `values` and their `scales` stand for in 4 bits. Inputs are brought to one spread about their mean, so that one scale suits
-    all those of a row: a few are many times as large as the others, and in all rows alike."""
+    """What int8 `values` and their `scales` stand for, in 4 bits. Inputs are brought to one spread about their mean, so
+    that one scale suits all those of a row: a few are many times as large as the others, and in all rows alike."""
     parts = list(zip(torch.split(values, _ROWS), torch.split(scales, _ROWS), strict=True))
     total, squares = (torch.zeros(values.shape[1]) for _ in range(2))
     for part, scale in parts:

@@ -65,9 +65,46 @@ INLINE float sum(v16 x) {
 
 INLINE v16 choose(i16 mask, v16 yes, v16 no) { return (v16)((mask & (i16)yes) | (~mask & (i16)no)); }
 
+#if defined(__aarch64__)
+/* GCC compares wide vectors lane by lane here; four at a time then. */
+typedef union {
+    v16 all;
+    float32x4_t q[4];
+} Quads;
+
+INLINE v16 maximum(v16 a, v16 b) {
+    Quads x = {a}, y = {b};
+    UNROLL for (int i = 0; i < 4; i++) x.q[i] = vmaxnmq_f32(x.q[i], y.q[i]);
+    return x.all;
+}
+
+/* Within [low, high]; what is no number stays none. */
+INLINE v16 clamped(v16 a, float low, float high) {
+    Quads x = {a};
+    UNROLL for (int i = 0; i < 4; i++) x.q[i] = vminq_f32(vmaxq_f32(x.q[i], vdupq_n_f32(low)), vdupq_n_f32(high));
+    return x.all;
+}
+
+INLINE int any_above(v16 a, v16 b) {
+    Quads x = {a}, y = {b};
+    uint32x4_t found = vdupq_n_u32(0);
+    UNROLL for (int i = 0; i < 4; i++) found = vorrq_u32(found, vcgtq_f32(x.q[i], y.q[i]));
+    return vmaxvq_u32(found) != 0;
+}
+
+INLINE float max_lane(v16 a) {
+    const Quads x = {a};
+    return vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(x.q[0], x.q[1]), vmaxnmq_f32(x.q[2], x.q[3])));
+}
+#else
 INLINE v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
 
-INLINE int any(i16 mask) {
+INLINE v16 clamped(v16 x, float low, float high) {
+    return choose(x < splat(low), splat(low), choose(x > splat(high), splat(high), x));
+}
+
+INLINE int any_above(v16 a, v16 b) {
+    const i16 mask = a > b;
 #if defined(WITH_AVX512)
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #else
@@ -84,10 +121,11 @@ INLINE float max_lane(v16 x) {
     for (int i = 1; i < LANES; i++) m = s[i] > m ? s[i] : m;
     return m;
 }
+#endif
 
 /* e^x within 2 ulp for x in [-87, 88]; clamped outside. x = n ln2 + r, |r| <= ln2/2, e^r by a polynomial. */
 INLINE v16 exponential(v16 x) {
-    x = choose(x < splat(-87.0f), splat(-87.0f), choose(x > splat(88.0f), splat(88.0f), x));
+    x = clamped(x, -87.0f, 88.0f);
     const v16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to the nearest integer */
     v16 shifted = x * splat(1.44269504088896341f) + magic;
     v16 n = shifted - magic;

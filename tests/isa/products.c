@@ -1,0 +1,149 @@
+/* Matrix products on every instruction set this CPU has, without Python: run natively and under qemu by run.py.
+ *
+ * int8 products are held against the definition in gemm_int8.h, written out number by number; bf16 and fp32 ones against
+ * the same rows one by one. Prints one line for each instruction set: its number and a hash of its int8 results, which
+ * must be the same everywhere.
+ */
+#include "decoder.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int outrider_has(int kernels);
+void outrider_product(const Model *m, const Product *product);
+
+enum { COLUMNS = 64, DEPTH = 704, BLOCK = 128, BLOCKS = (DEPTH + BLOCK - 1) / BLOCK, MOST = 40 };
+
+static uint32_t state = 1;
+static float uniform(void) { /* in (-1, 1), the same on every CPU */
+    state = state * 1664525u + 1013904223u;
+    return (float)(int32_t)(state >> 8 << 1) * 0x1p-24f - 1.0f;
+}
+
+static int8_t weights[COLUMNS][DEPTH];
+static uint16_t scales[COLUMNS][BLOCKS];
+static int8_t packed[COLUMNS * DEPTH];
+static uint16_t packed_scales[COLUMNS * BLOCKS];
+static uint16_t bf16_weights[COLUMNS * DEPTH], bf16_inputs[MOST * DEPTH];
+static float fp32_weights[COLUMNS * DEPTH], inputs[MOST * DEPTH];
+static float together[MOST * COLUMNS], alone[COLUMNS], expected[MOST * COLUMNS];
+
+static float wide(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static void fill(void) {
+    for (int c = 0; c < COLUMNS; c++) {
+        for (int k = 0; k < DEPTH; k++) weights[c][k] = (int8_t)(uniform() * 127.0f);
+        for (int b = 0; b < BLOCKS; b++) scales[c][b] = (uint16_t)(0x3c00 + (int)(uniform() * 200.0f));
+    }
+    weights[3][5] = 127, weights[3][6] = -127;
+    for (int c = 0; c < COLUMNS; c++)
+        for (int k = 0; k < DEPTH; k++) {
+            packed[c / 16 * 16 * DEPTH + k / 4 * 64 + c % 16 * 4 + k % 4] = weights[c][k];
+            packed_scales[(c / 16 * BLOCKS + k / BLOCK) * 16 + c % 16] = scales[c][k / BLOCK];
+            fp32_weights[c / 16 * 16 * DEPTH + k * 16 + c % 16] = weights[c][k] * 0.01f;
+            bf16_weights[c / 16 * 16 * DEPTH + k / 2 * 32 + c % 16 * 2 + k % 2] = (uint16_t)(0x3c00 + weights[c][k]);
+        }
+    for (int i = 0; i < MOST * DEPTH; i++) inputs[i] = uniform(), bf16_inputs[i] = (uint16_t)(0x3f00 + i * 7 % 300);
+    for (int r = 0; r < MOST; r += 3) inputs[r * DEPTH + 5] *= 300.0f; /* outliers */
+    for (int r = 1; r < MOST; r += 4) inputs[r * DEPTH + 700] *= 900.0f;
+    memset(inputs + 7 * DEPTH, 0, DEPTH * 4);
+}
+
+/* A row as gemm_int8.h defines it. */
+static void define(const float *x, float *y) {
+    float lanes[16] = {0}, magnitude;
+    for (int k = 0; k < DEPTH; k++) lanes[k % 16] += fabsf(x[k]);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    magnitude = lanes[0] * (20.0f / DEPTH);
+    for (int c = 0; c < COLUMNS; c++) y[c] = 0.0f;
+    for (int b = 0; b < BLOCKS; b++) {
+        const int first = b * BLOCK, last = first + BLOCK < DEPTH ? first + BLOCK : DEPTH;
+        float peak = 0.0f;
+        for (int k = first; k < last; k++) peak = fmaxf(peak, fabsf(x[k]));
+        volatile float scale = peak > 1e-30f ? peak / 127.0f : 0.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        for (int part = 0; part < 2; part++) {
+            if (part && !(peak > magnitude)) continue;
+            const float unit = part ? scale / 254.0f : scale;
+            for (int c = 0; c < COLUMNS; c++) {
+                int32_t sum = 0;
+                for (int k = first; k < last; k++) {
+                    volatile float scaled = x[k] * inverse;
+                    volatile float coarse = nearbyintf(scaled), rest = (scaled - coarse) * 254.0f;
+                    sum += weights[c][k] * (int32_t)(part ? nearbyintf(rest) : coarse);
+                }
+                volatile float both = wide(scales[c][b]) * unit;
+                y[c] = fmaf((float)sum, both, y[c]);
+            }
+        }
+    }
+}
+
+static Model model;
+
+static void multiply(const Matrix *w, const void *x, int rows, float *y) {
+    static float padded[128 * DEPTH];
+    const size_t size = (size_t)DEPTH * (model.shape.bf16 ? 2 : 4);
+    memset(padded, 0, sizeof padded);
+    memcpy(padded, x, rows * size);
+    Product product = {w, padded, y, rows};
+    outrider_product(&model, &product);
+}
+
+static int rows_agree(const Matrix *w, const char *x, size_t size, const char *what, int kernels) {
+    static const int counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 40};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            model.shape.threads = threads;
+            multiply(w, x, counts[i], together);
+            for (int r = 0; r < counts[i]; r++) {
+                model.shape.threads = 1;
+                multiply(w, x + r * size, 1, alone);
+                if (memcmp(alone, together + r * COLUMNS, sizeof alone)) {
+                    printf("kernels %d: row %d of %d in %s depends on its company\n", kernels, r, counts[i], what);
+                    return 0;
+                }
+            }
+        }
+    return 1;
+}
+
+int main(void) {
+    int right = 1;
+    fill();
+    for (int r = 0; r < MOST; r++) define(inputs + r * DEPTH, expected + r * COLUMNS);
+    model.scratch_size = 128 * 2 * (DEPTH + 8 * BLOCKS) + 64;
+    model.scratch = calloc(4, (size_t)model.scratch_size);
+    const Matrix int8 = {.data = packed, .scales = packed_scales, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};
+    const Matrix fp32 = {.data = fp32_weights, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};
+    const Matrix bf16 = {.data = bf16_weights, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};
+    for (int kernels = 0; kernels < KERNELS_COUNT; kernels++) {
+        if (!outrider_has(kernels)) continue;
+        model.shape.kernels = kernels;
+        model.shape.bf16 = 0, model.shape.integers = 1;
+        right &= rows_agree(&int8, (const char *)inputs, DEPTH * 4, "int8", kernels);
+        model.shape.threads = 2;
+        multiply(&int8, inputs, MOST, together);
+        for (int i = 0; i < MOST * COLUMNS; i++)
+            if (together[i] != expected[i]) {
+                printf("kernels %d: int8 result %d is %.9g, defined as %.9g\n", kernels, i, together[i], expected[i]);
+                right = 0;
+                break;
+            }
+        uint64_t hash = 14695981039346656037u;
+        for (size_t i = 0; i < sizeof together; i++) hash = (hash ^ ((const uint8_t *)together)[i]) * 1099511628211u;
+        model.shape.integers = 0;
+        right &= rows_agree(&fp32, (const char *)inputs, DEPTH * 4, "fp32", kernels);
+        model.shape.bf16 = 1;
+        right &= rows_agree(&bf16, (const char *)bf16_inputs, DEPTH * 2, "bf16", kernels);
+        printf("%d %016llx\n", kernels, (unsigned long long)hash);
+    }
+    return !right;
+}
