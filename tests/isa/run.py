@@ -42,7 +42,7 @@ def compilers(kind: str) -> list[list[str]]:
     return found
 
 
-def build(compiler: list[str], target: Path, kernels: Path = NATIVE) -> str | None:
+def build(compiler: list[str], target: Path, kernels: Path = NATIVE, level: str = "-O3") -> str | None:
     """None, or why not."""
     sources = [HERE / "products.c", kernels / "decoder.c", kernels / "pool.c", *sorted(kernels.glob("isa_*.c"))]
     # Nothing may be fused in the definition; the kernels are compiled as they are.
@@ -50,7 +50,7 @@ def build(compiler: list[str], target: Path, kernels: Path = NATIVE) -> str | No
     for source in sources:
         objects.append(target.with_name(f"{source.stem}.o"))
         own = ["-ffp-contract=off"] if source.name == "products.c" else []
-        command = [*compiler, "-O3", "-Wno-psabi", "-w", "-pthread", *own, "-I", str(kernels), "-c", str(source)]
+        command = [*compiler, level, "-Wno-psabi", "-w", "-pthread", *own, "-I", str(kernels), "-c", str(source)]
         done = subprocess.run([*command, "-o", str(objects[-1])], capture_output=True, text=True)
         if done.returncode:
             return done.stderr
@@ -92,7 +92,7 @@ def main() -> int:
                 if kind == "x86_64" and "gcc" in name and (own or emulator):
                     plain = Path(folder) / "plain"
                     written_out = [*compiler, "-I", str(HERE / "emulated")]
-                    if trouble := build(written_out, plain, emulated(Path(folder) / "emulated")):
+                    if trouble := build(written_out, plain, emulated(Path(folder) / "emulated"), "-O1"):
                         print(f"written out in C: does not compile\n{trouble}")
                         failed = True
                     else:

@@ -50,28 +50,52 @@
 #define END_3 END_2 END(128, 160, 8, 9, 10, 11)
 #define END_4 END_3 END(192, 224, 12, 13, 14, 15)
 
-#define BLOCK_OF(ROWS)                                                                                               \
-    __asm__ volatile("dup v31.4s, %w[counted]\n\t" BEGIN_##ROWS                                                     \
-                     "1:\n\t" INPUTS_##ROWS(0)                                                                      \
-                     HALF(ROWS, 0, 32, 64, 96, 128, 160, 192, 224) INPUTS_##ROWS(16)                                 \
-                     HALF(ROWS, 256, 288, 320, 352, 384, 416, 448, 480)                                              \
-                     "add %[w], %[w], #512\n\tadd %[x0], %[x0], #32\n\tadd %[x1], %[x1], #32\n\t"                  \
+/* As HALF, from codes: two fours to 64 bytes, the first in the low halves. v28 masks those, v29 holds the levels. */
+#define EACH(OP, A, B, C, D) OP(A) OP(B) OP(C) OP(D)
+#define LOW(A, B) "and v" #A ".16b, v" #B ".16b, v28.16b\n\ttbl v" #A ".16b, {v29.16b}, v" #A ".16b\n\t"
+#define HIGH(A) "ushr v" #A ".16b, v" #A ".16b, #4\n\ttbl v" #A ".16b, {v29.16b}, v" #A ".16b\n\t"
+#define CODES(ROWS, AT, NEXT, FIRST, SECOND)                                                        \
+    FETCH(16, 17, 18, 19, AT, NEXT) LOW(20, 16) LOW(21, 17) LOW(22, 18) LOW(23, 19)                 \
+    DOTS_##ROWS(20, 21, 22, 23, FIRST) EACH(HIGH, 16, 17, 18, 19) DOTS_##ROWS(16, 17, 18, 19, SECOND)
+
+#define WEIGHTS_OF(ROWS)                                                       \
+    INPUTS_##ROWS(0) HALF(ROWS, 0, 32, 64, 96, 128, 160, 192, 224)             \
+    INPUTS_##ROWS(16) HALF(ROWS, 256, 288, 320, 352, 384, 416, 448, 480)       \
+    "add %[w], %[w], #512\n\t"
+#define CODES_OF(ROWS)                                                         \
+    INPUTS_##ROWS(0) CODES(ROWS, 0, 32, 0, 1) CODES(ROWS, 64, 96, 2, 3)        \
+    INPUTS_##ROWS(16) CODES(ROWS, 128, 160, 0, 1) CODES(ROWS, 192, 224, 2, 3)  \
+    "add %[w], %[w], #256\n\t"
+
+#define BLOCK_OF(ROWS, BODY)                                                                                         \
+    __asm__ volatile("dup v31.4s, %w[counted]\n\tmovi v28.16b, #15\n\tldr q29, [%[levels]]\n\t" BEGIN_##ROWS      \
+                     "1:\n\t" BODY(ROWS)                                                                            \
+                     "add %[x0], %[x0], #32\n\tadd %[x1], %[x1], #32\n\t"                                          \
                      "add %[x2], %[x2], #32\n\tadd %[x3], %[x3], #32\n\t"                                          \
                      "subs %w[left], %w[left], #32\n\tb.ne 1b\n\t" END_##ROWS                                      \
                      : [w] "+r"(weights), [x0] "+r"(x0), [x1] "+r"(x1), [x2] "+r"(x2), [x3] "+r"(x3),                \
                        [left] "+r"(size)                                                                             \
-                     : [to] "r"(sums), [counted] "r"(0x4b400000)                                                     \
+                     : [to] "r"(sums), [counted] "r"(0x4b400000), [levels] "r"(levels)                               \
                      : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11",     \
                        "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24",    \
-                       "v25", "v26", "v27", "v31")
+                       "v25", "v26", "v27", "v28", "v29", "v31")
 
-/* Sums [rows][16], as floats, of `size` inputs of `rows` rows. */
-INLINE void block_sums(const int8_t *weights, const int8_t *x, int depth, int size, int rows, float *sums) {
+/* Sums [rows][16], as floats, of `size` inputs of `rows` rows; from codes where there are levels. */
+INLINE void block_sums(const int8_t *weights, const int8_t *levels, int coded, const int8_t *x, int depth, int size,
+                       int rows, float *sums) {
     const int8_t *x0 = x, *x1 = x + depth, *x2 = x1 + depth, *x3 = x2 + depth;
-    if (rows == 1) BLOCK_OF(1);
-    if (rows == 2) BLOCK_OF(2);
-    if (rows == 3) BLOCK_OF(3);
-    if (rows == 4) BLOCK_OF(4);
+    if (!coded) levels = x; /* any sixteen bytes */
+    if (coded) {
+        if (rows == 1) BLOCK_OF(1, CODES_OF);
+        if (rows == 2) BLOCK_OF(2, CODES_OF);
+        if (rows == 3) BLOCK_OF(3, CODES_OF);
+        if (rows == 4) BLOCK_OF(4, CODES_OF);
+    } else {
+        if (rows == 1) BLOCK_OF(1, WEIGHTS_OF);
+        if (rows == 2) BLOCK_OF(2, WEIGHTS_OF);
+        if (rows == 3) BLOCK_OF(3, WEIGHTS_OF);
+        if (rows == 4) BLOCK_OF(4, WEIGHTS_OF);
+    }
 }
 
 /* Of `size` weights with as many inputs. */
@@ -81,9 +105,25 @@ INLINE int32_t block_product(const int8_t *a, const int8_t *b, int size) {
     return vaddvq_s32(total);
 }
 #else
+/* `size` inputs' weights from their codes. */
+INLINE void decode(const int8_t *codes, int8x16_t levels, int size, int8_t *weights) {
+    for (int i = 0; i < size * PANEL / 2; i += 16) {
+        const uint8x16_t both = vld1q_u8((const uint8_t *)codes + i);
+        int8_t *to = weights + i / 64 * 128 + i % 64;
+        vst1q_s8(to, vqtbl1q_s8(levels, vandq_u8(both, vdupq_n_u8(15))));
+        vst1q_s8(to + 64, vqtbl1q_s8(levels, vshrq_n_u8(both, 4)));
+    }
+}
+
 /* Two products of int8 fit in 16 bits: two fours are multiplied into one register before they are widened. A column's sum
  * is in two neighbouring lanes: of low, columns 0 and 1 of four; of high, 2 and 3. */
-INLINE void block_sums(const int8_t *weights, const int8_t *x, int depth, int size, int rows, float *sums) {
+INLINE void block_sums(const int8_t *weights, const int8_t *levels, int coded, const int8_t *x, int depth, int size,
+                       int rows, float *sums) {
+    int8_t decoded[BLOCK * PANEL] __attribute__((aligned(64)));
+    if (coded) {
+        decode(weights, vld1q_s8(levels), size, decoded);
+        weights = decoded;
+    }
     for (int r = 0; r < rows; r++) {
         int32x4_t low[4], high[4];
         UNROLL for (int q = 0; q < 4; q++) low[q] = high[q] = vdupq_n_s32(0);
@@ -111,16 +151,6 @@ INLINE int32_t block_product(const int8_t *a, const int8_t *b, int size) {
 }
 #endif
 
-/* `size` inputs' weights from their codes. */
-INLINE void decode(const int8_t *codes, int8x16_t levels, int size, int8_t *weights) {
-    for (int i = 0; i < size * PANEL / 2; i += 16) {
-        const uint8x16_t both = vld1q_u8((const uint8_t *)codes + i);
-        int8_t *to = weights + i / 64 * 128 + i % 64;
-        vst1q_s8(to, vqtbl1q_s8(levels, vandq_u8(both, vdupq_n_u8(15))));
-        vst1q_s8(to + 64, vqtbl1q_s8(levels, vshrq_n_u8(both, 4)));
-    }
-}
-
 /* A block's sums, scaled, to the totals. */
 INLINE void add_sums(const Panel *w, const float *sums, Line x, int blocks, int block, int rows, int coded, float *out) {
     UNROLL for (int q = 0; q < 4; q++) {
@@ -137,22 +167,17 @@ INLINE void add_sums(const Panel *w, const float *sums, Line x, int blocks, int 
 /* `rows` (constant, at most TILE_ROWS) rows against a panel. */
 INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) {
     float sums[TILE_ROWS * PANEL] __attribute__((aligned(64)));
-    int8_t decoded[BLOCK * PANEL] __attribute__((aligned(64)));
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int q = 0; q < 4; q++)
         vst1q_f32(out + r * PANEL_PAIR + 4 * q, vdupq_n_f32(0.0f));
     for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
         const int size = block_size(w->depth, start);
-        const int8_t *weights = w->weights + start * PANEL;
-        if (coded) {
-            decode(w->weights + start * PANEL / 2, vld1q_s8(w->levels), size, decoded);
-            weights = decoded;
-        }
-        block_sums(weights, x.coarse.values + start, x.depth, size, rows, sums);
+        const int8_t *weights = w->weights + start * PANEL / (coded ? 2 : 1);
+        block_sums(weights, w->levels, coded, x.coarse.values + start, x.depth, size, rows, sums);
         add_sums(w, sums, x.coarse, x.blocks, block, rows, coded, out);
         int fine = 0;
         UNROLL for (int r = 0; r < rows; r++) fine |= x.fine.scales[r * x.blocks + block] != 0.0f;
         if (fine) {
-            block_sums(weights, x.fine.values + start, x.depth, size, rows, sums);
+            block_sums(weights, w->levels, coded, x.fine.values + start, x.depth, size, rows, sums);
             add_sums(w, sums, x.fine, x.blocks, block, rows, coded, out);
         }
     }
