@@ -34,6 +34,7 @@ from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import Placement, load_model, missing_kernels, placement, settled
 from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.library import built
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
@@ -371,6 +372,7 @@ def _facts(parts: _Parts) -> dict[str, object]:
         "weights": [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files],
         "precision": parts.place.precision.name,
         "kernels": parts.model.kernels if isinstance(parts.model, NativeDecoder) else type(parts.model).__name__,
+        "built": built(),
         "threads": parts.place.threads,
         "machine": [platform.machine(), cpu_name(), os.cpu_count()],
     }

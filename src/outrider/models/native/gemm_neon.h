@@ -50,6 +50,9 @@ INLINE void tile_neon(const char *panel, const char *x, int depth, int rows, int
         UNROLL for (int r = 0; r < rows; r++) UNROLL for (int q = 0; q < QUADS; q++) sums[r][q] = vdupq_n_f32(0.0f);
         for (int k = start; k < stop; k += 4) {
             float32x4_t in[4];
+            const char *ahead = panel + (int64_t)k * PANEL * (bf16 ? 2 : 4) + 1024;
+            __builtin_prefetch(ahead);
+            __builtin_prefetch(ahead + 64);
             UNROLL for (int r = 0; r < rows; r++)
                 in[r] = bf16 ? vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t *)(x + r * stride) + k), 16))
                              : vld1q_f32((const float *)(x + r * stride) + k);

@@ -157,23 +157,33 @@ FORCED = "OUTRIDER_KERNELS"
 """The variable that names the one to use."""
 
 
+def _path() -> Path | None:
+    paths = (Path(__file__).with_name(f"_kernels{suffix}") for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in paths if path.exists()), None)
+
+
+def built() -> int:
+    """When the kernels were, in nanoseconds: others may cost otherwise. 0: they are not."""
+    path = _path()
+    return path.stat().st_mtime_ns if path else 0
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they were not built (no C compiler at install time)."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_kernels{suffix}")
-        if path.exists():
-            kernels = ctypes.CDLL(str(path))
-            kernels.outrider_forward.argtypes = [POINTER(Model), POINTER(Pass)]
-            kernels.outrider_forward.restype = None
-            kernels.outrider_product.argtypes = [POINTER(Model), POINTER(Product)]
-            kernels.outrider_product.restype = None
-            kernels.outrider_move.argtypes = [POINTER(Model), c_int32, c_int32, c_void_p, c_void_p]
-            kernels.outrider_move.restype = None
-            kernels.outrider_has.argtypes = [c_int32]
-            kernels.outrider_has.restype = c_int32
-            return kernels
-    return None
+    path = _path()
+    if path is None:
+        return None
+    kernels = ctypes.CDLL(str(path))
+    kernels.outrider_forward.argtypes = [POINTER(Model), POINTER(Pass)]
+    kernels.outrider_forward.restype = None
+    kernels.outrider_product.argtypes = [POINTER(Model), POINTER(Product)]
+    kernels.outrider_product.restype = None
+    kernels.outrider_move.argtypes = [POINTER(Model), c_int32, c_int32, c_void_p, c_void_p]
+    kernels.outrider_move.restype = None
+    kernels.outrider_has.argtypes = [c_int32]
+    kernels.outrider_has.restype = c_int32
+    return kernels
 
 
 @cache
