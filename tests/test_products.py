@@ -11,7 +11,18 @@ import torch
 from integers import lines
 from torch import Tensor
 
-from outrider.models.native.library import KERNELS, Matrix, Model, Product, Shape, kernels_here, library
+from outrider.errors import InvalidRequest
+from outrider.models.native.library import (
+    FORCED,
+    KERNELS,
+    Matrix,
+    Model,
+    Product,
+    Shape,
+    chosen_kernels,
+    kernels_here,
+    library,
+)
 from outrider.models.native.packing import PackedMatrix, Packer
 from outrider.models.precision import BLOCK, blocks, dequantised, quantise
 
@@ -146,3 +157,15 @@ def test_rows_are_each_their_own(kernels: str, dtype: torch.dtype, rows: int) ->
     together = product(matrix, x, kernels)
     assert torch.equal(together, torch.cat([product(matrix, row[None], kernels, threads=1) for row in x]))
     torch.testing.assert_close(together[:, :70], x.float() @ weight.float().T, atol=2e-4, rtol=0)
+
+
+def test_an_instruction_set_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FORCED, raising=False)
+    assert chosen_kernels() == kernels_here()[-1]
+    monkeypatch.setenv(FORCED, "base")
+    assert chosen_kernels() == "base"
+    assert chosen_kernels(kernels_here()[-1]) == kernels_here()[-1], "what a caller asks for comes first"
+    for unknown in ("sse5", "amx" if "amx" not in kernels_here() else "dotprod"):
+        monkeypatch.setenv(FORCED, unknown)
+        with pytest.raises(InvalidRequest, match=f"OUTRIDER_KERNELS: this CPU has no '?{unknown}.*it has base"):
+            chosen_kernels()

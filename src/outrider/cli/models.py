@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.options import DEFAULT_MODEL, Dtype
 from outrider.cli.screen import answers, note
+
+if TYPE_CHECKING:
+    from outrider.types import LanguageModel
 
 models = typer.Typer(help="List, fetch and find the models known by name.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -90,9 +93,17 @@ def cost(
         shown.add_row(str(rows), *milliseconds, f"{seconds / plain:.2f}", f"{more:.2f}" if i else "", bar)
         before = seconds
     answers().print(shown)
+    note(f"measured with {_decoder(llm.model)}")
     for name, drafting in table.drafting.items():
         begin, level = drafting.fixed / plain, drafting.per_level / plain
         note(f"{name}: {begin:.2f} of a plain pass to begin a draft, {level:.2f} for each of its levels")
+
+
+def _decoder(model: LanguageModel) -> str:
+    """What decodes, in words."""
+    from outrider.models.native.decoder import NativeDecoder
+
+    return f"our CPU kernels for {model.kernels}" if isinstance(model, NativeDecoder) else type(model).__name__
 
 
 def _size(folder: Path) -> int:
