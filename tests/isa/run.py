@@ -92,7 +92,7 @@ def main() -> int:
                 if kind == "x86_64" and "gcc" in name and (own or emulator):
                     plain = Path(folder) / "plain"
                     written_out = [*compiler, "-I", str(HERE / "emulated")]
-                    if trouble := build(written_out, plain, emulated(Path(folder) / "emulated"), "-O1"):
+                    if trouble := build(written_out, plain, emulated(Path(folder) / "emulated"), "-O2"):
                         print(f"written out in C: does not compile\n{trouble}")
                         failed = True
                     else:

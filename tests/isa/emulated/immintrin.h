@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define WIDE(SIZE) __attribute__((vector_size(SIZE), aligned(1), may_alias))
-#define EMULATED static inline
+#define EMULATED static inline __attribute__((always_inline))
 typedef int64_t __m256i WIDE(32);
 typedef int64_t __m512i WIDE(64);
 typedef float __m256 WIDE(32);
