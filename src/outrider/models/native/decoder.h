@@ -29,7 +29,6 @@ enum {
     KERNELS_VNNI,
     KERNELS_AMX,
     KERNELS_DOTPROD,
-    KERNELS_I8MM,
     KERNELS_COUNT
 };
 
@@ -162,6 +161,5 @@ DECLARE(avxvnni)
 DECLARE(avx512)
 DECLARE(vnni) /* and AMX */
 DECLARE(dotprod)
-DECLARE(i8mm)
 
 #endif

@@ -19,7 +19,6 @@ typedef enum {
     GATED,  /* the pair is 16 gate and the matching 16 up columns: act(gate) * up, to the next product's input */
 } Epilogue;
 
-#define KERNEL_ROWS 8 /* rows the generic kernel keeps in registers */
 #define SUMMED 64
 
 /* `block` holds fp32 results [rows][32] of one pair of panels. */
@@ -41,6 +40,22 @@ static void finish(const Matrix *w, int pair, const float *block, int rows, int 
         }
     }
 }
+
+INLINE const char *panel_at(const Matrix *w, int panel, int bf16) {
+    return (const char *)w->data + (int64_t)panel * w->depth * PANEL * (bf16 ? 2 : 4);
+}
+
+/* Of `left` rows, how many to multiply at once where `most` fit in the registers: as evenly as can be, so that no few rows
+ * are left over. */
+INLINE int rows_at_once(int left, int most) {
+    const int turns = (left + most - 1) / most;
+    return (left + turns - 1) / turns;
+}
+
+#if defined(__aarch64__)
+#include "gemm_neon.h"
+#else
+#define KERNEL_ROWS 8
 
 /* Any CPU: `count` (constant, at most KERNEL_ROWS) rows against one panel. Sums run over SUMMED terms at a time and then
  * over those sums: in fp32 that halves the rounding error of one long sum. */
@@ -72,35 +87,27 @@ INLINE void kernel(const char *panel, const char *x, int depth, int count, int b
         }
     }
 }
+#endif
 
-INLINE const char *panel_at(const Matrix *w, int panel, int bf16) {
-    return (const char *)w->data + (int64_t)panel * w->depth * PANEL * (bf16 ? 2 : 4);
-}
-
-#if defined(__aarch64__)
-#include "gemm_neon.h"
-#else
-/* Several widths, so that few rows do not pay for many; all sum in the same order. */
+/* All rows against one panel. The number of rows must be a constant where they are multiplied; all sum in the same order. */
 INLINE void rows_of(const char *panel, const char *x, int depth, int rows, int bf16, float *block) {
     const int64_t stride = (int64_t)depth * (bf16 ? 2 : 4);
-    for (int r = 0; r < rows;) {
-        const int left = rows - r, count = left >= 8 ? 8 : left;
-        const char *from = x + r * stride;
-        float *to = block + r * PANEL_PAIR;
-        switch (count) {
-            case 1: kernel(panel, from, depth, 1, bf16, to); break;
-            case 2: kernel(panel, from, depth, 2, bf16, to); break;
-            case 3: kernel(panel, from, depth, 3, bf16, to); break;
-            case 4: kernel(panel, from, depth, 4, bf16, to); break;
-            case 5: kernel(panel, from, depth, 5, bf16, to); break;
-            case 6: kernel(panel, from, depth, 6, bf16, to); break;
-            case 7: kernel(panel, from, depth, 7, bf16, to); break;
-            default: kernel(panel, from, depth, 8, bf16, to);
-        }
-        r += count;
-    }
-}
+#define ROWS(COUNT) \
+    case COUNT: kernel(panel, x + r * stride, depth, COUNT, bf16, block + r * PANEL_PAIR); break;
+    for (int r = 0, count; r < rows; r += count) switch (count = rows_at_once(rows - r, KERNEL_ROWS)) {
+            ROWS(1)
+            ROWS(2)
+            ROWS(3)
+            ROWS(4)
+#if KERNEL_ROWS == 8
+            ROWS(5)
+            ROWS(6)
+            ROWS(7)
+            ROWS(8)
 #endif
+        }
+#undef ROWS
+}
 
 static void pair_of(const Matrix *w, int pair, const char *x, int rows, int bf16, float *block) {
     for (int half = 0; half < 2; half++) {

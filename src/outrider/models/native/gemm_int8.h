@@ -148,9 +148,7 @@ static void narrow_row(const float *x, int inputs, Lines row) {
 #define TILE(COUNT) \
     case COUNT: tile_int8(w, lines_at(x, r), COUNT, coded, out + r * PANEL_PAIR); break;
 INLINE void tiles_int8(const Panel *w, Lines x, int rows, int coded, float *out) {
-    for (int r = 0; r < rows; r += TILE_ROWS) {
-        const int left = rows - r;
-        switch (left < TILE_ROWS ? left : TILE_ROWS) {
+    for (int r = 0, count; r < rows; r += count) switch (count = rows_at_once(rows - r, TILE_ROWS)) {
             TILE(1)
             TILE(2)
             TILE(3)
@@ -162,7 +160,6 @@ INLINE void tiles_int8(const Panel *w, Lines x, int rows, int coded, float *out)
             TILE(8)
 #endif
         }
-    }
 }
 
 INLINE Panel panel_of(const Matrix *w, int panel) {

@@ -39,17 +39,19 @@ INLINE Inputs line_of(const char *panel, int k, int bf16) {
                                          in[r], 2 * HALF + 1);                                                     \
     }
 
-/* `rows` (constant, at most 4) rows against a panel. */
-INLINE void tile_neon(const char *panel, const char *x, int depth, int rows, int bf16, float *block) {
+#define KERNEL_ROWS 4
+
+/* `rows` (constant, at most KERNEL_ROWS) rows against a panel. */
+INLINE void kernel(const char *panel, const char *x, int depth, int rows, int bf16, float *block) {
     const int64_t stride = (int64_t)depth * (bf16 ? 2 : 4);
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int q = 0; q < QUADS; q++)
         vst1q_f32(block + r * PANEL_PAIR + 4 * q, vdupq_n_f32(0.0f));
     for (int start = 0; start < depth; start += SUMMED) {
         const int stop = depth < start + SUMMED ? depth : start + SUMMED;
-        float32x4_t sums[4][QUADS];
+        float32x4_t sums[KERNEL_ROWS][QUADS];
         UNROLL for (int r = 0; r < rows; r++) UNROLL for (int q = 0; q < QUADS; q++) sums[r][q] = vdupq_n_f32(0.0f);
         for (int k = start; k < stop; k += 4) {
-            float32x4_t in[4];
+            float32x4_t in[KERNEL_ROWS];
             const char *ahead = panel + (int64_t)k * PANEL * (bf16 ? 2 : 4) + 1024;
             __builtin_prefetch(ahead);
             __builtin_prefetch(ahead + 64);
@@ -63,22 +65,6 @@ INLINE void tile_neon(const char *panel, const char *x, int depth, int rows, int
             float *total = block + r * PANEL_PAIR + 4 * q;
             vst1q_f32(total, vaddq_f32(vld1q_f32(total), sums[r][q]));
         }
-    }
-}
-
-INLINE void rows_of(const char *panel, const char *x, int depth, int rows, int bf16, float *block) {
-    const int64_t stride = (int64_t)depth * (bf16 ? 2 : 4);
-    for (int r = 0; r < rows;) {
-        const int left = rows - r, count = left == 5 || left == 6 ? 3 : left < 4 ? left : 4;
-        const char *from = x + r * stride;
-        float *to = block + r * PANEL_PAIR;
-        switch (count) {
-            case 1: tile_neon(panel, from, depth, 1, bf16, to); break;
-            case 2: tile_neon(panel, from, depth, 2, bf16, to); break;
-            case 3: tile_neon(panel, from, depth, 3, bf16, to); break;
-            default: tile_neon(panel, from, depth, 4, bf16, to);
-        }
-        r += count;
     }
 }
 

@@ -150,7 +150,7 @@ class Product(Structure):
 
 ALONE_ROWS = 8
 
-KERNELS = ("base", "avx2", "avxvnni", "avx512", "vnni", "amx", "dotprod", "i8mm")
+KERNELS = ("base", "avx2", "avxvnni", "avx512", "vnni", "amx", "dotprod")
 """Instruction sets a pass is compiled for, the better ones of a kind of CPU later; the index is what C calls it. `base`
 is what every CPU has: on aarch64 that is NEON."""
 FORCED = "OUTRIDER_KERNELS"
