@@ -16,16 +16,13 @@
 
 #define SHARE(n) for (int i = thread; i < (n); i += threads)
 
-/* How matrix inputs are stored. */
-INLINE int inputs_bf16(const Shape *s) { return s->bf16 && !s->integers; }
-
 static void product(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
                     int thread, int threads) {
     (m->shape.integers ? gemm_int8 : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
 }
 
-/* x / rms(x) * weight, fp32 in, `out` in the model's precision. size is a multiple of 16. */
-static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, int bf16) {
+/* x / rms(x) * weight, fp32 in. size is a multiple of 16. */
+static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, Form form) {
     v16 squares = splat(0.0f);
     for (int j = 0; j < size; j += LANES) {
         v16 part = *(const v16 *)(x + j);
@@ -33,12 +30,12 @@ static void rms_norm(const float *x, const float *weight, int size, float eps, v
     }
     v16 scale = splat(1.0f / sqrtf(sum(squares) / (float)size + eps));
     for (int j = 0; j < size; j += LANES)
-        store(out, at + j, *(const v16 *)(x + j) * scale * *(const v16 *)(weight + j), bf16);
+        store(out, at + j, *(const v16 *)(x + j) * scale * *(const v16 *)(weight + j), form);
 }
 
 /* residual += update, normalised first where the family asks for it. */
 static void add(float *residual, float *update, const float *out_norm, int size, float eps) {
-    if (out_norm) rms_norm(update, out_norm, size, eps, update, 0, 0);
+    if (out_norm) rms_norm(update, out_norm, size, eps, update, 0, FP32);
     for (int j = 0; j < size; j += LANES)
         *(v16 *)(residual + j) = *(const v16 *)(residual + j) + *(const v16 *)(update + j);
 }
@@ -113,7 +110,7 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
     for (int i = 0; i <= group; i++) {
         float *x = i < group ? qkv + (kv_head * group + i) * dim : key;
         const float *norm = i < group ? layer->q_norm : layer->k_norm;
-        if (norm) rms_norm(x, norm, dim, s->norm_eps, x, 0, 0);
+        if (norm) rms_norm(x, norm, dim, s->norm_eps, x, 0, FP32);
         rotate(x, cosines, sines, dim);
     }
     const int64_t head = ((int64_t)slot * s->kv_heads + kv_head) * s->capacity * dim;
@@ -127,7 +124,7 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
             else
                 ((float *)layer->keys)[at + (int64_t)(d + j) * LANES] = key[d + j];
         }
-        store(layer->values, head + (int64_t)index * dim + d, *(const v16 *)(value + d), s->bf16);
+        store(layer->values, head + (int64_t)index * dim + d, *(const v16 *)(value + d), s->bf16 ? BF16 : FP32);
     }
 }
 
@@ -141,25 +138,25 @@ static void attend_row(const Model *m, const Layer *layer, const Pass *pass, int
     attend(&path, m->qkv + (int64_t)row * layer->qkv.columns + kv_head * group * dim, (const char *)layer->keys + head,
            (const char *)layer->values + head, group, dim, layer->window, s->attention_scale, s->bf16,
            m->scores + (int64_t)thread * 4 * s->capacity, s->capacity, m->attended,
-           (int64_t)row * layer->o.depth + kv_head * group * dim, inputs_bf16(s));
+           (int64_t)row * layer->o.depth + kv_head * group * dim, input_form(s));
 }
 
 /* What goes into a layer's qkv; for the first of a drafting head the token's embedding comes in here. */
 static void attention_input(const Model *m, const Layer *layer, int row) {
     const Shape *s = &m->shape;
-    const int bf16 = inputs_bf16(s);
+    const Form form = input_form(s);
     float *residual = m->residual + (int64_t)row * s->hidden;
     const int64_t at = (int64_t)row * layer->qkv.depth;
     const Fusion *fusion = layer == m->layers ? m->fusion : 0;
     if (!fusion) {
-        rms_norm(residual, layer->attention_norm, s->hidden, s->norm_eps, m->normed, at, bf16);
+        rms_norm(residual, layer->attention_norm, s->hidden, s->norm_eps, m->normed, at, form);
         return;
     }
     const float *embedded = fusion->embedded + (int64_t)row * s->hidden;
-    for (int j = 0; j < s->hidden; j += LANES) store(m->normed, at + j, *(const v16 *)(embedded + j), bf16);
-    rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, m->normed, at + s->hidden, bf16);
+    for (int j = 0; j < s->hidden; j += LANES) store(m->normed, at + j, *(const v16 *)(embedded + j), form);
+    rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, m->normed, at + s->hidden, form);
     if (fusion->normed_residual)
-        rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, residual, 0, 0);
+        rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, residual, 0, FP32);
 }
 
 /* Every thread keeps a residual stream of its own of all rows: where rows are few, adding and normalising them again
@@ -191,7 +188,7 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
         float *residual = m->residual + (int64_t)i * hidden;
         add(residual, m->update + (int64_t)i * layer->o.columns, layer->attention_out_norm, hidden, s->norm_eps);
         rms_norm(residual, layer->mlp_norm, hidden, s->norm_eps, m->normed, (int64_t)i * layer->gate_up.depth,
-                 inputs_bf16(s));
+                 input_form(s));
     }
     rows_done(m, pass);
     product(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
@@ -211,11 +208,11 @@ static void begin_fused(const Model *m, const Pass *pass, int thread, int thread
     SHARE(pass->rows) {
         float *embedded = fusion->embedded + (int64_t)i * s->hidden;
         embed(fusion->target, pass->tokens[i], embedded);
-        rms_norm(embedded, m->layers->attention_norm, s->hidden, s->norm_eps, embedded, 0, 0);
+        rms_norm(embedded, m->layers->attention_norm, s->hidden, s->norm_eps, embedded, 0, FP32);
         if (pass->features)
             for (int j = 0; j < fc->inputs; j += LANES)
                 store(fusion->features, (int64_t)i * fc->depth + j,
-                      *(const v16 *)(pass->features + (int64_t)i * fc->inputs + j), inputs_bf16(s));
+                      *(const v16 *)(pass->features + (int64_t)i * fc->inputs + j), input_form(s));
     }
     pool_barrier();
     if (pass->features) {
@@ -259,7 +256,7 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
         rows_done(m, pass);
         OWN(pass->wanted)
             rms_norm(m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, s->hidden, s->norm_eps,
-                     m->normed, (int64_t)i * m->head.depth, inputs_bf16(s));
+                     m->normed, (int64_t)i * m->head.depth, input_form(s));
         rows_done(m, pass);
         if (m->head.screen)
             gemm_screened(m, &m->head, m->normed, pass->wanted, pass->logits, m->head.columns, thread, threads);
