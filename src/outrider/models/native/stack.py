@@ -144,7 +144,8 @@ class NativeStack(StaticCache):
 
     def _copy(self, source: int, target: int, length: int) -> None:
         # Keys lie in panels of LANES positions, values in panels of LANES dimensions (cache.h).
-        keys, values = self._cache[:, 0], self._cache[:, 1].unflatten(-1, (-1, self._model.shape.capacity * LANES))
+        keys, values = self._cache[:, 0], self._cache[:, 1]
+        values = values.view(*values.shape[:3], self._depth // LANES, -1)
         positions = -(-length // LANES) * LANES
         keys[:, target, :, : positions * self._depth] = keys[:, source, :, : positions * self._depth]
         values[:, target, :, :, : positions * LANES] = values[:, source, :, :, : positions * LANES]
