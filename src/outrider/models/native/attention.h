@@ -85,12 +85,13 @@ static void score(const Shape *s, const char *keys, const char *values, const vo
 
 /* Scores of positions from..to-1 become shares, of a total that is 1 / the result: for AMX in bf16, which fill the first half
  * of the row. */
-static float share_out(float *scores, int from, int to, v16 highest, int amx) {
+static float share_out(float *scores, const Sight *sight, int from, int to, v16 highest, int amx) {
     const v16 peak = splat(max_lane(highest)), never = splat(-__builtin_inff());
     v16 total = splat(0.0f);
     for (int at = from; at < to; at += LANES) {
         const v16 score = *(const v16 *)(scores + at);
-        const v16 share = choose(score > never, exponential(score - peak), splat(0.0f));
+        v16 share = exponential(score - peak);
+        if (at < sight->oldest || at + LANES > sight->length) share = choose(score > never, share, splat(0.0f));
         total = total + share;
         store(scores, at, share, amx ? BF16 : FP32);
     }
@@ -192,7 +193,7 @@ static void attend(const Model *m, const Layer *layer, const Queries *queries, i
                   (const char *)q + (int64_t)i * depth * (amx ? 2 : 4), rows, sights + i, end, to, own, highest + i);
         }
         for (int j = 0; j < rows; j++)
-            inverse[i + j] = share_out(own + (int64_t)j * capacity, start, straight ? end : to, highest[i + j], amx);
+            inverse[i + j] = share_out(own + (int64_t)j * capacity, &sights[i + j], start, straight ? end : to, highest[i + j], amx);
     }
     if (amx && !straight) amx_configure(count);
     if (start < end) weigh(s, values + skipped, capacity, scores, count, start, end, 0, blocks);
