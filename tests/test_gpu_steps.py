@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import device_sequences
 import pytest
@@ -32,7 +33,7 @@ from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.params import SamplingParams
 from outrider.types import ROOT, Drafter, Rows, Speculation
 
-Launch = Callable[[int, int, bool], None]
+Launch = Callable[..., None]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 VOCAB = 90
@@ -219,9 +220,9 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
         assert engine.runahead is not None
         launch = engine.runahead._stepper.launch
 
-        def counted(lanes: int, length: int, sampled: bool, launch: Launch = launch, engine: Engine = engine) -> None:
+        def counted(*args: Any, launch: Launch = launch, engine: Engine = engine) -> None:
             launched.append([s.id for s in engine.scheduler.running])
-            launch(lanes, length, sampled)
+            launch(*args)
 
         monkeypatch.setattr(engine.runahead._stepper, "launch", counted)
         if not on_device:
@@ -245,7 +246,8 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
         found.append([s.tokens for s in (main, *others)])
     assert found[0] == found[1]
     assert [0] in launched
-    assert all(len(ids) == 1 for ids in launched), "only the default's own sequence is drafted for on the device"
+    assert [0, 2] in launched, "a prediction is offered there"
+    assert all({*ids} <= {0, 2} for ids in launched), "only the default's own sequences are drafted for on the device"
 
 
 def test_copied_slots_hold_the_same_bits(target: CudaDecoder) -> None:

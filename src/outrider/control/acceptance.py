@@ -146,6 +146,17 @@ class Acceptance:
             chances.append(chance if parent == ROOT else chance * chances[parent])
         return chances
 
+    def along(self, path: Draft, leanings: Leanings) -> list[float]:
+        """As `chances`, of a single path that one drafter proposed: in half the time."""
+        acceptance, leaning = self._of(path.source).acceptance, leanings.get(path.source)
+        ratio = leaning.ratio if leaning else 1.0
+        chances, chance, above = [], 1.0, 1.0
+        for claim in path.confidence:
+            chance *= min(1.0, ratio * acceptance(min(1.0, claim / above)))
+            chances.append(chance)
+            above = claim
+        return chances
+
     def covered(self, draft: Draft, leanings: Leanings, levels: int) -> list[float]:
         """How likely each of so many levels is right by this draft."""
         covered = [0.0] * levels
