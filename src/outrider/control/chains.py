@@ -22,8 +22,8 @@ from outrider.types import PLAIN, Commit, StepPlan, StepShape
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """Those a device is asked for."""
-OFFERED_LENGTHS = (16,)
-"""And for what was looked up, which costs no passes of a drafter."""
+OFFERED_LENGTHS = (4, 8, 16)
+"""And beside any of those, where something was looked up."""
 _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
@@ -85,27 +85,22 @@ class Chains:
         step, by its shape. `found`: what may be offered, by places of `states`."""
         # Without an offer there is nothing to verify but what is drafted.
         shapes = [shape for shape in seconds if shape.verified <= most and (found or shape.drafted == shape.verified)]
-        table = _Gains(states, found, shapes)
-        plain = seconds[PLAIN]
-
-        def rate(shape: StepShape) -> float:
-            return (len(states) + sum(table.of(shape))) / seconds[shape]
-
-        patience, left = [ledger.patience for ledger in ledgers], sum([ledger.left for ledger in ledgers])
-
-        def fair(shape: StepShape) -> bool:
-            stretch = seconds[shape] / plain - 1
-            return stretch <= min(map(add, patience, table.of(shape))) and stretch * len(states) <= left
-
-        best = max((shape for shape in shapes if shape == PLAIN or fair(shape)), key=rate, default=PLAIN)
-        if best.verified and rate(best) < _WORTHWHILE * len(states) / plain:
-            best = PLAIN
+        gains = _Gains(states, found)
+        plain, patience = seconds[PLAIN], [ledger.patience for ledger in ledgers]
+        left = sum([ledger.left for ledger in ledgers])
+        best, most_a_second = PLAIN, _WORTHWHILE * len(states) / plain
+        for shape in shapes:
+            each, stretch = gains.of(shape), seconds[shape] / plain - 1
+            rate = (len(states) + sum(each)) / seconds[shape]
+            if rate > most_a_second and stretch * len(states) <= left and stretch <= min(map(add, patience, each)):
+                best, most_a_second = shape, rate
         self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else PLAIN
-        offered = table.offered(best)
+        offered = gains.offered(best)
         best = self._tried(best, shapes, len(offered) < len(states))
+        stretch = seconds[best] / plain - 1
         for i, state in enumerate(states):
-            state.issued.append(Issued(best, found[i].source if i in offered else None, seconds[best] / plain - 1))
+            state.issued.append(Issued(best, found[i].source if i in offered else None, stretch))
         return StepPlan(best, {i: found[i].offer for i in offered})
 
     def _tried(self, best: StepShape, shapes: Sequence[StepShape], room: bool) -> StepShape:
@@ -144,26 +139,35 @@ class _Gains:
     """Tokens that each request is expected to gain by each shape: of what it is offered, if that holds when the step
     begins, else of what is drafted on the device."""
 
-    def __init__(self, states: Sequence[ChainState], found: Mapping[int, Found], shapes: Sequence[StepShape]) -> None:
-        lengths = {shape.verified for shape in shapes}
-        self._drafted = {n: [state.levels.total(n) for state in states] for n in {shape.drafted for shape in shapes}}
+    def __init__(self, states: Sequence[ChainState], found: Mapping[int, Found]) -> None:
+        self._states, self._found = states, found
+        self._drafted: dict[int, list[float]] = {}
+        self._offered: dict[int, list[float]] = {}
+        """By length; nothing is expected of an offer that is not there."""
         ahead = {i: states[i].ahead for i in found}
-        self._holds = {i: each.holds(ahead[i]) for i, each in found.items()}
-        self._offered = {n: {i: each.gain(ahead[i], n) for i, each in found.items()} for n in lengths}
-        self._known: dict[StepShape, list[float]] = {}
+        self._ahead = ahead
+        self._holds = [found[i].holds(ahead[i]) if i in found else 0.0 for i in range(len(states))]
 
     def of(self, shape: StepShape) -> list[float]:
-        gains = self._known.get(shape)
-        if gains is None:
-            gains = self._drafted[shape.drafted]
-            if better := self.offered(shape):
-                gains = gains.copy()
-                for i in better:
-                    gains[i] = self._offered[shape.verified][i] + (1 - self._holds[i]) * gains[i]
-            self._known[shape] = gains
-        return gains
+        own = self._own(shape.drafted)
+        if not self._found:
+            return own
+        pairs = zip(own, self._of_offers(shape.verified), self._holds, strict=True)
+        return [mine + more if (more := offered - holds * mine) > 0 else mine for mine, offered, holds in pairs]
 
-    def offered(self, shape: StepShape) -> list[int]:
+    def offered(self, shape: StepShape) -> set[int]:
         """Whose offer, where it holds, is better than what is drafted for them."""
-        drafted, holds = self._drafted[shape.drafted], self._holds
-        return [i for i, gain in self._offered[shape.verified].items() if gain > holds[i] * drafted[i]]
+        own, offered = self._own(shape.drafted), self._of_offers(shape.verified)
+        return {i for i in self._found if offered[i] > self._holds[i] * own[i]}
+
+    def _own(self, length: int) -> list[float]:
+        if length not in self._drafted:
+            self._drafted[length] = [state.levels.total(length) for state in self._states]
+        return self._drafted[length]
+
+    def _of_offers(self, length: int) -> list[float]:
+        if length not in self._offered:
+            gains = self._offered[length] = [0.0] * len(self._states)
+            for i, each in self._found.items():
+                gains[i] = each.gain(self._ahead[i], length)
+        return self._offered[length]

@@ -31,7 +31,7 @@ class Controller(Protocol):
 
     @property
     def offered_lengths(self) -> Sequence[int]:
-        """Others that it asks a device to verify where something was looked up."""
+        """Those that it may ask a device to verify where something was looked up."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class FixedLength:
             raise InvalidRequest(f"draft length {nodes} must be at least 0.")
         self.nodes = nodes
         self.lengths: Sequence[int] = sorted({0, nodes})
-        self.offered_lengths: Sequence[int] = ()
+        self.offered_lengths: Sequence[int] = self.lengths
         self.issued: Sequence[int] = ()
         self.paused = nodes == 0
         self.away = nodes == 0

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nsmallest
+from itertools import pairwise
 
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.types import Continues, Draft, Offer, SequenceView
 
 OFFERED = 40
-"""Tokens looked up."""
+"""Tokens looked up, at most."""
+_MORE = 8
+"""Tokens looked up beyond those wanted now, for steps to come."""
 _AT_ONCE = 4
 """Requests looked up in one step, at most: the host has to be done before the device is."""
 
@@ -52,26 +55,24 @@ class Found:
 
     def gain(self, ahead: int, length: int) -> float:
         """Tokens expected of the `length` after those."""
-        first = min(self._came + ahead, len(self._draft))
-        last = min(first + length, len(self._draft))
-        return (self._sums[last] - self._sums[first]) / self._so_far
+        count = len(self._draft)
+        first = min(self._came + ahead, count)
+        return (self._sums[min(first + length, count)] - self._sums[first]) / self._so_far
+
+    def follow(self, tokens: Sequence[int]) -> tuple[list[float], int]:
+        """The text has grown to `tokens`: what was claimed of each of the new ones, where those before were right, and
+        how many were. One that is wrong leaves nothing to offer."""
+        came, draft = self._came, self._draft
+        new = tokens[self.start : self.start + self.left]
+        right = next((i for i, token in enumerate(new) if token != draft.tokens[came + i]), len(new))
+        paths = [draft.confidence[came - 1] if came else 1.0, *draft.confidence[came : came + len(new)]]
+        self._came = came + right if right == len(new) else len(draft)
+        self.start = len(tokens)
+        return [min(1.0, path / above) for above, path in pairwise(paths)], right
 
     @property
     def _so_far(self) -> float:
         return max(1e-9, self._chances[self._came])
-
-    def follow(self, tokens: Sequence[int]) -> Draft | None:
-        """The text has grown to `tokens`: what was expected of the new ones; None where there are none."""
-        count = min(len(tokens) - self.start, self.left)
-        if not count:
-            return None
-        came, draft = self._came, self._draft
-        above = draft.confidence[came - 1] if came else 1.0
-        expected = draft.tokens[came : came + count]
-        claims = [claim / above for claim in draft.confidence[came : came + count]]
-        self._came = came + count if list(expected) == tokens[self.start : self.start + count] else len(draft)
-        self.start = len(tokens)
-        return Draft(expected, range(-1, count - 1), claims, draft.source)
 
 
 class Offers:
@@ -99,7 +100,7 @@ class Offers:
             if self._followed(sequence, leaning) < wanted[i]:
                 due.append(i)
         for i in nsmallest(_AT_ONCE, due, key=lambda i: self._asked.get(sequences[i].id, -1)):
-            self._look_up(lookup, sequences[i], leanings[i])
+            self._look_up(lookup, sequences[i], leanings[i], min(OFFERED, wanted[i] + _MORE))
         found = self._found
         return {i: found[sequence.id] for i, sequence in enumerate(sequences) if sequence.id in found}
 
@@ -108,17 +109,16 @@ class Offers:
         found = self._found.get(sequence.id)
         if found is None:
             return 0
-        tokens = sequence.tokens
-        seen = found.start
-        if expected := found.follow(tokens):
-            self._acceptance.observe(expected, leanings, tokens[seen:])
+        if found.start < len(sequence.tokens):
+            claims, right = found.follow(sequence.tokens)
+            self._acceptance.followed(found.source, claims, right, leanings)
         if not found.left:
             del self._found[sequence.id]
         return found.left
 
-    def _look_up(self, lookup: Continues, sequence: SequenceView, leanings: Leanings) -> None:
+    def _look_up(self, lookup: Continues, sequence: SequenceView, leanings: Leanings, count: int) -> None:
         self._asked[sequence.id] = self._steps
-        draft = lookup.continuation(sequence, OFFERED)
+        draft = lookup.continuation(sequence, count)
         if draft.tokens:
             self._found[sequence.id] = Found(draft, self._acceptance.along(draft, leanings), len(sequence.tokens))
 

@@ -19,10 +19,10 @@ _DRAFTED, _VERIFIED = 0.09, 0.01
 """What a level is taken to cost, of a plain step, to draft and to verify until something is measured."""
 
 
-def shapes(drafted: Iterable[int], verified: Iterable[int]) -> list[StepShape]:
-    """Those of steps that draft and verify so much, plain ones first."""
-    lengths = sorted({*drafted, *verified})
-    return [StepShape(levels, length) for levels in sorted({*drafted}) for length in lengths if levels <= length]
+def shapes(drafted: Iterable[int], offered: Iterable[int]) -> list[StepShape]:
+    """Those of steps that verify what they draft, or one of the longer lengths `offered`; plain ones first."""
+    levels = sorted({0, *drafted})
+    return [StepShape(n, length) for n in levels for length in sorted({n, *(o for o in offered if o > n)})]
 
 
 def guessed(shapes: Sequence[StepShape]) -> dict[StepShape, float]:

@@ -30,7 +30,7 @@ _FANOUT = 24
 """Continuations considered per suffix: the first ones seen, and frequent ones are seen early."""
 _LEAST = 1e-3
 """Nodes less likely than this are never proposed: no row is that cheap."""
-_WEIGHED = 3
+_WEIGHED = 2
 """First tokens of a long continuation that are chosen among all suffixes."""
 _LONGEST, _MOST = 64, 8
 """Longer matches and higher counts are trusted no more than these."""

@@ -113,8 +113,7 @@ class Runahead:
         """The step read last, by its costs and shape, and when; None: steps on the host came after it."""
         self._elsewhere = 0.0
         """Seconds since then that went into other things than steps: prompts, and newcomers."""
-        drafted, others = controller.lengths if drafter else (0,), controller.offered_lengths if lookup else ()
-        self._shapes = shapes(drafted, (*(controller.lengths if lookup else drafted), *others))
+        self._shapes = shapes(controller.lengths if drafter else (), controller.offered_lengths if lookup else ())
         """Those that may be asked for."""
 
     @property
