@@ -15,6 +15,7 @@ from typing import Any
 import device_sequences
 import pytest
 import torch
+from told import KINDS, Told
 
 pytest.importorskip("triton")
 
@@ -180,6 +181,12 @@ def test_drafted_steps_on_the_device(
     target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]], length: int
 ) -> None:
     assert run(target, ModelDrafter(draft), FixedLength(length), on_device=True, late=length == 3) == plain
+
+
+@pytest.mark.parametrize("kind", KINDS if DEVICE.type == "cuda" else ["half"])  # the interpreter is slow
+def test_offered_steps_on_the_device(target: CudaDecoder, plain: list[list[int]], kind: str) -> None:
+    truths = {i: [*prompt, *text] for i, (prompt, text) in enumerate(zip(PROMPTS, plain, strict=True))}
+    assert run(target, Told(truths, kind, VOCAB), FixedLength(3), on_device=True, late=True) == plain
 
 
 def test_the_controller_may_change_the_length(target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]]) -> None:

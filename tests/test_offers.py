@@ -133,6 +133,13 @@ def test_a_verdict_on_one_does_not_silence_the_other() -> None:
     assert rate(2400, places[-1]) > 1.8
 
 
+def test_nothing_is_looked_up_where_a_step_has_room_for_few() -> None:
+    texts = Texts(always(0.97))
+    few = {shape: seconds for shape, seconds in machine(0.1, 0.01).items() if shape.verified <= 3}
+    Device(AutoLength(), texts, always(0.5), few, 32).run(20)
+    assert not texts.asked
+
+
 # What finds them
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
-from outrider.control.chains import LENGTHS, OFFERED_LENGTHS, Chains, ChainState
+from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState
 from outrider.control.choice import floor, kept
 from outrider.control.costs import CostTable
 from outrider.control.ledger import Ledger, charges
@@ -185,8 +185,8 @@ class AutoLength:
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
         chains, ledgers, found = [r.chain for r in requests], [r.ledger for r in requests], {}
-        if lookup is not None and most > 0:
-            longest = max(shape.verified for shape in seconds if shape.verified <= most)
+        longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
+        if lookup is not None and longest >= LEAST_OFFERED:
             reach = [chain.ahead + longest for chain in chains]
             found = self._offers.step(lookup, sequences, [r.leanings for r in requests], reach)
         plan = self._chains.plan(chains, ledgers, seconds, most, found)

@@ -24,6 +24,8 @@ LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """Those a device is asked for."""
 OFFERED_LENGTHS = (4, 8, 16)
 """And beside any of those, where something was looked up."""
+LEAST_OFFERED = 4
+"""Where many share a step there is room for fewer tokens than this: nothing is looked up for those."""
 _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01

@@ -42,7 +42,9 @@ class RouterDrafter:
         self._default = default
         self._named = dict(others)
         self._prediction = PredictionDrafter()
+        # Asking a protocol takes as long as looking up.
         self._lookups = {id(d): d for d in (default, *others.values()) if isinstance(d, LooksUp)}
+        self._continuing = {id(d): d for d in (default, *others.values()) if isinstance(d, Continues)}
         self._route: dict[int, Drafter] = {}
         """The drafter of every open sequence."""
 
@@ -115,7 +117,8 @@ class RouterDrafter:
     def continuation(self, sequence: SequenceView, count: int) -> Draft:
         """What the prediction says; where it is lost, what its drafter finds."""
         found, drafter = self._prediction.continuation(sequence, count), self._route[sequence.id]
-        return drafter.continuation(sequence, count) if not found and isinstance(drafter, Continues) else found
+        lookup = None if found else self._continuing.get(id(drafter))
+        return lookup.continuation(sequence, count) if lookup else found
 
     def paid(self, sequence: SequenceView) -> str | None:
         drafter = self._route[sequence.id]

@@ -102,6 +102,11 @@ class _Text:
             state, matched = live.advance(state, matched, token)
         self._state, self._matched = state, matched
 
+    @property
+    def looked_up(self) -> bool:
+        """Whether anything ever was."""
+        return self._size > 0
+
     def context(self) -> _Context:
         own = self.own.live
         state = max(0, own.link[own.last])
@@ -124,8 +129,7 @@ class SuffixDrafter:
         return len(self._texts)
 
     def open(self, sequence: SequenceView) -> None:
-        text = self._texts[sequence.id] = _Text(self.config.request_tokens)
-        text.update(sequence.tokens, self._memory.of(sequence.cache_salt))
+        self._texts[sequence.id] = _Text(self.config.request_tokens)
 
     def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return self.propose(sequences, budgets)
@@ -168,13 +172,13 @@ class SuffixDrafter:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        for commit in commits:
-            sequence = commit.sequence
-            self._texts[sequence.id].update(sequence.tokens, self._memory.of(sequence.cache_salt))
+        """What is new is taken in when something is looked up, which where it never pays is never."""
 
     def close(self, sequence: SequenceView) -> None:
+        """Where nothing is looked up, nothing is remembered either."""
         known = self._texts.pop(sequence.id, None)
-        if known is not None and self.config.shared_history and len(sequence.tokens) > sequence.prompt_length:
+        remember = self.config.shared_history and len(sequence.tokens) > sequence.prompt_length
+        if known is not None and known.looked_up and remember:
             said = sequence.tokens[max(0, sequence.prompt_length - _LEAD) :]
             self._memory.learn(sequence.cache_salt, said)
 

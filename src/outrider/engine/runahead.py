@@ -225,8 +225,8 @@ class Runahead:
         self._seat(running)
         plan = self._plan(running)
         self._renew(plan.shape.verified)
-        lanes = {s.id: number for number, s in enumerate(self._lanes) if s is not None}
-        offers = {lanes[running[i].id]: offer for i, offer in plan.offers.items()}
+        places = {running[i].id: offer for i, offer in plan.offers.items()}
+        offers = {n: places[s.id] for n, s in enumerate(self._lanes) if s is not None and s.id in places}
         self._stepper.launch(len(self._lanes), plan.shape, any(s.params.temperature for s in running), offers)
         sources = {number: offer.source for number, offer in offers.items()}
         self._under_way.append(_Launched(plan.shape, list(self._lanes), sources))
