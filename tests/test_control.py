@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ from outrider.control.levels import Levels
 from outrider.control.pace import DraftPace, Pace
 from outrider.control.survey import Survey
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft, SequenceView, Speculation
+from outrider.types import Budget, Commit, Draft, SequenceView, Speculation, StepShape
 
 NO_DRAFTS = FixedLength(0)
 PASS = 0.013
@@ -719,13 +719,18 @@ Chance = Callable[[int, int], float]
 """Of each further token to be right, by sequence and step."""
 
 
+def chains(seconds: Mapping[int, float]) -> dict[StepShape, float]:
+    """Of steps that verify what they draft."""
+    return {StepShape(length, length): taken for length, taken in seconds.items()}
+
+
 def on_device(controller: Controller, seconds: dict[int, float], chance: Chance, steps: int) -> Ran:
     """Steps of chains, each asked for before the one before is observed."""
     draw, ran = random.Random(1), Ran()
     sequences = [Running(i) for i in range(4)]
     under_way: list[int] = []
     for step in range(steps):
-        under_way.append(controller.length(sequences, seconds, max(seconds)))
+        under_way.append(controller.plan(sequences, chains(seconds), max(seconds)).shape.verified)
         if len(under_way) < 2:
             continue
         length = under_way.pop(0)
@@ -765,5 +770,5 @@ def test_chains_on_a_device_keep_to_what_a_request_allows() -> None:
     seconds = {length: 1 + 0.01 * length for length in AutoLength.lengths}
     for controller in (AutoLength(), FixedLength(8)):
         some = [Running(0), Running(1, speculation=Speculation(max_nodes=2))]
-        assert controller.length(some, seconds, 8) == 2
-        assert controller.length(some, seconds, 1) == 1
+        assert controller.plan(some, chains(seconds), 8).shape == (2, 2)
+        assert controller.plan(some, chains(seconds), 1).shape == (1, 1)

@@ -79,7 +79,7 @@ def test_nothing_is_recorded_while_a_request_waits() -> None:
     assert llm._plain.stats.late_recordings == 0
 
 
-@pytest.mark.parametrize("drafter", ["none", "suffix", "model"])
+@pytest.mark.parametrize("drafter", ["none", "suffix", "model", "head", "head+suffix"])
 def test_thousands_of_tokens_are_those_of_the_host(drafter: str, truncated_model_dir: Path) -> None:
     """Steps on the device, or drafts from the host, against one row at a time; greedy and sampled."""
     spec = f"model:{truncated_model_dir}" if drafter == "model" else drafter

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import device_sequences
 import pytest
 import torch
+from told import KINDS, Told
 
 pytest.importorskip("triton")
 
@@ -32,7 +34,7 @@ from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.params import SamplingParams
 from outrider.types import ROOT, Drafter, Rows, Speculation
 
-Launch = Callable[[int, int, bool], None]
+Launch = Callable[..., None]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 VOCAB = 90
@@ -181,6 +183,12 @@ def test_drafted_steps_on_the_device(
     assert run(target, ModelDrafter(draft), FixedLength(length), on_device=True, late=length == 3) == plain
 
 
+@pytest.mark.parametrize("kind", KINDS if DEVICE.type == "cuda" else ["half"])  # the interpreter is slow
+def test_offered_steps_on_the_device(target: CudaDecoder, plain: list[list[int]], kind: str) -> None:
+    truths = {i: [*prompt, *text] for i, (prompt, text) in enumerate(zip(PROMPTS, plain, strict=True))}
+    assert run(target, Told(truths, kind, VOCAB), FixedLength(3), on_device=True, late=True) == plain
+
+
 def test_the_controller_may_change_the_length(target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]]) -> None:
     assert run(target, ModelDrafter(draft), AutoLength(nodes=2), on_device=True) == plain
 
@@ -219,9 +227,9 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
         assert engine.runahead is not None
         launch = engine.runahead._stepper.launch
 
-        def counted(lanes: int, length: int, sampled: bool, launch: Launch = launch, engine: Engine = engine) -> None:
+        def counted(*args: Any, launch: Launch = launch, engine: Engine = engine) -> None:
             launched.append([s.id for s in engine.scheduler.running])
-            launch(lanes, length, sampled)
+            launch(*args)
 
         monkeypatch.setattr(engine.runahead._stepper, "launch", counted)
         if not on_device:
@@ -245,7 +253,8 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
         found.append([s.tokens for s in (main, *others)])
     assert found[0] == found[1]
     assert [0] in launched
-    assert all(len(ids) == 1 for ids in launched), "only the default's own sequence is drafted for on the device"
+    assert [0, 2] in launched, "a prediction is offered there"
+    assert {tuple(ids) for ids in launched} <= {(0,), (2,), (0, 2), (3,)}, "only the default's own, and those alike"
 
 
 def test_copied_slots_hold_the_same_bits(target: CudaDecoder) -> None:

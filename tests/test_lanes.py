@@ -21,7 +21,7 @@ from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.lanes import Lanes
 from outrider.models.cuda.passes import MAX_ROWS
 from outrider.sampling.params import SamplingParams
-from outrider.types import Rows
+from outrider.types import Rows, StepShape
 
 
 class Noted:
@@ -48,8 +48,8 @@ def test_what_waits_for_a_head_fits_its_pass_when_the_batch_grows(before: int, l
     chains, graphs = head_chains(), Noted()
     noted: Any = graphs
     for length in lengths:
-        chains.draft(noted, before, length, False)
-    chains.draft(noted, after, 1, False)
+        chains.draft(noted, before, StepShape(length, length), False, False)
+    chains.draft(noted, after, StepShape(1, 1), False, False)
     rows = [key[1] * key[2] for key in graphs.keys if key[0] == "absorb"]
     assert max(rows) <= MAX_ROWS
 
@@ -92,7 +92,8 @@ def right_drafts(draft: CudaDecoder, one: Any) -> tuple[int, int]:
 def test_a_draft_model_has_run_what_plain_steps_on_the_device_added(target: CudaDecoder, draft: CudaDecoder) -> None:
     """Plain steps on the device, then the host drafts: the draft model has not run the tokens of those steps."""
     draft.network.cache.zero_()  # or what another test has left there may be right by chance
-    controller = FixedLength(0)
+    controller = FixedLength(2)
+    controller.nodes = 0
     engine = Engine(target, ModelDrafter(draft), controller)
     assert engine.runahead is not None
     one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=14))
@@ -116,7 +117,8 @@ def test_a_draft_model_catches_up_though_the_batch_grows(
     """One lane may miss more tokens than a pass of more lanes can catch up with."""
     draft.network.cache.zero_()  # or what another test has left there may be right by chance
     monkeypatch.setattr(draft.network, "max_rows", 8)  # 8 tokens of one lane, 4 of each of two
-    controller = FixedLength(0)
+    controller = FixedLength(2)
+    controller.nodes = 0
     engine = Engine(target, ModelDrafter(draft), controller)
     one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=16))
     one.keep_trace = True

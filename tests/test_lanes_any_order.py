@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from collections.abc import Sequence as Several
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +21,12 @@ from outrider.bench.shapes import random_weights
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.head import HeadDrafter
+from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.router import router
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.text import TextStream
@@ -34,7 +34,7 @@ from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.head.load import place_head
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Drafter, SequenceView, Speculation
+from outrider.types import Drafter, Speculation, StepPlan
 
 CPU = torch.device("cpu")
 BATCH, CONTEXT = 5, 96
@@ -65,9 +65,9 @@ class Fickle(FixedLength):
         self._next()
         return super().draft(*args)
 
-    def length(self, sequences: Several[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
+    def plan(self, *args: Any) -> StepPlan:
         self._next()
-        return super().length(sequences, seconds, limit)
+        return super().plan(*args)
 
 
 def decoder(salt: int = 0) -> CudaDecoder:
@@ -83,6 +83,12 @@ def drafters(kind: str, target: CudaDecoder) -> Drafter:
         return NoDrafter()
     if kind == "ngram":
         return NgramDrafter()
+    if kind == "suffix":
+        return SuffixDrafter()
+    if kind == "mix":
+        head_drafter = drafters("head", target)
+        assert isinstance(head_drafter, HeadDrafter)
+        return MixDrafter(head_drafter, SuffixDrafter())
     if kind == "head":
         head = place_head(loud_head(), target)
         network: Any = head.network
@@ -252,8 +258,8 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
             assert one.tokens == whole, (one.id, one.params)
         else:
             assert one.tokens == whole[: len(one.tokens)], (one.id, one.params)
-        if kind in ("model", "head", "router"):
-            count += check_drafts(one, "model" if kind == "router" else kind, bad)
+        if kind in ("model", "head", "router", "mix"):
+            count += check_drafts(one, {"router": "model", "mix": "head"}.get(kind, kind), bad)
     assert not bad, f"{len(bad)} of {count} drafts: {bad[:3]}"
     return count
 

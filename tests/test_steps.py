@@ -11,60 +11,62 @@ from outrider.control.chains import Chains
 from outrider.control.ledger import Ledger
 from outrider.control.silence import Silence
 from outrider.control.steps import StepCosts
-from outrider.types import Commit, Draft
+from outrider.types import Commit, Draft, StepShape
 
-MEASURED = {0: 1.0, 1: 1.2, 2: 1.4, 4: 1.8}
+PLAIN, ONE, TWO, FOUR = (StepShape(n, n) for n in (0, 1, 2, 4))
+MEASURED = {PLAIN: 1.0, ONE: 1.2, TWO: 1.4, FOUR: 1.8}
 
 
 def test_a_machine_that_slows_down_slows_all_lengths() -> None:
     costs = StepCosts(MEASURED)
     for _ in range(100):
-        costs.observe(2, 1.7 * MEASURED[2])
+        costs.observe(TWO, 1.7 * MEASURED[TWO])
     after = costs.seconds()
-    assert after[2] == pytest.approx(1.7 * MEASURED[2], rel=0.02)
-    assert after[0] > 1.35, "what was not run is taken to be slower too"
+    assert after[TWO] == pytest.approx(1.7 * MEASURED[TWO], rel=0.02)
+    assert after[PLAIN] > 1.35, "what was not run is taken to be slower too"
 
 
 def test_one_length_may_cost_more_than_was_measured() -> None:
     """Alternating: the plain ones are as measured, so it is the other that was wrong."""
     costs = StepCosts(MEASURED)
     for _ in range(200):
-        costs.observe(0, 1.0)
-        costs.observe(4, 2.7)
+        costs.observe(PLAIN, 1.0)
+        costs.observe(FOUR, 2.7)
     after = costs.seconds()
-    assert after[0] == pytest.approx(1.0, rel=0.05)
-    assert after[4] == pytest.approx(2.7, rel=0.05)
+    assert after[PLAIN] == pytest.approx(1.0, rel=0.05)
+    assert after[FOUR] == pytest.approx(2.7, rel=0.05)
 
 
 def test_disturbed_steps_count_for_little() -> None:
     costs = StepCosts(MEASURED)
-    costs.observe(0, 50.0)
-    costs.observe_host(0, 0.5)
-    costs.observe_host(0, 50.0)
-    assert costs.seconds()[0] < 1.2
+    costs.observe(PLAIN, 50.0)
+    costs.observe_host(PLAIN, 0.5)
+    costs.observe_host(PLAIN, 50.0)
+    assert costs.seconds()[PLAIN] < 1.2
 
 
 def test_where_the_host_is_slower_its_time_counts() -> None:
     costs = StepCosts(MEASURED)
     for _ in range(50):
-        costs.observe_host(0, 2.0)
-        costs.observe_host(1, 3.0)
+        costs.observe_host(PLAIN, 2.0)
+        costs.observe_host(ONE, 3.0)
     after = costs.seconds()
-    assert (after[0], after[1]) == (pytest.approx(2.0), pytest.approx(3.0))
-    assert after[4] == pytest.approx(3.0), "of what was never run, the most that is known"
+    assert (after[PLAIN], after[ONE]) == (pytest.approx(2.0), pytest.approx(3.0))
+    assert after[FOUR] == pytest.approx(3.0), "of what was never run, the most that is known"
 
 
 def drafted(right: float, host: dict[int, float], steps: int = 600) -> tuple[float, float]:
     """Sequences whose first drafts are right so often, by a host that needs so long: tokens a second against plain
     decoding, and how much was drafted in the end."""
-    rng, costs, chains = Random(1), StepCosts({0: 1.0, 1: 1.2}), Chains(4, Silence())
+    rng, costs, chains = Random(1), StepCosts({PLAIN: 1.0, ONE: 1.2}), Chains(4, Silence())
     states = [chains.newcomer() for _ in range(8)]
     ledgers = [Ledger() for _ in states]
     tokens, seconds, late = 0, 0.0, 0
     for step in range(steps):
-        length = chains.length(states, ledgers, costs.seconds(), 1)
-        costs.observe(length, 1.0 + 0.2 * length)
-        costs.observe_host(length, host[length])
+        shape = chains.plan(states, ledgers, costs.seconds(), 1, {}).shape
+        length = shape.verified
+        costs.observe(shape, 1.0 + 0.2 * length)
+        costs.observe_host(shape, host[length])
         commits = [commit(length, rng.random() < right) for _ in states]
         chains.observe(states, ledgers, commits, step)
         tokens += sum(len(each.tokens) for each in commits)
@@ -104,7 +106,7 @@ def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
     states, ledgers = [chains.newcomer()], [Ledger()]
     lengths = []
     for step in range(300):
-        lengths.append(chains.length(states, ledgers, costs.seconds(), 4))
+        lengths.append(chains.plan(states, ledgers, costs.seconds(), 4, {}).shape.verified)
         hits = (5,) * lengths[-1]
         draft = Draft(hits, range(-1, len(hits) - 1), (0.9,) * len(hits), "head" if hits else "none")
         chains.observe(states, ledgers, [Commit(_SEQUENCE, draft, tuple(range(len(hits))), (*hits, 5))], step)

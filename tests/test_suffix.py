@@ -251,6 +251,7 @@ def finish(drafter: SuffixDrafter, number: int, prompt: list[int], output: list[
     sequence = Sequence_(number, list(prompt))
     drafter.open(sequence)
     sequence.tokens.extend(output)
+    propose(drafter, sequence)
     drafter.close(sequence)
 
 
@@ -260,6 +261,15 @@ def test_finished_requests_help_later_ones_if_shared() -> None:
         finish(drafter, 1, [10, 11, 12], [20, 21, 22, 23])
         running.tokens.extend([20, 21])
         assert list(propose(drafter, running).tokens[:2]) == ([22, 23] if shared else [])
+
+
+def test_what_nobody_looked_anything_up_for_is_not_remembered() -> None:
+    """Nor taken in at all: a host that looks nothing up has no work with it."""
+    drafter, other = started([10])
+    other.tokens.extend([20, 21, 22])
+    assert not drafter._texts[other.id].looked_up
+    drafter.close(other)
+    assert drafter._memory.size == 0
 
 
 def test_no_match_spans_two_finished_requests() -> None:
@@ -296,6 +306,7 @@ def test_what_was_said_stays_with_its_salt() -> None:
     said = Sequence_(0, [10, 11, 12], cache_salt="ann")
     drafter.open(said)
     said.tokens.extend([20, 21, 22, 23])
+    propose(drafter, said)
     drafter.close(said)
     for number, salt in enumerate(("ann", "bob", None), 1):
         asking = Sequence_(number, [50, 51, 20, 21], cache_salt=salt)
@@ -313,6 +324,7 @@ def test_salts_made_up_without_end_take_no_more_room() -> None:
         asking = Sequence_(1000 + i, [5], cache_salt=f"salt {i - 1}")
         drafter.open(asking)
         said.tokens.extend(draw.randrange(50) for _ in range(draw.randrange(1, 90)))
+        propose(drafter, said)
         drafter.close(said)
         asking.tokens.extend(said.tokens)
         propose(drafter, asking)

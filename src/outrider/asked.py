@@ -81,7 +81,7 @@ def drafter(given: object) -> str | Drafter:
 
 
 def controller(given: object) -> Controller:
-    if not _has(given, ("draft", "length", "observe", "lost", "forget", "pays")):
+    if not _has(given, ("draft", "plan", "observe", "lost", "forget", "pays")):
         raise InvalidRequest(f"controller must be one, such as AutoLength() or FixedLength(4), not {shown(given)}")
     return cast("Controller", given)
 

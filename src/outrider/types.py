@@ -207,6 +207,15 @@ class LooksUp(Protocol):
 
 
 @runtime_checkable
+class Continues(Protocol):
+    """A drafter that finds long continuations fast: for steps on a device, which are given them a step late."""
+
+    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+        """A single path of at most `count` nodes."""
+        ...
+
+
+@runtime_checkable
 class HasNetworks(Protocol):
     """A drafter that drafts by passes of networks: which, by the names its drafts have as their source."""
 
@@ -446,13 +455,43 @@ class Lane:
     """For a head: tokens of the text that its cache has no rows for, apart from the first."""
 
 
+class StepShape(NamedTuple):
+    """How much a step drafts and verifies for each of its lanes alike."""
+
+    drafted: int
+    """Levels that the drafter on the device drafts; 0: it is not asked."""
+    verified: int
+    """The longest chain there is room for, at least as long: what a lane was offered may be longer than that."""
+
+
+PLAIN = StepShape(0, 0)
+
+
+class Offer(NamedTuple):
+    """What the host has found to follow the first `start` tokens of a text. It knew no more of them: the device may
+    have more by now, and goes on from there if the offer has the same; else the offer is void."""
+
+    start: int
+    tokens: Sequence[int]
+    source: str
+
+
+class StepPlan(NamedTuple):
+    """A step as a controller wants it; `offers` by places of its sequences."""
+
+    shape: StepShape
+    offers: Mapping[int, Offer] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class LaneOutcome:
-    """What one step gave one sequence: `tokens` joined it, the first `accepted` of them from the drafts."""
+    """What one step gave one sequence: `tokens` joined it, the first `accepted` of them from the drafts. `offered`:
+    whether those were what the host had offered."""
 
     accepted: int
     tokens: tuple[int, ...]
     drafts: tuple[int, ...]
+    offered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +507,37 @@ class HandedOver(NamedTuple):
     slot: int
     features: Tensor | None = None
     gap: int = 0
+
+
+class DeviceDrafter(Protocol):
+    """A drafter whose chains a `Stepper` can draft in its stead: it lets go of sequences and takes them back, or learns
+    that they leave from there, and how many of their tokens it has run."""
+
+    name: str
+
+    def hand_over(self, sequences: Sequence[SequenceView], soon: bool) -> list[HandedOver]:
+        """`soon`: whether drafts are expected for them."""
+        ...
+
+    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None: ...
+    def leave(self, sequence: SequenceView, seen: int) -> None: ...
+
+
+class DraftsThere(NamedTuple):
+    """Who drafts in steps on a device, and with which network; None: nobody does."""
+
+    drafter: DeviceDrafter | None = None
+    network: LanguageModel | DraftHead | None = None
+
+
+@runtime_checkable
+class StepsOnDevice(Protocol):
+    """A drafter whose sequences may take whole steps on a device."""
+
+    @property
+    def there(self) -> DraftsThere | None:
+        """None: as it is set up, every draft is made on the host."""
+        ...
 
 
 class Stepper(Protocol):
@@ -489,16 +559,16 @@ class Stepper(Protocol):
         """As `Prepares`."""
         ...
 
-    def recordings(self, lengths: Sequence[int]) -> Iterator[Recording]:
-        """As `Prepares`, for chains of these lengths."""
+    def recordings(self, shapes: Sequence[StepShape]) -> Iterator[Recording]:
+        """As `Prepares`, for steps of these shapes."""
         ...
 
-    def measure(self, lengths: Sequence[int]) -> Iterator[None]:
-        """Time steps with chains of these lengths, while nobody is seated; yields after each."""
+    def measure(self, shapes: Sequence[StepShape]) -> Iterator[None]:
+        """Time steps of these shapes, while nobody is seated; yields after each part."""
         ...
 
-    def seconds(self, lanes: int) -> Mapping[int, float]:
-        """What a step of so many lanes takes, by the lengths measured."""
+    def seconds(self, lanes: int) -> Mapping[StepShape, float]:
+        """What a step of so many lanes takes, by the shapes measured."""
         ...
 
     def seat(self, lanes: Mapping[int, Lane]) -> None:
@@ -517,8 +587,9 @@ class Stepper(Protocol):
         """Noise keys of the positions from `generated` on."""
         ...
 
-    def launch(self, lanes: int, length: int, sampled: bool) -> None:
-        """A step of the first `lanes` lanes; `sampled`: whether any has a temperature."""
+    def launch(self, lanes: int, shape: StepShape, sampled: bool, offers: Mapping[int, Offer] = {}) -> None:
+        """A step of the first `lanes` lanes; `sampled`: whether any has a temperature. `offers` are for this step only,
+        by lane; where one is void, and in all others, what was drafted on the device is verified."""
         ...
 
     def collect(self) -> StepOutcome: ...

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from outrider.bench.forced_kernel import forced_accept_kernel
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.models.cuda.decoder import CudaDecoder
-from outrider.models.cuda.graphs import Staging, bucket
+from outrider.models.cuda.graphs import Staging, bucket, oldest
 from outrider.models.cuda.head import CudaHead
-from outrider.models.cuda.lanes import MAX_LENGTH, STRIDE, WIDTH
+from outrider.models.cuda.lanes import MAX_LENGTH, OUT, STRIDE, WIDTH
 from outrider.models.cuda.stepper import DeviceStepper
 from outrider.sampling.chance import KeyedChance
+from outrider.types import Offer, StepShape
 
 
 class ForcedStepper(DeviceStepper):
@@ -28,14 +31,13 @@ class ForcedStepper(DeviceStepper):
         self._forced = torch.zeros(lanes, dtype=torch.int32, device=target.device)
         self._sending = [Staging(lanes, target.device) for _ in range(4)]
 
-    def launch(self, lanes: int, length: int, sampled: bool) -> None:
-        sending = self._sending.pop(0)
-        self._sending.append(sending)
+    def launch(self, lanes: int, shape: StepShape, sampled: bool, offers: Mapping[int, Offer] = {}) -> None:
+        sending = oldest(self._sending)
         counts = [self._acceptance.accepted(KeyedChance(0, i, self._step)) for i in range(len(self._forced))]
         sending.free()[:] = torch.tensor(counts, dtype=torch.int32)
         sending.send(self._forced)
         self._step += 1
-        super().launch(lanes, length, sampled)
+        super().launch(lanes, shape, sampled, offers)
 
     def _accept(self, lanes: int, length: int) -> None:
         forced_accept_kernel[(lanes,)](
@@ -49,6 +51,7 @@ class ForcedStepper(DeviceStepper):
             self._board.capacity,
             self._board.target_spare,
             LONGEST=MAX_LENGTH,
+            OUT=OUT,
             STRIDE=STRIDE,
             WIDTH=WIDTH,
             num_warps=1,

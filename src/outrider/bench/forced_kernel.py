@@ -20,6 +20,7 @@ def forced_accept_kernel(
     capacity,
     spare,
     LONGEST: tl.constexpr,
+    OUT: tl.constexpr,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -30,7 +31,7 @@ def forced_accept_kernel(
     accepted = tl.minimum(tl.load(forced_ptr + lane), length)
     gained = tl.where(i < accepted, draft, chosen)
     advance(lanes_ptr + lane * STRIDE, text_ptr + lane * capacity, gained, i, accepted, spare)
-    out = out_ptr + lane * (2 * LONGEST + 2)
+    out = out_ptr + lane * OUT
     tl.store(out, accepted)
     tl.store(out + 1 + i, gained, mask=i <= length)
     tl.store(out + 2 + LONGEST + i, draft, mask=i < length)

@@ -22,6 +22,8 @@ _MEMORY = 64.0
 """At most this many nodes per bin are remembered, so that it follows a change of text."""
 _FADE, _FADE_EVERY = 0.95, 16
 """What is no longer seen fades back to the claim (half in about 220 steps): no verdict is final."""
+_NEARLY = 0.01
+"""Claims that differ by less mean the same."""
 _LATELY = 0.9
 """How much of what a request's drafts claimed and brought is still remembered a draft later."""
 
@@ -145,6 +147,31 @@ class Acceptance:
                 chance = min(1.0, chance * leanings[label].ratio)
             chances.append(chance if parent == ROOT else chance * chances[parent])
         return chances
+
+    def along(self, path: Draft, leanings: Leanings) -> list[float]:
+        """As `chances`, of a long path that one drafter proposed, where claims hardly differ from one to the next."""
+        known, leaning = self._of(path.source), leanings.get(path.source)
+        ratio = leaning.ratio if leaning else 1.0
+        chances, chance, above, last, right = [], 1.0, 1.0, -1.0, 0.0
+        for confidence in path.confidence:
+            claim = confidence / above
+            if abs(claim - last) > _NEARLY:
+                last, right = claim, min(1.0, ratio * known.acceptance(min(1.0, claim)))
+            chance *= right
+            chances.append(chance)
+            above = confidence
+        return chances
+
+    def followed(self, source: str, claims: Sequence[float], right: int, leanings: Leanings) -> None:
+        """As `observe`, of a single path of which the first `right` tokens were right and the next, if any, was not:
+        what each claims where those before are right."""
+        known, expected, last, chance = self._of(source), 0.0, -1.0, 0.0
+        for i, claim in enumerate(claims[: right + 1]):
+            if abs(claim - last) > _NEARLY:
+                last, chance = claim, known.acceptance(claim)
+            expected += chance
+            known.observe(claim, i < right)
+        leanings.setdefault(source, Leaning()).observe(expected, right)
 
     def covered(self, draft: Draft, leanings: Leanings, levels: int) -> list[float]:
         """How likely each of so many levels is right by this draft."""

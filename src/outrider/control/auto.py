@@ -11,7 +11,7 @@ they meet:
     choose       of all that was proposed, the nodes whose chance is worth their row
     observe      hold everything proposed against the tokens that came
 
-Where a device drafts, all it is told is how long its chains are (`chains`).
+Where a device takes the steps, it is told how long its chains are (`chains`) and what was looked up (`offers`).
 
 No verdict is final: a paid drafter that is not asked is tried again, as often as the ledger can bear.
 """
@@ -23,16 +23,17 @@ from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
-from outrider.control.chains import LENGTHS, Chains, ChainState
+from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState
 from outrider.control.choice import floor, kept
 from outrider.control.costs import CostTable
 from outrider.control.ledger import Ledger, charges
+from outrider.control.offers import Offers
 from outrider.control.paid import Candidate, PaidDrafters, PaidState
 from outrider.control.prices import Prices
 from outrider.control.silence import Silence
 from outrider.control.survey import Survey
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft, Drafter, LooksUp, SequenceView
+from outrider.types import Budget, Commit, Continues, Draft, Drafter, LooksUp, SequenceView, StepPlan, StepShape
 
 _PROMISED_NODES = 4
 """Of what the caller predicts, that are tried once."""
@@ -63,6 +64,7 @@ class AutoLength:
     for the first step of a sequence that brings a prediction."""
 
     lengths = LENGTHS
+    offered_lengths = OFFERED_LENGTHS
 
     def __init__(
         self, nodes: int = 16, rows: int = 32, *, table: CostTable | None = None, survey: Survey | None = None
@@ -80,6 +82,7 @@ class AutoLength:
         """None until costs are known."""
         self._silence = Silence()
         self._chains = Chains(nodes, self._silence)
+        self._offers = Offers(self._acceptance)
         self._requests: dict[int, _Request] = {}
         self._steps = 0
         self._drafter: Drafter | None = None
@@ -170,31 +173,43 @@ class AutoLength:
         self._silence.step(any(self.issued))
         return drafts
 
-    def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
+    def plan(
+        self,
+        sequences: Sequence[SequenceView],
+        seconds: Mapping[StepShape, float],
+        limit: int,
+        lookup: Continues | None = None,
+    ) -> StepPlan:
         self._on_device = True
         requests = [self._request(s) for s in sequences]
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
-        length = self._chains.length([r.chain for r in requests], [r.ledger for r in requests], seconds, most)
-        self.issued = [length] * len(requests)
-        return length
+        chains, ledgers, found = [r.chain for r in requests], [r.ledger for r in requests], {}
+        longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
+        if lookup is not None and longest >= LEAST_OFFERED:
+            reach = [chain.ahead + longest for chain in chains]
+            found = self._offers.step(lookup, sequences, [r.leanings for r in requests], reach)
+        plan = self._chains.plan(chains, ledgers, seconds, most, found)
+        self.issued = [plan.shape.verified] * len(requests)
+        return plan
 
     # -- learning
 
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
-        if not commits or target_seconds <= 0:
+        if not commits:
             return
         self._steps += 1
         requests = [self._request(commit.sequence) for commit in commits]
         context = _context([commit.sequence for commit in commits])
-        if self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
+        timed = target_seconds > 0
+        if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
         if any(request.chain.issued for request in requests):
             chains, ledgers = [request.chain for request in requests], [request.ledger for request in requests]
             self._chains.observe(chains, ledgers, commits, self._steps)
             return
-        if self._paid is None:
+        if self._paid is None or not timed:
             for request in requests:
                 request.proposed, request.nodes = _EMPTY, 0
             return
@@ -233,6 +248,7 @@ class AutoLength:
 
     def forget(self, sequence: SequenceView) -> None:
         self._requests.pop(sequence.id, None)
+        self._offers.forget(sequence)
 
     def _request(self, sequence: SequenceView) -> _Request:
         request = self._requests.get(sequence.id)

@@ -1,8 +1,9 @@
-"""The chains that a device drafts: how long the next ones are, for all requests of a step alike.
+"""The chains of steps on a device: how long the next ones are, for all requests of a step alike, and whose.
 
-A device never waits for the host, so a length is given before the steps under way are observed, and their outcomes come
-in the order of the lengths. What a step takes with each length the device has measured itself; estimated here is how
-often each level of a request's chains is right.
+A device never waits for the host, so a step is given its shape before those under way are observed, and their outcomes
+come in the order of the shapes. What a step of each shape takes the device has measured itself; estimated here is how
+often each level of the chains drafted there is right. For some requests there is also something looked up to offer
+(`offers`): that is verified where it still holds and is expected to bring more.
 """
 
 from __future__ import annotations
@@ -11,20 +12,34 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
+from typing import NamedTuple
 
 from outrider.control.ledger import Ledger
 from outrider.control.levels import HOPE, Levels
+from outrider.control.offers import Found
 from outrider.control.silence import LATEST, SOONEST, Silence
-from outrider.types import Commit
+from outrider.types import PLAIN, Commit, StepPlan, StepShape
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """Those a device is asked for."""
+OFFERED_LENGTHS = (4, 8, 16)
+"""And beside any of those, where something was looked up."""
+LEAST_OFFERED = 4
+"""Where many share a step there is room for fewer tokens than this: nothing is looked up for those."""
 _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
 """What a chain must bring, of plain steps' tokens a second: the drafter has prompts to read as well."""
-_LEVEL = 0.1
-"""What a level is taken to cost, of a plain step, until something is measured."""
+
+
+class Issued(NamedTuple):
+    """A step that has not been observed yet, as one request sees it."""
+
+    shape: StepShape
+    source: str | None
+    """Who found what it was offered."""
+    stretch: float
+    """How much longer than a plain one the step takes."""
 
 
 @dataclass(slots=True)
@@ -32,59 +47,76 @@ class ChainState:
     """What is known of one request's chains."""
 
     levels: Levels
-    """How often each was right."""
-    issued: deque[tuple[int, float]] = field(default_factory=deque)
-    """Lengths of steps that have not been observed yet, the oldest first, and how much longer than a plain one each
-    takes."""
+    """How often each was right of those drafted on the device."""
+    issued: deque[Issued] = field(default_factory=deque)
+    """The oldest first."""
+
+    @property
+    def ahead(self) -> int:
+        """Tokens expected of the steps under way. An offer is of use after them only if all of it was right there."""
+        tokens = 0
+        for shape, source, _ in self.issued:
+            tokens += 1 + (shape.verified if source else round(self.levels.total(shape.drafted)))
+        return tokens
 
 
 class Chains:
     def __init__(self, nodes: int, silence: Silence) -> None:
-        """Of at most `nodes` nodes. A length of 0 adds to the `silence`, which may have begun on the host."""
+        """Of at most `nodes` nodes. A step for which nobody drafts adds to the `silence`, which may have begun on the
+        host."""
         self._newcomers = Levels([HOPE**k for k in range(1, nodes + 1)], HOPE, 1 / 64, 4)
         """What is believed of a request of which nothing is known yet."""
         self._silence = silence
         self._since_plain = _PLAIN_EVERY - _PLAIN_SOON
         self._pause = SOONEST
-        """Steps of silence after which a length is tried; longer after every try that did not pay."""
+        """Steps of silence after which a draft is tried; longer after every try that did not pay."""
 
     def newcomer(self) -> ChainState:
         return ChainState(self._newcomers.copy(rate=1 / 24, weight=8))
 
-    def length(
-        self, states: Sequence[ChainState], ledgers: Sequence[Ledger], seconds: Mapping[int, float], most: int
-    ) -> int:
-        """The length, at most `most`, with the most tokens expected a second, so that no request pays much for
-        another's. Where that is 0, another is tried now and then. `seconds`: of a step, by its length."""
-        if not seconds:
-            seconds = {length: 1 + _LEVEL * length for length in LENGTHS}
-        plain = seconds[min(seconds)]
-        gained = {length: [state.levels.total(length) for state in states] for length in seconds if length <= most}
+    def plan(
+        self,
+        states: Sequence[ChainState],
+        ledgers: Sequence[Ledger],
+        seconds: Mapping[StepShape, float],
+        most: int,
+        found: Mapping[int, Found],
+    ) -> StepPlan:
+        """The shape, of at most `most` nodes a request, with the most tokens expected a second, so that no request pays
+        much for another's. Where nobody drafts on the device that could, that is tried now and then. `seconds`: of a
+        step, by its shape. `found`: what may be offered, by places of `states`."""
+        # Without an offer there is nothing to verify but what is drafted.
+        shapes = [shape for shape in seconds if shape.verified <= most and (found or shape.drafted == shape.verified)]
+        gains = _Gains(states, found)
+        plain, patience = seconds[PLAIN], [ledger.patience for ledger in ledgers]
+        left = sum([ledger.left for ledger in ledgers])
+        best, most_a_second = PLAIN, _WORTHWHILE * len(states) / plain
+        for shape in shapes:
+            each, stretch = gains.of(shape), seconds[shape] / plain - 1
+            rate = (len(states) + sum(each)) / seconds[shape]
+            if rate > most_a_second and stretch * len(states) <= left and stretch <= min(map(add, patience, each)):
+                best, most_a_second = shape, rate
+        self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
+        best = best if self._since_plain else PLAIN
+        offered = gains.offered(best)
+        best = self._tried(best, shapes, len(offered) < len(states))
+        stretch = seconds[best] / plain - 1
+        for i, state in enumerate(states):
+            state.issued.append(Issued(best, found[i].source if i in offered else None, stretch))
+        return StepPlan(best, {i: found[i].offer for i in offered})
 
-        def rate(length: int) -> float:
-            return (len(states) + sum(gained[length])) / seconds[length]
-
-        patience, left = [ledger.patience for ledger in ledgers], sum([ledger.left for ledger in ledgers])
-
-        def fair(length: int) -> bool:
-            stretch = seconds[length] / plain - 1
-            return stretch <= min(map(add, patience, gained[length])) and stretch * len(states) <= left
-
-        lengths = [length for length in gained if not length or fair(length)]
-        best = max(lengths, key=rate, default=0)
-        if best and rate(best) < _WORTHWHILE * len(states) / plain:
-            best = 0
-        self._since_plain = self._since_plain + 1 if best and self._since_plain < _PLAIN_EVERY else 0
-        best = best if self._since_plain else 0
-        self._silence.step(best > 0)
-        if self._silence.steps >= self._pause:
+    def _tried(self, best: StepShape, shapes: Sequence[StepShape], room: bool) -> StepShape:
+        """The same, or with a level drafted on the device where nobody has for long. What is offered is not given up
+        for it: `room` says whether somebody is offered nothing."""
+        drafting = [shape for shape in shapes if shape.drafted]
+        self._silence.step((best.drafted if drafting else best.verified) > 0)
+        if best.drafted:
+            self._pause = SOONEST
+        elif self._silence.steps >= self._pause and room:
             self._silence.step(True)  # a try ends it, even one that there is no room for
             self._pause = min(LATEST, 2 * self._pause)
-            best = min((length for length in seconds if 0 < length <= most), default=0)
-        elif best:
-            self._pause = SOONEST
-        for state in states:
-            state.issued.append((best, seconds[best] / plain - 1))
+            tries = [shape for shape in drafting if shape.verified >= best.verified]
+            return min(tries, key=lambda shape: (shape.verified, shape.drafted), default=best)
         return best
 
     def observe(
@@ -93,11 +125,51 @@ class Chains:
         """The oldest step under way of each request is over, step number `step` of all."""
         shared = step % len(states)  # what newcomers begin with is learned from one after the other
         for i, (state, ledger, commit) in enumerate(zip(states, ledgers, commits, strict=True)):
-            length, stretch = state.issued.popleft() if state.issued else (0, 0.0)
-            length = max(length, len(commit.draft))
+            shape, source, stretch = state.issued.popleft() if state.issued else Issued(PLAIN, None, 0.0)
             ledger.step(stretch, len(commit.tokens) - 1, stretch)
+            if commit.draft.source == source:  # it took what was offered, and what was drafted there is not known
+                continue
+            length = max(shape.drafted, len(commit.draft))
             if not length:
                 continue
             state.levels.observe_hits(len(commit.path), length)
             if i == shared:
                 self._newcomers.observe_hits(len(commit.path), length)
+
+
+class _Gains:
+    """Tokens that each request is expected to gain by each shape: of what it is offered, if that holds when the step
+    begins, else of what is drafted on the device."""
+
+    def __init__(self, states: Sequence[ChainState], found: Mapping[int, Found]) -> None:
+        self._states, self._found = states, found
+        self._drafted: dict[int, list[float]] = {}
+        self._offered: dict[int, list[float]] = {}
+        """By length; nothing is expected of an offer that is not there."""
+        ahead = {i: states[i].ahead for i in found}
+        self._ahead = ahead
+        self._holds = [found[i].holds(ahead[i]) if i in found else 0.0 for i in range(len(states))]
+
+    def of(self, shape: StepShape) -> list[float]:
+        own = self._own(shape.drafted)
+        if not self._found:
+            return own
+        pairs = zip(own, self._of_offers(shape.verified), self._holds, strict=True)
+        return [mine + more if (more := offered - holds * mine) > 0 else mine for mine, offered, holds in pairs]
+
+    def offered(self, shape: StepShape) -> set[int]:
+        """Whose offer, where it holds, is better than what is drafted for them."""
+        own, offered = self._own(shape.drafted), self._of_offers(shape.verified)
+        return {i for i in self._found if offered[i] > self._holds[i] * own[i]}
+
+    def _own(self, length: int) -> list[float]:
+        if length not in self._drafted:
+            self._drafted[length] = [state.levels.total(length) for state in self._states]
+        return self._drafted[length]
+
+    def _of_offers(self, length: int) -> list[float]:
+        if length not in self._offered:
+            gains = self._offered[length] = [0.0] * len(self._states)
+            for i, each in self._found.items():
+                gains[i] = each.gain(self._ahead[i], length)
+        return self._offered[length]

@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
 from outrider.control.choice import joined
+from outrider.control.offers import Offers
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft, Drafter, LooksUp, SequenceView
+from outrider.types import Budget, Commit, Continues, Draft, Drafter, LooksUp, SequenceView, StepPlan, StepShape
+
+CLAIM = 0.8
+"""What each level of a draft made on a device claims, where the one before is right; how often they are is learned."""
 
 
 class Controller(Protocol):
     """Has the drafts of every step made, as large as they pay, and learns from what came of them.
 
     It can change the speed, never the text. Per step: `draft`, then `observe`; `forget` once a sequence has ended.
-    Where a device drafts, `length` is asked instead, for the next step before this one is observed, so that it never
-    waits for the host; steps are observed in the order their lengths were given.
+    Where a device takes the steps, `plan` is asked instead, for the next step before this one is observed, so that it
+    never waits for the host; steps are observed in the order they were planned.
     """
 
     @property
     def lengths(self) -> Sequence[int]:
-        """The chain lengths it asks a device for, 0 among them."""
+        """The chain lengths it asks a device to draft, 0 among them."""
+        ...
+
+    @property
+    def offered_lengths(self) -> Sequence[int]:
+        """Those that it may ask a device to verify where something was looked up."""
         ...
 
     @property
@@ -56,9 +66,15 @@ class Controller(Protocol):
         most nodes that the context and the request still allow sequence i."""
         ...
 
-    def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
-        """How long the chains are that a device drafts next, for all sequences alike; at most `limit`. `seconds`: what
-        a step takes with each length it has prepared (empty: it has measured none)."""
+    def plan(
+        self,
+        sequences: Sequence[SequenceView],
+        seconds: Mapping[StepShape, float],
+        limit: int,
+        lookup: Continues | None = None,
+    ) -> StepPlan:
+        """The next step on a device, with chains of at most `limit` tokens. `seconds`: what a step takes of each shape
+        that is prepared. What `lookup` finds may be offered to it."""
         ...
 
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
@@ -82,11 +98,13 @@ class FixedLength:
             raise InvalidRequest(f"draft length {nodes} must be at least 0.")
         self.nodes = nodes
         self.lengths: Sequence[int] = sorted({0, nodes})
+        self.offered_lengths: Sequence[int] = self.lengths
         self.issued: Sequence[int] = ()
         self.paused = nodes == 0
         self.away = nodes == 0
         self.belief: Belief | None = None
         self._tree = tree
+        self._offers = Offers(Acceptance())
 
     def draft(
         self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
@@ -108,11 +126,27 @@ class FixedLength:
     def pays(self, sequences: int) -> bool:
         return self.nodes > 0
 
-    def length(self, sequences: Sequence[SequenceView], seconds: Mapping[int, float], limit: int) -> int:
+    def plan(
+        self,
+        sequences: Sequence[SequenceView],
+        seconds: Mapping[StepShape, float],
+        limit: int,
+        lookup: Continues | None = None,
+    ) -> StepPlan:
+        """What is found is offered where it promises more than what is drafted there claims."""
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
         length = min([self.nodes, limit, *allowed])
         self.issued = [length] * len(sequences)
-        return length
+        drafts = any(shape.drafted for shape in seconds)
+        offers = {}
+        if lookup is not None and length:
+            none: list[Leanings] = [{} for _ in sequences]
+            found = self._offers.step(lookup, sequences, none, [2 * length + 1] * len(sequences))
+            claimed, ahead = sum(CLAIM ** (k + 1) for k in range(length)), length + 1
+            for i, each in found.items():
+                if not drafts or each.gain(ahead, length) > each.holds(ahead) * claimed:
+                    offers[i] = each.offer
+        return StepPlan(StepShape(length if drafts else 0, length), offers)
 
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
         pass
@@ -121,7 +155,7 @@ class FixedLength:
         pass
 
     def forget(self, sequence: SequenceView) -> None:
-        pass
+        self._offers.forget(sequence)
 
 
 def _likeliest(draft: Draft, nodes: int) -> Draft:

@@ -7,42 +7,57 @@ step takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+from outrider.types import StepShape
 
 _LEVEL, _OFF, _HOST = 1 / 8, 1 / 16, 1 / 8
 """What one step counts for in the averages."""
 _MOST = 1.5
 """A step that takes so many times what was expected, or less by as much, was disturbed: it counts for no more."""
+_DRAFTED, _VERIFIED = 0.09, 0.01
+"""What a level is taken to cost, of a plain step, to draft and to verify until something is measured."""
+
+
+def shapes(drafted: Iterable[int], offered: Iterable[int]) -> list[StepShape]:
+    """Those of steps that verify what they draft, or one of the longer lengths `offered`; plain ones first."""
+    levels = sorted({0, *drafted})
+    return [StepShape(n, length) for n in levels for length in sorted({n, *(o for o in offered if o > n)})]
+
+
+def guessed(shapes: Sequence[StepShape]) -> dict[StepShape, float]:
+    """In plain steps."""
+    return {shape: 1 + _DRAFTED * shape.drafted + _VERIFIED * shape.verified for shape in shapes}
 
 
 class StepCosts:
-    """Of steps of about as many sequences, by the length of their chains."""
+    """Of steps of about as many sequences, by their shape."""
 
-    def __init__(self, measured: Mapping[int, float]) -> None:
+    def __init__(self, measured: Mapping[StepShape, float]) -> None:
         self._measured = measured
         self._level = 1.0
-        """How many times what was measured steps of any length take."""
+        """How many times what was measured steps of any shape take."""
         self._off = dict.fromkeys(measured, 1.0)
-        """By how much each length differs from that."""
-        self._host: dict[int, float] = {}
+        """By how much each shape differs from that."""
+        self._host: dict[StepShape, float] = {}
 
-    def seconds(self) -> dict[int, float]:
-        """By length. What the host needs for one that was not tried lately is guessed from the others."""
+    def seconds(self) -> dict[StepShape, float]:
+        """By shape. What the host needs for one that was not tried lately is guessed from the others."""
         host = max(self._host.values(), default=0.0)
         return {
-            length: max(measured * self._level * self._off[length], self._host.get(length, host))
-            for length, measured in self._measured.items()
+            shape: max(measured * self._level * self._off[shape], self._host.get(shape, host))
+            for shape, measured in self._measured.items()
         }
 
-    def observe(self, length: int, seconds: float) -> None:
+    def observe(self, shape: StepShape, seconds: float) -> None:
         """A step took the device so long."""
-        if length in self._off:
-            expected = self._measured[length] * self._level * self._off[length]
+        if shape in self._off:
+            expected = self._measured[shape] * self._level * self._off[shape]
             ratio = min(_MOST, max(1 / _MOST, seconds / expected))
             self._level *= 1 + _LEVEL * (ratio - 1)
-            self._off[length] *= 1 + _OFF * (ratio - 1)
+            self._off[shape] *= 1 + _OFF * (ratio - 1)
 
-    def observe_host(self, length: int, seconds: float) -> None:
+    def observe_host(self, shape: StepShape, seconds: float) -> None:
         """And then the host, which had nothing else to do."""
-        known = self._host.get(length, seconds)
-        self._host[length] = known + _HOST * (min(_MOST * known, seconds) - known)
+        known = self._host.get(shape, seconds)
+        self._host[shape] = known + _HOST * (min(_MOST * known, seconds) - known)

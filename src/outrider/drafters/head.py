@@ -24,6 +24,7 @@ from outrider.types import (
     Commit,
     Draft,
     DraftHead,
+    DraftsThere,
     HandedOver,
     NoiseKey,
     RankingHead,
@@ -248,6 +249,10 @@ class HeadDrafter:
             if held.whole is None:
                 held.whole = self._head.length(held.slot)
             held.drop(len(held.tokens) - most)
+
+    @property
+    def there(self) -> DraftsThere | None:
+        return DraftsThere(self, self._head) if self.chains else None
 
     def hand_over(self, sequences: Sequence[SequenceView], soon: bool) -> list[HandedOver]:
         """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that; where

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.types import Budget, Commit, Draft, Rows, SequenceView
+from outrider.types import Budget, Commit, Draft, DraftsThere, Rows, SequenceView
 
 
 class MixDrafter:
@@ -24,6 +24,13 @@ class MixDrafter:
     @property
     def head(self) -> HeadDrafter:
         return self._head
+
+    @property
+    def there(self) -> DraftsThere | None:
+        return self._head.there
+
+    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+        return self._suffix.continuation(sequence, count)
 
     @property
     def networks(self) -> Mapping[str, object]:

@@ -15,7 +15,18 @@ from outrider.drafters.remains import Remains
 from outrider.errors import DrafterError
 from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
-from outrider.types import ROOT, Budget, Commit, Draft, HandedOver, LanguageModel, Rows, SequenceView, SteppingModel
+from outrider.types import (
+    ROOT,
+    Budget,
+    Commit,
+    Draft,
+    DraftsThere,
+    HandedOver,
+    LanguageModel,
+    Rows,
+    SequenceView,
+    SteppingModel,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,10 @@ class ModelDrafter:
     def chains(self) -> bool:
         """Whether every draft is a single path."""
         return self._branching == 1
+
+    @property
+    def there(self) -> DraftsThere | None:
+        return DraftsThere(self, self._model) if self.chains else None
 
     def hand_over(self, sequences: Sequence[SequenceView], soon: bool) -> list[HandedOver]:
         """Bring the caches up to all tokens but the last, for steps on the device."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft, SequenceView
+from outrider.types import Budget, Commit, Draft, DraftsThere, SequenceView
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,13 @@ class NgramDrafter:
 
     def paid(self, sequence: SequenceView) -> str | None:
         return None
+
+    @property
+    def there(self) -> DraftsThere:
+        return DraftsThere()
+
+    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+        return self._propose(sequence, Budget(count, count, tree=False))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]

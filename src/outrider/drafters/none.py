@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.types import Budget, Commit, Draft, SequenceView
+from outrider.types import Budget, Commit, Draft, DraftsThere, SequenceView
 
 
 class NoDrafter:
@@ -23,6 +23,10 @@ class NoDrafter:
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [Draft() for _ in sequences]
+
+    @property
+    def there(self) -> DraftsThere:
+        return DraftsThere()
 
     def observe(self, commits: Sequence[Commit]) -> None:
         pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from outrider.types import Budget, Commit, Draft, SequenceView
+from outrider.types import Budget, Commit, Draft, DraftsThere, SequenceView
 
 _FAITH = 8
 """A prediction is trusted from the start as if so many tokens had agreed."""
@@ -103,6 +103,13 @@ class PredictionDrafter:
 
     def paid(self, sequence: SequenceView) -> str | None:
         return None
+
+    @property
+    def there(self) -> DraftsThere:
+        return DraftsThere()
+
+    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+        return self._propose(sequence, Budget(count, count, tree=False))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]

@@ -123,12 +123,10 @@ class _SharedParts:
 
 
 def _best(parts: Parts) -> Drafter:
-    """What `auto` stands for: a head where one comes with the package, with lookup beside it unless the head takes
-    whole steps on a device, which drafts from the host would only hold up; lookup alone where there is no head."""
+    """What `auto` stands for: a head where one comes with the package, and lookup beside it; else lookup alone."""
     if not parts.has_head:
         return _suffix(parts)
-    head = HeadDrafter(parts.head(""), parts.vocab_size)
-    return head if head.chains else MixDrafter(head, _suffix(parts))
+    return MixDrafter(HeadDrafter(parts.head(""), parts.vocab_size), _suffix(parts))
 
 
 def _suffix(parts: Parts) -> SuffixDrafter:

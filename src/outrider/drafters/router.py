@@ -13,6 +13,7 @@ from outrider.errors import DrafterError
 from outrider.types import (
     Budget,
     Commit,
+    Continues,
     Draft,
     Drafter,
     FollowsPrefixes,
@@ -41,7 +42,9 @@ class RouterDrafter:
         self._default = default
         self._named = dict(others)
         self._prediction = PredictionDrafter()
+        # Asking a protocol takes as long as looking up.
         self._lookups = {id(d): d for d in (default, *others.values()) if isinstance(d, LooksUp)}
+        self._continuing = {id(d): d for d in (default, *others.values()) if isinstance(d, Continues)}
         self._route: dict[int, Drafter] = {}
         """The drafter of every open sequence."""
 
@@ -61,8 +64,8 @@ class RouterDrafter:
         }
 
     def is_default(self, sequence: SequenceView) -> bool:
-        """Whether the default drafter alone drafts for it."""
-        return self._route.get(sequence.id) is self._default and not sequence.speculation.prediction
+        """Whether the default drafter drafts for it, beside its prediction."""
+        return self._route.get(sequence.id) is self._default
 
     @property
     def held(self) -> int:
@@ -110,6 +113,12 @@ class RouterDrafter:
                 for i, draft in zip(members, drafts, strict=True):
                     found[i] = found[i].merged(draft) if budgets[i].tree or not found[i].tokens else found[i]
         return found
+
+    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+        """What the prediction says; where it is lost, what its drafter finds."""
+        found, drafter = self._prediction.continuation(sequence, count), self._route[sequence.id]
+        lookup = None if found else self._continuing.get(id(drafter))
+        return lookup.continuation(sequence, count) if lookup else found
 
     def paid(self, sequence: SequenceView) -> str | None:
         drafter = self._route[sequence.id]

@@ -10,7 +10,7 @@ the budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
@@ -18,7 +18,7 @@ from itertools import islice
 from outrider.drafters.automaton import NO_TOKEN, RollingAutomaton, SuffixAutomaton
 from outrider.drafters.memory import Memory
 from outrider.errors import InvalidRequest
-from outrider.types import ROOT, Budget, Commit, Draft, SequenceView
+from outrider.types import ROOT, Budget, Commit, Draft, DraftsThere, SequenceView
 
 _LEAD = 16
 """Prompt tokens kept before a finished output, so that the beginning of a reply finds its match."""
@@ -30,6 +30,8 @@ _FANOUT = 24
 """Continuations considered per suffix: the first ones seen, and frequent ones are seen early."""
 _LEAST = 1e-3
 """Nodes less likely than this are never proposed: no row is that cheap."""
+_WEIGHED = 2
+"""First tokens of a long continuation that are chosen among all suffixes."""
 _LONGEST, _MOST = 64, 8
 """Longer matches and higher counts are trusted no more than these."""
 
@@ -100,6 +102,11 @@ class _Text:
             state, matched = live.advance(state, matched, token)
         self._state, self._matched = state, matched
 
+    @property
+    def looked_up(self) -> bool:
+        """Whether anything ever was."""
+        return self._size > 0
+
     def context(self) -> _Context:
         own = self.own.live
         state = max(0, own.link[own.last])
@@ -122,8 +129,7 @@ class SuffixDrafter:
         return len(self._texts)
 
     def open(self, sequence: SequenceView) -> None:
-        text = self._texts[sequence.id] = _Text(self.config.request_tokens)
-        text.update(sequence.tokens, self._memory.of(sequence.cache_salt))
+        self._texts[sequence.id] = _Text(self.config.request_tokens)
 
     def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return self.propose(sequences, budgets)
@@ -131,17 +137,48 @@ class SuffixDrafter:
     def paid(self, sequence: SequenceView) -> str | None:
         return None
 
+    @property
+    def there(self) -> DraftsThere:
+        return DraftsThere()
+
+    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+        """The likeliest path: its first tokens are weighed as in any draft, those after them copied (`copied`). The
+        fewer are weighed, the faster, and the more modest what is claimed of the rest."""
+        text, known = self._texts[sequence.id], self._memory.of(sequence.cache_salt)
+        text.update(sequence.tokens, known)
+        own, history = text.own.live, known.live
+        context, chance = text.context(), 1.0
+        tokens: list[int] = []
+        confidence: list[float] = []
+        while len(tokens) < min(_WEIGHED, count):
+            likely = continuations(own, history, context, _LEAST / chance)
+            token = max(likely, key=likely.__getitem__, default=NO_TOKEN)
+            if token == NO_TOKEN or chance * likely[token] < _LEAST:
+                return Draft(tokens, range(-1, len(tokens) - 1), confidence, self.name)
+            chance *= likely[token]
+            tokens.append(token)
+            confidence.append(chance)
+            state, matched, other, other_matched = context
+            context = own.advance(state, matched, token) + history.advance(other, other_matched, token)
+        for token, share in islice(copied(own, history, context), count - len(tokens)):
+            chance *= share
+            if chance < _LEAST:
+                break
+            tokens.append(token)
+            confidence.append(chance)
+        return Draft(tokens, range(-1, len(tokens) - 1), confidence, self.name)
+
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        for commit in commits:
-            sequence = commit.sequence
-            self._texts[sequence.id].update(sequence.tokens, self._memory.of(sequence.cache_salt))
+        """What is new is taken in when something is looked up, which where it never pays is never."""
 
     def close(self, sequence: SequenceView) -> None:
+        """Where nothing is looked up, nothing is remembered either."""
         known = self._texts.pop(sequence.id, None)
-        if known is not None and self.config.shared_history and len(sequence.tokens) > sequence.prompt_length:
+        remember = self.config.shared_history and len(sequence.tokens) > sequence.prompt_length
+        if known is not None and known.looked_up and remember:
             said = sequence.tokens[max(0, sequence.prompt_length - _LEAD) :]
             self._memory.learn(sequence.cache_salt, said)
 
@@ -184,6 +221,30 @@ class SuffixDrafter:
             contexts.append(own.advance(state, matched, token) + history.advance(other, other_matched, token))
             depths.append(depths[parent + 1] + 1)
         return Draft(tokens, parents, confidence, self.name)
+
+
+def copied(own: SuffixAutomaton, history: SuffixAutomaton, context: _Context) -> Iterator[tuple[int, float]]:
+    """What followed the longest match, token by token, in the text that has it; with how far each is trusted."""
+    state, matched, other_state, other_matched = context
+    text, trust = own, _OWN_TRUST
+    if other_matched > matched + 1 or (other_matched and not matched):
+        text, trust, state, matched = history, _HISTORY_TRUST, other_state, other_matched
+    first, target, branches, count = text.first, text.target, text.branches, text.count
+    while matched:
+        token, place = first[state], target[state]
+        if token == NO_TOKEN:  # the end of the text: a shorter match goes on
+            state = text.link[state]
+            matched = text.length[state]
+            continue
+        total = seen = count[place]
+        others = branches[state]
+        if others is not None:
+            for other, there in islice(others.items(), _FANOUT):
+                total += count[there]
+                if count[there] > seen:
+                    token, place, seen = other, there, count[there]
+        yield token, trust[min(matched, _LONGEST) * (_MOST + 1) + min(seen, _MOST)] * seen / max(1, total)
+        state, matched = place, matched + 1
 
 
 def continuations(own: SuffixAutomaton, history: SuffixAutomaton, context: _Context, least: float) -> dict[int, float]:

@@ -2,32 +2,30 @@
 
 Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the
 next step is already running. What it learns may end a sequence: the step under way then runs for nothing in that
-lane, and its tokens are dropped. Only steps whose every sequence is chosen by temperature, top-p and min-p alone under
-the coupled rule go this way; the others, and every drafter that lives on the host, go through `Engine`'s own step, with
-the same tokens.
+lane, and its tokens are dropped. And it may find how a text goes on, which it offers to the next step launched. Only
+steps whose every sequence is chosen by temperature, top-p and min-p alone under the coupled rule go this way; the
+others, and every drafter that guesses on the host, go through `Engine`'s own step, with the same tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Several
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.control.controller import Controller
-from outrider.control.steps import StepCosts
-from outrider.drafters.head import HeadDrafter
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.none import NoDrafter
+from outrider.control.controller import CLAIM, Controller
+from outrider.control.steps import StepCosts, guessed, shapes
 from outrider.drafters.router import RouterDrafter
 from outrider.engine.round import Judged, Round
 from outrider.engine.sequence import Sequence
 from outrider.sampling.draw import not_a_number
 from outrider.sampling.noise import Key, words
 from outrider.types import (
+    PLAIN,
+    Continues,
+    DeviceDrafter,
     Draft,
     Drafter,
     HandedOver,
@@ -41,52 +39,36 @@ from outrider.types import (
     StepOutcome,
     Stepper,
     SteppingModel,
+    StepPlan,
+    StepShape,
+    StepsOnDevice,
     Verdict,
 )
 
 BURST = 8
 """Plain steps taken in a row before a drafter on the host is asked again, once its controller has paused."""
 
-_CLAIMS = tuple(0.8 ** (level + 1) for level in range(64))
-"""What a draft made on the device claims, by level; the controller learns what it is worth."""
+_CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
+"""What a draft verified on the device claims, by level."""
 _NO_DRAFT = Draft()
-
-
-class DeviceDrafter(Protocol):
-    """A drafter whose chains a `Stepper` can draft in its stead: it lets go of sequences and takes them back, or learns
-    that they leave from there, and how many of their tokens it has run."""
-
-    name: str
-
-    def hand_over(self, sequences: Several[SequenceView], soon: bool) -> list[HandedOver]:
-        """`soon`: whether drafts are expected for them."""
-        ...
-
-    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None: ...
-    def leave(self, sequence: SequenceView, seen: int) -> None: ...
 
 
 def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> Runahead | None:
     """Where target and drafter can step on one device. A router's default drafter is asked, for those steps in which
-    it drafts for all sequences."""
+    all sequences are its."""
     if not isinstance(model, SteppingModel):
         return None
+    lookup = drafter if isinstance(drafter, Continues) else None
+    takes: Callable[[SequenceView], bool] = lambda sequence: True  # noqa: E731
     if isinstance(drafter, RouterDrafter):
-        ahead = runahead(model, drafter.default, controller)
-        if ahead is not None:
-            ahead.takes = drafter.is_default
-        return ahead
-    if isinstance(drafter, HeadDrafter) and drafter.chains and (stepper := model.stepper(drafter.head)):
-        return Runahead(stepper, drafter, controller)
+        takes, drafter = drafter.is_default, drafter.default
+    there = drafter.there if isinstance(drafter, StepsOnDevice) else None
+    if there is not None and (stepper := model.stepper(there.network)):
+        return Runahead(stepper, there.drafter, controller, lookup, takes=takes)
     if isinstance(drafter, ReadsFeatures):
         return None  # it must see every pass
-    if isinstance(drafter, NoDrafter):
-        stepper = model.stepper(None)
-        return Runahead(stepper, None, controller) if stepper else None
-    if isinstance(drafter, ModelDrafter) and drafter.chains and (stepper := model.stepper(drafter.model)):
-        return Runahead(stepper, drafter, controller)
     stepper = model.stepper(None)
-    return Runahead(stepper, None, controller, drafts_on_host=True) if stepper else None
+    return Runahead(stepper, None, controller, drafts_on_host=True, takes=takes) if stepper else None
 
 
 class Runahead:
@@ -100,14 +82,20 @@ class Runahead:
         stepper: Stepper,
         drafter: DeviceDrafter | None,
         controller: Controller,
+        lookup: Continues | None = None,
+        *,
         drafts_on_host: bool = False,
+        takes: Callable[[SequenceView], bool] = lambda sequence: True,
     ) -> None:
-        """`drafter` runs on the device. `drafts_on_host`: another one does not; then only plain steps come here, those
-        the engine hands over (`plain`)."""
+        """`drafter` runs on the device; what `lookup` finds is offered to it. `drafts_on_host`: another one does not;
+        then only plain steps come here, those the engine hands over (`plain`). `takes`: whether a sequence's drafts are
+        made here at all."""
         self._stepper = stepper
         self._drafter = drafter
         self._controller = controller
+        self._lookup = lookup
         self._drafts_on_host = drafts_on_host
+        self._takes = takes
         self._burst = 0
         """Plain steps that may still be launched ahead."""
         self._lanes: list[Sequence | None] = []
@@ -121,12 +109,12 @@ class Runahead:
         """Tokens of each that the drafter had run when it drafted for it last."""
         self._costs: dict[int, StepCosts] = {}
         """By the power of two that the lanes fill."""
-        self._read: tuple[StepCosts, int, float] | None = None
-        """The step read last, by its costs and length, and when; None: steps on the host came after it."""
+        self._read: tuple[StepCosts, StepShape, float] | None = None
+        """The step read last, by its costs and shape, and when; None: steps on the host came after it."""
         self._elsewhere = 0.0
         """Seconds since then that went into other things than steps: prompts, and newcomers."""
-        self.takes: Callable[[SequenceView], bool] = lambda sequence: True
-        """Whether a sequence's drafts are made here at all."""
+        self._shapes = shapes(controller.lengths if drafter else (), controller.offered_lengths if lookup else ())
+        """Those that may be asked for."""
 
     @property
     def late(self) -> int:
@@ -134,15 +122,16 @@ class Runahead:
 
     def recordings(self) -> Iterator[Recording]:
         """The steps that may be asked for."""
-        return self._stepper.recordings(self._lengths)
+        return self._stepper.recordings(self._shapes)
 
     def measure(self) -> Iterator[None]:
         """What those take; yields after each."""
-        return self._stepper.measure(self._lengths)
+        return self._stepper.measure(self._shapes)
 
     @property
-    def _lengths(self) -> Several[int]:
-        return self._controller.lengths if self._drafter else (0,)
+    def _drafts(self) -> bool:
+        """Whether anything is ever verified here."""
+        return self._drafter is not None or self._lookup is not None
 
     def step(self, running: list[Sequence], prefilled: float = 0.0) -> Round | None:
         """The next step, or None: then nothing is under way and the host must take it. `prefilled`: seconds that went
@@ -193,27 +182,30 @@ class Runahead:
             return None
         launched = self._under_way.pop(0)
         outcome = self._collect(launched)
-        source = self._drafter.name if self._drafter else "none"
+        name = self._drafter.name if self._drafter else "none"
         going = {sequence.id for sequence in running}
-        if launched.length:
+        if launched.shape.drafted:
             self._seen.update((s.id, len(s.tokens) - 1) for s in launched.lanes if s is not None)
-        lanes = zip(launched.lanes, outcome.lanes, strict=True)
-        judged = [_judged(s, lane, source) for s, lane in lanes if s is not None and s.id in going]
+        judged = [
+            _judged(s, lane, launched.sources[number] if lane.offered else name)
+            for number, (s, lane) in enumerate(zip(launched.lanes, outcome.lanes, strict=True))
+            if s is not None and s.id in going
+        ]
         # What the host drafts is weighed against these steps: both must be timed alike.
         target_seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
-        return Round(judged, len(judged) * (launched.length + 1), outcome.draft_seconds, target_seconds)
+        return Round(judged, len(judged) * (launched.shape.verified + 1), outcome.draft_seconds, target_seconds)
 
     def _collect(self, launched: _Launched) -> StepOutcome:
         """The step launched first; what it took is learned, and what the host needed for the one before."""
         if self._read is not None:
-            costs, length, since = self._read
-            costs.observe_host(length, max(0.0, perf_counter() - since - self._elsewhere))
+            costs, shape, since = self._read
+            costs.observe_host(shape, max(0.0, perf_counter() - since - self._elsewhere))
         outcome = self._stepper.collect()
         self._read, self._elsewhere = None, 0.0
-        if self._drafter is not None and (known := self._costs_of(len(launched.lanes))):
+        if self._drafts and (known := self._costs_of(len(launched.lanes))):
             if (device := outcome.draft_seconds + outcome.target_seconds) > 0:
-                known.observe(launched.length, device)
-            self._read = known, launched.length, perf_counter()
+                known.observe(launched.shape, device)
+            self._read = known, launched.shape, perf_counter()
         return outcome
 
     def _costs_of(self, lanes: int) -> StepCosts | None:
@@ -225,22 +217,28 @@ class Runahead:
 
     def _can_take(self, running: list[Sequence]) -> bool:
         # All lanes draft equally much, so they must be allowed to.
-        alike = self._drafter is None or len({s.speculation.max_nodes for s in running}) <= 1
+        alike = not self._drafts or len({s.speculation.max_nodes for s in running}) <= 1
         fit = self._stepper.limit(len(running)) >= 0 and max(len(s.tokens) for s in running) <= self._stepper.reach
-        return fit and alike and all(steppable(s.params) and self.takes(s) for s in running)
+        return fit and alike and all(steppable(s.params) and self._takes(s) for s in running)
 
     def _launch(self, running: list[Sequence]) -> None:
         self._seat(running)
-        length = 0
-        if self._drafter is not None:
-            # Near its end a sequence may be drafted for beyond it, which is cut off: only few lengths are recorded.
-            lanes = len(self._lanes)
-            costs = self._costs_of(lanes)
-            length = self._controller.length(running, costs.seconds() if costs else {}, self._stepper.limit(lanes))
-        self._renew(length)
-        self._stepper.launch(len(self._lanes), length, any(s.params.temperature for s in running))
-        self._under_way.append(_Launched(length, list(self._lanes)))
+        plan = self._plan(running)
+        self._renew(plan.shape.verified)
+        places = {running[i].id: offer for i, offer in plan.offers.items()}
+        offers = {n: places[s.id] for n, s in enumerate(self._lanes) if s is not None and s.id in places}
+        self._stepper.launch(len(self._lanes), plan.shape, any(s.params.temperature for s in running), offers)
+        sources = {number: offer.source for number, offer in offers.items()}
+        self._under_way.append(_Launched(plan.shape, list(self._lanes), sources))
         self._burst = max(0, self._burst - 1)
+
+    def _plan(self, running: list[Sequence]) -> StepPlan:
+        """Near its end a sequence may be drafted for beyond it, which is cut off: only few lengths are recorded."""
+        if not self._drafts:
+            return StepPlan(PLAIN)
+        lanes = len(self._lanes)
+        costs, limit = self._costs_of(lanes), self._stepper.limit(lanes)
+        return self._controller.plan(running, costs.seconds() if costs else guessed(self._shapes), limit, self._lookup)
 
     def _seat(self, running: list[Sequence]) -> None:
         """Who is not in a lane yet takes an empty one; those of the last close gaps that would make a step wider."""
@@ -320,18 +318,19 @@ class Runahead:
 
     def _renew(self, length: int) -> None:
         """Noise for one more step, where it would run out. What lies beyond a sequence's limit is cut off."""
-        ahead = sum(launched.length + 1 for launched in self._under_way) + length + 1
+        ahead = sum(launched.shape.verified + 1 for launched in self._under_way) + length + 1
         for number, s in enumerate(self._lanes):
             if s is not None and min(s.generated + ahead, s.limit) > self._reach.get(s.id, s.limit):
                 self._stepper.renew(number, s.generated, self._noise(s, ahead))
 
 
 class _Launched:
-    """A step under way: the drafts of each lane, and whose lanes they were."""
+    """A step under way: whose lanes they were, and by lane who had found what was offered."""
 
-    def __init__(self, length: int, lanes: list[Sequence | None]) -> None:
-        self.length = length
+    def __init__(self, shape: StepShape, lanes: list[Sequence | None], sources: dict[int, str]) -> None:
+        self.shape = shape
         self.lanes = lanes
+        self.sources = sources
 
     def drop(self, sequence: Sequence) -> None:
         """What it gains there is of no use."""

@@ -18,7 +18,7 @@ from outrider.models.cuda.graphs import Graphs, Key, Launches
 from outrider.models.cuda.kernels.steps import wait_kernel
 from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, STRIDE, Lanes
 from outrider.models.cuda.network import HEAD_ROWS, Network
-from outrider.types import Lane
+from outrider.types import Lane, StepShape
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
@@ -32,12 +32,15 @@ class Chains(Protocol):
     """Fills `Lanes.drafts`. `draft` is asked before every step, also of those that draft nothing."""
 
     def launches(self, lanes: int, length: int, sampled: bool) -> Iterator[tuple[Key, Launches]]:
-        """What drafts of this length need, and what those after a step of this length do."""
+        """What drafts of this length need, and what those after a step that verified as many do."""
         ...
 
     def seat(self, number: int, lane: Lane) -> None: ...
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
-    def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None: ...
+    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, sampled: bool, offered: bool) -> None:
+        """`offered`: whether other drafts may be verified in their stead."""
+        ...
+
     def verify(self, target: Network, lanes: int, length: int) -> None:
         """The target has run the drafts, and nothing has been accepted yet; recorded with that."""
         ...
@@ -79,13 +82,14 @@ class ModelChains:
     def left(self, number: int) -> None:
         return None
 
-    def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
+    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, sampled: bool, offered: bool) -> None:
+        length = shape.drafted
         if self._plain and (length or self._behind >= _most(lanes, self._network)):
             self.settle(graphs, lanes)
         if length:
             graphs.run(("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled))
-        self._behind = length + 1 if length else self._behind + 1
-        self._plain = not length
+        self._behind = shape.verified + 1 + (0 if length else self._behind)
+        self._plain = offered or not length  # what was offered is not what the model has run
 
     def settle(self, graphs: Graphs, lanes: int) -> None:
         while self._behind > 0:
@@ -171,20 +175,20 @@ class HeadChains:
     def settle(self, graphs: Graphs, lanes: int) -> None:
         """The host is given what waits."""
 
-    def draft(self, graphs: Graphs, lanes: int, length: int, sampled: bool) -> None:
-        most = _most(lanes, self._network)
+    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, sampled: bool, offered: bool) -> None:
+        length, most = shape.drafted, _most(lanes, self._network)
         while self._waiting > most or (not length and self._waiting == most > 1):
             graphs.run(("wait", lanes, most), partial(self._take_in, lanes, most, leave=1))
             self._waiting = max(1, self._waiting - most)
         if not length:
-            self._waiting += 1
+            self._waiting += shape.verified + 1
             return
         counts = self._counts.get(lanes, ())
         count = min((count for count in counts if count >= self._waiting), default=self._waiting)
         graphs.run(("absorb", lanes, count, sampled), partial(self._absorb, lanes, count, sampled))
         if length > 1:
             graphs.run(("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled))
-        self._waiting = length + 1
+        self._waiting = shape.verified + 1
 
     def _take_in(self, lanes: int, count: int, leave: int) -> None:
         """Run what waits, at most `count` rows a lane."""

@@ -33,6 +33,12 @@ class Staging:
             self._sent.record()
 
 
+def oldest(staged: list[Staging]) -> Staging:
+    """The one used longest ago; the last in turn from now on."""
+    staged.append(staged.pop(0))
+    return staged[-1]
+
+
 class Graphs:
     """Launch sequences recorded once and replayed: a launch costs the host more than a small kernel takes.
 

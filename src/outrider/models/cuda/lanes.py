@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.cuda.chooser import Noise
-from outrider.models.cuda.graphs import Staging
+from outrider.models.cuda.graphs import Staging, oldest
 from outrider.models.cuda.kernels import steps
 from outrider.models.cuda.network import Network
 from outrider.types import Lane
@@ -22,6 +22,9 @@ MAX_LENGTH = 32
 
 WIDTH = 64
 """Rows of a lane in one pass, at most."""
+
+OUT = 2 * MAX_LENGTH + 3
+"""Int32 that a step gives a lane: drafts accepted, tokens gained, drafts, whether those were offered."""
 
 TARGET_SLOT, DRAFT_SLOT = steps.TARGET_SLOT.value, steps.DRAFT_SLOT.value
 _NUMBERS, _WORDS = steps.NUMBERS.value, steps.WORDS.value
@@ -56,10 +59,11 @@ class Lanes:
         self.text = room(most, capacity)
         """The token at each position, from where it is known on."""
         self.drafts = room(most, MAX_LENGTH)
+        """-1: none."""
         self.noise = Noise.room(most * (MAX_LENGTH + 1), device)
         """Of the rows placed last whose logits are wanted."""
-        self.out = room(most, 2 * MAX_LENGTH + 2)
-        """What a step gave each lane: drafts accepted, tokens gained, drafts."""
+        self.out = room(most, OUT)
+        """What a step gave each lane."""
         self._empty = torch.tensor(
             [0, 0, target_spare, draft_spare, *[0] * (_WORDS - 4)], dtype=torch.int32, device=device
         )
@@ -80,7 +84,7 @@ class Lanes:
 
     def seat(self, lanes: Mapping[int, Lane]) -> None:
         """Put sequences into lanes, by their numbers."""
-        records, tails = _next(self._staged), _next(self._tails)
+        records, tails = oldest(self._staged), oldest(self._tails)
         host = records.free().view(self.most, STRIDE)
         numbers, integers = host.view(torch.float64).numpy(), host.numpy()
         tokens = tails.free().view(self.most, 2).numpy()
@@ -111,7 +115,7 @@ class Lanes:
 
     def renew(self, number: int, generated: int, words: Tensor) -> None:
         """Noise keys [positions, 2] from the generated position `generated` on, which it has reached at least."""
-        staged = _next(self._staged)
+        staged = oldest(self._staged)
         host = staged.free()
         count = words.numel()
         host[0] = generated
@@ -194,12 +198,6 @@ class Lanes:
             WIDTH=WIDTH,
             num_warps=1,
         )
-
-
-def _next(staged: list[Staging]) -> Staging:
-    """The one used longest ago."""
-    staged.append(staged.pop(0))
-    return staged[-1]
 
 
 def _tables(network: Network) -> tuple[Tensor, ...]:

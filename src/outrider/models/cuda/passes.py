@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets
+from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
 from outrider.models.cuda.network import HEAD_ROWS, PATH, Network, Tables
 from outrider.models.slots import Span, StaticCache
 from outrider.types import Rows
@@ -111,8 +111,7 @@ class Passes(StaticCache, Generic[N]):
         """One pass of at most MAX_ROWS rows; the logits asked for."""
         count = bucket(len(rows))
         wanted = np.flatnonzero(rows.wanted)
-        staging = self._staging.pop(0)
-        self._staging.append(staging)
+        staging = oldest(self._staging)
         self._fill(Tables.over(staging.free()), rows, count, wanted)
         staging.send(self.network.tables.flat, Tables.size(MAX_ROWS, paths=count if rows.scattered else 0))
         together = len(np.unique(rows.columns[1])) * 2 <= len(rows)

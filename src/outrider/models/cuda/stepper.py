@@ -1,5 +1,7 @@
 """Whole steps on the device: draft a chain, verify it, accept, keep; the host only launches and, later, reads.
 
+What the host has found in the text meanwhile comes with a launch (`offers`), and is verified where it still fits.
+
 The state of each lane (one sequence) is on the device: its last tokens, how much the cache holds, how much was
 generated. A step reads and advances that state, so the next one can be launched before the host has seen its tokens.
 Rollback is that integer: rows of refused drafts lie beyond it and are overwritten.
@@ -9,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,11 @@ from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, bucket, buckets
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.kernels.steps import accept_kernel
-from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, STRIDE, TARGET_SLOT, WIDTH, Lanes
+from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, OUT, STRIDE, TARGET_SLOT, WIDTH, Lanes
 from outrider.models.cuda.network import HEAD_ROWS
-from outrider.types import Lane, LaneOutcome, StepOutcome
+from outrider.models.cuda.offers import Offers
+from outrider.models.cuda.results import Result
+from outrider.types import Lane, Offer, StepOutcome, StepShape
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
@@ -45,6 +48,7 @@ class DeviceStepper:
         device = target.device
         spares = target.max_batch, draft.max_batch if draft else 0
         self._board = Lanes(lanes, *spares, target.network.capacity, device)
+        self._offers = Offers(self._board)
         self._chosen = torch.zeros(lanes * (MAX_LENGTH + 1), dtype=torch.int32, device=device)
         self._chooser = Chooser(HEAD_ROWS, vocab_size, device)
         self._chains: Chains | None = None
@@ -57,48 +61,58 @@ class DeviceStepper:
         self._results = list(self._all_results)
         """Those that are free."""
         self._under_way: list[Result] = []
-        self._seconds: dict[int, dict[int, float]] = {}
-        """By bucket of lanes: what steps of each length prepared take."""
+        self._seconds: dict[int, dict[StepShape, float]] = {}
+        """By bucket of lanes: what steps of each shape prepared take."""
 
     def limit(self, lanes: int) -> int:
         """The longest chain that fits one pass of the target with its logits."""
         return min(MAX_LENGTH, HEAD_ROWS // bucket(lanes) - 1)
 
-    def seconds(self, lanes: int) -> Mapping[int, float]:
+    def seconds(self, lanes: int) -> Mapping[StepShape, float]:
         return self._seconds.get(bucket(lanes), {})
 
     @property
     def late(self) -> int:
         return self._graphs.late
 
-    def recordings(self, lengths: Sequence[int]) -> Iterator[GraphRecording]:
-        return self._graphs.recordings(self._all_launches(lengths))
+    def recordings(self, shapes: Sequence[StepShape]) -> Iterator[GraphRecording]:
+        return self._graphs.recordings(self._all_launches(shapes))
 
-    def _all_launches(self, lengths: Sequence[int]) -> Iterator[tuple[Key, Launches]]:
-        for count, length in self._sizes(lengths):
+    def _all_launches(self, shapes: Sequence[StepShape]) -> Iterator[tuple[Key, Launches]]:
+        for count, fitting in self._sizes(shapes):
             for sampled in (True, False):
                 if self._chains is not None:
-                    yield from self._chains.launches(count, length, sampled)
-                yield ("verify", count, length, sampled), partial(self._verify, count, length, sampled)
+                    for length in sorted({shape.drafted for shape in fitting}):
+                        yield from self._chains.launches(count, length, sampled)
+                for length in sorted({shape.verified for shape in fitting}):
+                    yield ("verify", count, length, sampled), partial(self._verify, count, length, sampled)
 
-    def _sizes(self, lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """Every number of lanes with every length that fits."""
-        counts = [count for count in buckets(self._board.most) if self.limit(count) >= 0]
-        return [(n, length) for n in counts for length in sorted({min(length, self.limit(n)) for length in lengths})]
+    def _sizes(self, shapes: Sequence[StepShape]) -> Iterator[tuple[int, list[StepShape]]]:
+        """Every number of lanes with every shape, cut to what fits."""
+        for count in buckets(self._board.most):
+            if (most := self.limit(count)) >= 0:
+                yield count, sorted({StepShape(min(s.drafted, most), min(s.verified, most)) for s in shapes})
 
-    def measure(self, lengths: Sequence[int]) -> Iterator[None]:
-        for count, length in self._sizes(lengths):
-            self._seconds.setdefault(count, {})[length] = self._measured(count, length)
-            yield
+    def measure(self, shapes: Sequence[StepShape]) -> Iterator[None]:
+        """Drafting and verifying take what they take together."""
+        for count, fitting in self._sizes(shapes):
+            drafting, verifying = {0: 0.0}, {0: 1.0}
+            levels = {shape.drafted for shape in fitting}
+            for length in sorted({shape.verified for shape in fitting}):
+                drafted = length if length in levels else 0
+                seconds, verifying[length] = self._measured(count, StepShape(drafted, length))
+                drafting.setdefault(drafted, seconds)
+                yield
+            self._seconds[count] = {shape: drafting[shape.drafted] + verifying[shape.verified] for shape in fitting}
 
-    def _measured(self, lanes: int, length: int) -> float:
-        """The median of a few steps; where there is no clock, all take alike."""
-        times = []
+    def _measured(self, lanes: int, shape: StepShape) -> tuple[float, float]:
+        """What drafting takes and what verifying does: the medians of a few steps; where there is no clock, all take
+        alike."""
+        outcomes = []
         for _ in range(_MEASURED):
-            self.launch(lanes, length, sampled=False)
-            outcome = self.collect()
-            times.append(outcome.draft_seconds + outcome.target_seconds)
-        return median(times) or 1.0
+            self.launch(lanes, shape, sampled=False)
+            outcomes.append(self.collect())
+        return median(o.draft_seconds for o in outcomes), median(o.target_seconds for o in outcomes) or 1.0
 
     @torch.inference_mode()
     def seat(self, lanes: Mapping[int, Lane]) -> None:
@@ -125,17 +139,18 @@ class DeviceStepper:
         self._board.renew(number, generated, words)
 
     @torch.inference_mode()
-    def launch(self, lanes: int, length: int, sampled: bool) -> None:
-        """Start a step of the first `lanes` lanes with chains of `length` drafts (0: plain); does not wait for it.
-        `sampled`: whether any has a temperature."""
+    def launch(self, lanes: int, shape: StepShape, sampled: bool, offers: Mapping[int, Offer] = {}) -> None:
+        """Start a step of the first `lanes` lanes; does not wait for it."""
         count = bucket(lanes)
         result = self._results.pop(0)
+        if shape.verified:
+            self._offers.send(shape.drafted, offers)
         result.start()
         if self._chains is not None:
-            self._chains.draft(self._graphs, count, length, sampled)
+            self._chains.draft(self._graphs, count, shape, sampled, bool(offers))
         result.drafted()
-        self._run(count, length, sampled)
-        result.finish(lanes, length)
+        self._run(count, shape.verified, sampled)
+        result.finish(lanes, shape.verified)
         self._under_way.append(result)
 
     def collect(self) -> StepOutcome:
@@ -164,6 +179,8 @@ class DeviceStepper:
 
     def _verify(self, lanes: int, length: int, sampled: bool) -> None:
         network, count = self._target, length + 1
+        if length:
+            self._offers.align(lanes, length)
         self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
         network.body(lanes * count, together=count > 2)
         network.head(lanes * count)
@@ -184,48 +201,8 @@ class DeviceStepper:
             board.capacity,
             board.target_spare,
             LONGEST=MAX_LENGTH,
+            OUT=OUT,
             STRIDE=STRIDE,
             WIDTH=WIDTH,
             num_warps=1,
         )
-
-
-class Result:
-    """What one step gave, on its way to the host, and how long its halves took."""
-
-    def __init__(self, out: Tensor, device: torch.device) -> None:
-        self._out = out
-        on_gpu = device.type == "cuda"
-        self._host = torch.zeros(out.shape, dtype=out.dtype, pin_memory=on_gpu)
-        self._marks = [torch.Event(device, enable_timing=True) for _ in range(3)] if on_gpu else []
-        self._read = torch.Event(device) if on_gpu else None
-        self._lanes = self._length = 0
-
-    def start(self) -> None:
-        self._mark(0)
-
-    def drafted(self) -> None:
-        self._mark(1)
-
-    def finish(self, lanes: int, length: int) -> None:
-        self._mark(2)
-        self._host[:lanes].copy_(self._out[:lanes], non_blocking=True)
-        if self._read is not None:
-            self._read.record()
-        self._lanes, self._length = lanes, length
-
-    def read(self) -> StepOutcome:
-        if self._read is not None:
-            self._read.synchronize()
-        n, rows = self._length, self._host[: self._lanes]
-        gained, drafted = rows[:, : n + 2].tolist(), rows[:, 2 + MAX_LENGTH : 2 + MAX_LENGTH + n].tolist()
-        outcomes = [
-            LaneOutcome(accepted, tuple(tokens[: accepted + 1]), tuple(drafts))
-            for (accepted, *tokens), drafts in zip(gained, drafted, strict=True)
-        ]
-        seconds = [a.elapsed_time(b) / 1000 for a, b in pairwise(self._marks)] or [0.0, 0.0]
-        return StepOutcome(outcomes, *seconds)
-
-    def _mark(self, which: int) -> None:
-        if self._marks:
-            self._marks[which].record()

@@ -69,7 +69,7 @@ def place_kernel(
     known &= position >= 0
     position = tl.maximum(position, 0)
     row = lane * count + i
-    # A drafter whose scores are not numbers drafts anything, and one that lacks a token of the text takes another.
+    # Where nothing was drafted any token does, and a drafter that lacks a token of the text takes another.
     token = tl.where(offset > 0, tl.maximum(drafted, 0), written)
     tl.store(tokens_ptr + row, tl.minimum(token, vocab - 1), mask=real)
     tl.store(slots_ptr + row, tl.where(known, tl.load(state + SLOT), spare), mask=real)
@@ -178,22 +178,24 @@ def accept_kernel(
     text_ptr,
     drafts_ptr,  # int32 [lanes, LONGEST]
     chosen_ptr,  # int32 [lanes, length + 1]: the target's choices after the last token and after each draft
-    out_ptr,  # int32 [lanes, 2 LONGEST + 2]: how many drafts were accepted, the tokens gained, the drafts
+    out_ptr,  # int32 [lanes, OUT]: how many drafts were accepted, the tokens gained, the drafts
     length,
     capacity,
     spare,
     LONGEST: tl.constexpr,
+    OUT: tl.constexpr,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The coupled rule on a chain: follow the target's choices for as long as the draft has them."""
+    """The coupled rule on a chain: follow the target's choices for as long as the draft has them. A draft of -1 is
+    none, and never accepted."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     chosen = tl.load(chosen_ptr + lane * (length + 1) + i, mask=i <= length, other=-1)
-    draft = tl.maximum(tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=0), 0)
-    accepted = tl.min(tl.where((i < length) & (chosen == draft), WIDTH, i), axis=0)
+    draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=-1)
+    accepted = tl.min(tl.where((draft >= 0) & (chosen == draft), WIDTH, i), axis=0)
     advance(lanes_ptr + lane * STRIDE, text_ptr + lane * capacity, chosen, i, accepted, spare)
-    out = out_ptr + lane * (2 * LONGEST + 2)
+    out = out_ptr + lane * OUT
     tl.store(out, accepted)
     tl.store(out + 1 + i, chosen, mask=i <= length)
     tl.store(out + 2 + LONGEST + i, draft, mask=i < length)

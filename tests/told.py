@@ -1,0 +1,87 @@
+"""A drafter that looks up what it was told: the text to come, or that text spoiled in some way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from outrider.types import Budget, Commit, Draft, DraftsThere, Rows, SequenceView
+
+KINDS = ("right", "wrong", "half", "stale", "skips", "short", "changes")
+
+
+def spoiled(truth: Sequence[int], at: int, count: int, kind: str, vocab: int) -> list[int]:
+    """What is offered after the first `at` tokens of `truth`; it goes on beyond the end of that."""
+    if kind == "changes":
+        kind = KINDS[at % (len(KINDS) - 1)]
+    if kind == "stale":
+        at = max(0, at - 2)
+    elif kind == "skips":
+        at += 1
+    rest = list(truth[at : at + count])
+    rest += [0] * (count - len(rest))
+    if kind == "short":
+        return rest[:2]
+    wrong = {"wrong": range(count), "half": range(3, count, 4)}.get(kind, ())
+    for i in wrong:
+        rest[i] = (rest[i] + 1) % vocab
+    return rest
+
+
+class Told:
+    """`truths` by sequence; where there is none it finds nothing. `beside`: drafts on the device, if anybody does."""
+
+    name = "told"
+
+    def __init__(self, truths: Mapping[int, Sequence[int]], kind: str, vocab: int, claim: float = 0.97) -> None:
+        self.truths, self.kind, self._vocab, self._claim = truths, kind, vocab, claim
+        self.asked: list[int] = []
+        """Whose, one after another."""
+
+    @property
+    def there(self) -> DraftsThere | None:
+        return DraftsThere()
+
+    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+        self.asked.append(sequence.id)
+        truth = self.truths.get(sequence.id)
+        if truth is None:
+            return Draft(source=self.name)
+        tokens = spoiled(truth, len(sequence.tokens), count, self.kind, self._vocab)
+        claims = [self._claim ** (k + 1) for k in range(len(tokens))]
+        return Draft(tokens, range(-1, len(tokens) - 1), claims, self.name)
+
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(sequences, budgets)
+
+    def paid(self, sequence: SequenceView) -> str | None:
+        return None
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self.continuation(s, min(b.nodes, b.depth)) for s, b in zip(sequences, budgets, strict=True)]
+
+    def open(self, sequence: SequenceView) -> None: ...
+    def observe(self, commits: Sequence[Commit]) -> None: ...
+    def close(self, sequence: SequenceView) -> None: ...
+
+
+class ToldBeside(Told):
+    """Beside a head on the device."""
+
+    def __init__(self, head: object, truths: Mapping[int, Sequence[int]], kind: str, vocab: int) -> None:
+        super().__init__(truths, kind, vocab)
+        self.head = head
+        for name in ("open", "observe", "close", "read", "propose"):
+            setattr(self, name, getattr(head, name))
+
+    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: object, soon: bool) -> None: ...
+
+    @property
+    def there(self) -> DraftsThere | None:
+        there: DraftsThere | None = self.head.there  # type: ignore[attr-defined]
+        return there
+
+    def paid(self, sequence: SequenceView) -> str | None:
+        return "head"
+
+    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+        return Told.propose(self, sequences, budgets)
