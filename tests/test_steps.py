@@ -113,3 +113,31 @@ def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
     plain = [step for step, length in zip(count(), lengths) if not length]
     assert 2 <= len(plain) <= 6
     assert plain[0] < 32
+
+
+def test_many_requests_rest_where_nothing_pays_and_wake_up_when_few_are_left() -> None:
+    """Thinking about 64 requests costs: not in every step of a silence. What changes with their number is seen at once."""
+    chains, ledgers = Chains(4, Silence()), [Ledger() for _ in range(64)]
+    states = [chains.newcomer() for _ in range(64)]
+    dear, cheap, rested, tried = {PLAIN: 1.0, ONE: 3.0}, {PLAIN: 1.0, ONE: 1.01}, 0, 0
+    for step in range(300):
+        rests = chains.rests(states)
+        length = 0 if rests else chains.plan(states, ledgers, dear, 1, {}).shape.verified
+        rested, tried = rested + rests, tried + length
+        chains.observe(states, ledgers, [commit(length, True)] * 64, step)
+    assert rested > 200
+    assert tried < 8
+    assert not chains.reads
+    assert not any(state.issued for state in states), "what rested was observed, too"
+    few = states[:8]
+    assert not chains.rests(few)
+    assert chains.plan(few, ledgers[:8], cheap, 1, {}).shape == ONE
+    assert chains.reads
+    assert all(ledger.left > 1.0 for ledger in ledgers[:8]), "rest earns as plain steps do"
+
+
+def test_the_host_is_timed_by_its_undisturbed_steps() -> None:
+    costs = StepCosts(MEASURED)
+    for step in range(200):
+        costs.observe_host(PLAIN, 9.0 if step % 3 == 0 else 2.0)
+    assert costs.seconds()[PLAIN] < 2.5

@@ -33,7 +33,7 @@ from outrider.control.prices import Prices
 from outrider.control.silence import Silence
 from outrider.control.survey import Survey
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Continues, Draft, Drafter, LooksUp, SequenceView, StepPlan, StepShape
+from outrider.types import PLAIN, Budget, Commit, Continues, Draft, Drafter, LooksUp, SequenceView, StepPlan, StepShape
 
 _PROMISED_NODES = 4
 """Of what the caller predicts, that are tried once."""
@@ -182,9 +182,13 @@ class AutoLength:
     ) -> StepPlan:
         self._on_device = True
         requests = [self._request(s) for s in sequences]
+        chains = [request.chain for request in requests]
+        if (lookup is None or limit < LEAST_OFFERED) and self._chains.rests(chains):
+            self.issued = [0] * len(requests)
+            return StepPlan(PLAIN, {})
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
-        chains, ledgers, found = [r.chain for r in requests], [r.ledger for r in requests], {}
+        ledgers, found = [request.ledger for request in requests], {}
         longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
         if lookup is not None and longest >= LEAST_OFFERED:
             reach = [chain.ahead + longest for chain in chains]
@@ -286,7 +290,7 @@ class AutoLength:
 
     def pays(self, sequences: int) -> bool:
         if self._on_device:
-            return not self._silence.settled
+            return not self._silence.settled and self._chains.reads
         return self._paid is None or self._paid.pays(self._prices.efficiency, sequences)
 
     @property

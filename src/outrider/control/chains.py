@@ -29,7 +29,11 @@ LEAST_OFFERED = 4
 _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
-"""What a chain must bring, of plain steps' tokens a second: the drafter has prompts to read as well."""
+"""What a chain must bring, of plain steps' tokens a second."""
+_READING = 1.05
+"""And for a drafter to read the prompts of newcomers, which takes it a while for each."""
+_REST = 8
+"""Steps for which nothing is thought about where nothing has paid for a while: with many requests, thinking costs."""
 
 
 class Issued(NamedTuple):
@@ -42,6 +46,10 @@ class Issued(NamedTuple):
     """How much longer than a plain one the step takes."""
 
 
+RESTED = Issued(PLAIN, None, 0.0)
+"""A plain step that nothing was thought about."""
+
+
 @dataclass(slots=True)
 class ChainState:
     """What is known of one request's chains."""
@@ -50,6 +58,8 @@ class ChainState:
     """How often each was right of those drafted on the device."""
     issued: deque[Issued] = field(default_factory=deque)
     """The oldest first."""
+    rested: int = 0
+    """Steps that the ledger has not been told of."""
 
     @property
     def ahead(self) -> int:
@@ -70,9 +80,28 @@ class Chains:
         self._since_plain = _PLAIN_EVERY - _PLAIN_SOON
         self._pause = SOONEST
         """Steps of silence after which a draft is tried; longer after every try that did not pay."""
+        self._rest = self._resting = 0
+        """Steps for which so many requests may rest."""
+        self._gain = _READING
+        """What the last chains were expected to bring, of plain steps' tokens a second."""
 
     def newcomer(self) -> ChainState:
         return ChainState(self._newcomers.copy(rate=1 / 24, weight=8))
+
+    @property
+    def reads(self) -> bool:
+        """Whether drafts bring enough for the drafter to read newcomers' prompts."""
+        return self._gain >= _READING
+
+    def rests(self, states: Sequence[ChainState]) -> bool:
+        """Whether the next step is plain without a closer look; it is then under way."""
+        if self._rest <= 0 or len(states) != self._resting or self._silence.steps + 1 >= self._pause:
+            return False
+        self._rest -= 1
+        self._silence.step(False)
+        for state in states:
+            state.issued.append(RESTED)
+        return True
 
     def plan(
         self,
@@ -88,6 +117,10 @@ class Chains:
         # Without an offer there is nothing to verify but what is drafted.
         shapes = [shape for shape in seconds if shape.verified <= most and (found or shape.drafted == shape.verified)]
         gains = _Gains(states, found)
+        for state, ledger in zip(states, ledgers, strict=True):
+            if state.rested:
+                ledger.rest(state.rested)
+                state.rested = 0
         plain, patience = seconds[PLAIN], [ledger.patience for ledger in ledgers]
         left = sum([ledger.left for ledger in ledgers])
         best, most_a_second = PLAIN, _WORTHWHILE * len(states) / plain
@@ -96,11 +129,13 @@ class Chains:
             rate = (len(states) + sum(each)) / seconds[shape]
             if rate > most_a_second and stretch * len(states) <= left and stretch <= min(map(add, patience, each)):
                 best, most_a_second = shape, rate
+        self._gain = most_a_second * plain / len(states) if best != PLAIN else 1.0
         self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else PLAIN
         offered = gains.offered(best)
         best = self._tried(best, shapes, len(offered) < len(states))
         stretch = seconds[best] / plain - 1
+        self._rest, self._resting = _REST if best == PLAIN and self._silence.settled else 0, len(states)
         for i, state in enumerate(states):
             state.issued.append(Issued(best, found[i].source if i in offered else None, stretch))
         return StepPlan(best, {i: found[i].offer for i in offered})
@@ -125,7 +160,11 @@ class Chains:
         """The oldest step under way of each request is over, step number `step` of all."""
         shared = step % len(states)  # what newcomers begin with is learned from one after the other
         for i, (state, ledger, commit) in enumerate(zip(states, ledgers, commits, strict=True)):
-            shape, source, stretch = state.issued.popleft() if state.issued else Issued(PLAIN, None, 0.0)
+            issued = state.issued.popleft() if state.issued else RESTED
+            if issued is RESTED:
+                state.rested += 1
+                continue
+            shape, source, stretch = issued
             ledger.step(stretch, len(commit.tokens) - 1, stretch)
             if commit.draft.source == source:  # it took what was offered, and what was drafted there is not known
                 continue

@@ -38,6 +38,11 @@ class Ledger:
         self.left = min(_MOST, self.left + SHARE + gained - charge)
         self.patience = min(_MOST, self.patience + PATIENCE + gained - stretch)
 
+    def rest(self, steps: int) -> None:
+        """So many steps without drafts are over."""
+        self.left = min(_MOST, self.left + SHARE * steps)
+        self.patience = min(_MOST, self.patience + PATIENCE * steps)
+
     def affords(self, charge: float) -> bool:
         """Whether so much may be lost now; after a loss, not before the time since has paid for it."""
         return self.left >= charge

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from outrider.types import StepShape
 
-_LEVEL, _OFF, _HOST = 1 / 8, 1 / 16, 1 / 8
+_LEVEL, _OFF = 1 / 8, 1 / 16
 """What one step counts for in the averages."""
+_FASTER, _SLOWER = 1 / 4, 1 / 32
+"""What one step of the host counts for: whatever else it has to do (requests come and go) comes on top of a step."""
 _MOST = 1.5
 """A step that takes so many times what was expected, or less by as much, was disturbed: it counts for no more."""
 _DRAFTED, _VERIFIED = 0.09, 0.01
@@ -60,4 +62,5 @@ class StepCosts:
     def observe_host(self, shape: StepShape, seconds: float) -> None:
         """And then the host, which had nothing else to do."""
         known = self._host.get(shape, seconds)
-        self._host[shape] = known + _HOST * (min(_MOST * known, seconds) - known)
+        more = min(_MOST * known, seconds) - known
+        self._host[shape] = known + (_SLOWER if more > 0 else _FASTER) * more

@@ -157,6 +157,8 @@ class Runahead:
                 self._stepper.vacate(number)
                 if self._drafter is not None:
                     self._drafter.leave(sequence, self._seen.pop(sequence.id, 0))
+        if not any(self._lanes):
+            self._read = None  # nobody waits now
         self._controller.lost(sequence)
         self._keys.pop(sequence.id, None)
         self._reach.pop(sequence.id, None)
