@@ -7,7 +7,7 @@ file has scores and the merges follow from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ModelError
@@ -144,12 +144,20 @@ def _words(pattern: str) -> Callable[[], PreTokenizer]:
 
 _LLAMA3 = _PreTokenizer(_words(_WORDS.replace("DIGITS", r"\p{N}{1,3}")), whole_words_first=True, adds_bos=True)
 _QWEN2 = _PreTokenizer(_words(_WORDS.replace("DIGITS", r"\p{N}")), nfc=True)
+_CL100K = replace(_LLAMA3, whole_words_first=False, adds_bos=False)
+_STARCODER = _PreTokenizer(_smollm)
 _PRE_TOKENIZERS = {
     "gpt-2": _PreTokenizer(_gpt2),
+    "olmo": _PreTokenizer(_gpt2, nfc=True),
     "default": _PreTokenizer(_falcon_like),
-    "smollm": _PreTokenizer(_smollm),
+    "smollm": _STARCODER,
+    "refact": _STARCODER,
+    "starcoder": _STARCODER,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "stablelm2": _QWEN2,
+    "dbrx": _CL100K,
+    "smaug-bpe": _CL100K,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
