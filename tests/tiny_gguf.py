@@ -95,11 +95,16 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
+def gguf_arch(model_type: str) -> str:
+    """What llama.cpp calls a model type of transformers."""
+    return {"gemma3_text": "gemma3", "mistral": "llama"}.get(model_type, model_type)
+
+
 def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: Any) -> None:
     """A transformers model as a GGUF file of its architecture, in F32. `extra` adds to what the converter says of the
     shape; None leaves a key out."""
     config = model.config.to_dict()
-    arch = {"gemma3_text": "gemma3", "mistral": "llama"}.get(config["model_type"], config["model_type"])
+    arch = gguf_arch(config["model_type"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     shape = {
         "block_count": config["num_hidden_layers"],
@@ -110,7 +115,11 @@ def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: An
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        **(
+            {"attention.layer_norm_epsilon": config["layer_norm_eps"]}
+            if arch == "stablelm"
+            else {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
+        ),
         **extra,
     }
     names = converter_names(arch, config["num_hidden_layers"])
@@ -142,7 +151,7 @@ def _as_converter(name: str, tensor: torch.Tensor, arch: str, config: dict[str, 
     """What llama.cpp's converter does to the numbers."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     part = name.split(".")[-2]
-    if arch == "llama" and part in heads:
+    if arch in ("llama", "smollm3", "granite") and part in heads:
         halves = tensor.reshape(heads[part], 2, -1, *tensor.shape[1:])
         return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
     if arch.startswith("gemma") and name.endswith("norm.weight"):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from outrider.models.architecture import Architecture
-from outrider.models.attention import blocked, masked, path_index, visibility
+from outrider.models.attention import blocked, capped, masked, path_index, visibility
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.slots import Span, StaticCache, wanted_rows
@@ -95,8 +95,8 @@ class TorchDecoder(StaticCache):
         if self._taps:
             self.features = torch.cat([states[tap] for tap in self._taps], dim=-1)
         wanted = wanted_rows(batch)
-        x = self._norm(x[torch.tensor(wanted, dtype=torch.long, device=self.device)], self._weights.norm)
-        return self._head(x)
+        x = x[torch.tensor(wanted, dtype=torch.long, device=self.device)]
+        return self._logits(self._norm(x, self._weights.norm, self._weights.norm_bias))
 
     @torch.inference_mode()
     def measure(self, rows: int, context: int) -> float:
@@ -134,14 +134,21 @@ class TorchDecoder(StaticCache):
     def _layer(self, index: int, x: Tensor, step: _Step, keys: Tensor, values: Tensor) -> Tensor:
         """[rows, hidden] → the same; `keys` and `values`: its cache [slots, kv_heads, capacity, head_dim]."""
         w = self._weights.layers[index]
-        x = x + self._attention(index, w, self._norm(x, w.attention_norm), step, keys, values)
-        return x + self._mlp(w, self._norm(x, w.mlp_norm))
+        normed = self._norm(x, w.attention_norm, w.attention_norm_bias)
+        x = x + self._scaled(self._attention(index, w, normed, step, keys, values))
+        return x + self._scaled(self._mlp(w, self._norm(x, w.mlp_norm, w.mlp_norm_bias)))
+
+    def _scaled(self, update: Tensor) -> Tensor:
+        scale = self.architecture.residual_scale
+        return update if scale == 1.0 else update * scale
 
     def _attention(self, index: int, w: LayerWeights, x: Tensor, step: _Step, keys: Tensor, values: Tensor) -> Tensor:
         a, rows = self.architecture, x.shape[0]
         q, k, v = torch.split(self._linear(x, w.qkv, w.qkv_bias), [a.q_width, a.kv_width, a.kv_width], dim=-1)
+        if a.qk_norm and a.qk_norm_wide:
+            q, k = self._norm(q, w.q_norm), self._norm(k, w.k_norm)
         q, k = q.view(rows, a.heads, a.head_dim), k.view(rows, a.kv_heads, a.head_dim)
-        if w.q_norm is not None and w.k_norm is not None:
+        if a.qk_norm and not a.qk_norm_wide:
             q, k = self._norm(q, w.q_norm), self._norm(k, w.k_norm)
         q, k = step.rotate(index, q), step.rotate(index, k)
         start = 0
@@ -160,8 +167,15 @@ class TorchDecoder(StaticCache):
         out = self._linear(active * up, w.down, w.down_bias)
         return out if w.mlp_out_norm is None else self._norm(out, w.mlp_out_norm)
 
+    def _logits(self, x: Tensor) -> Tensor:
+        """fp32, of normalised states."""
+        a, logits = self.architecture, self._head(x)
+        if a.logit_scale != 1.0:
+            logits = logits * a.logit_scale
+        return capped(logits, a.logit_cap)
+
     def _head(self, x: Tensor) -> Tensor:
-        """fp32 logits. bf16 logits tie exactly at one position in sixty; accumulating into fp32 keeps them apart."""
+        """In fp32. bf16 logits tie exactly at one position in sixty; accumulating into fp32 keeps them apart."""
         if self.device.type == "cuda" and self.dtype != torch.float32:
             weight = self._weights.head.t()
             return self._in_fixed_rows(x, lambda rows: torch.mm(rows, weight, out_dtype=torch.float32))
@@ -171,11 +185,18 @@ class TorchDecoder(StaticCache):
         typed = None if bias is None else bias.to(x.dtype)
         return self._in_fixed_rows(x, lambda rows: linear(rows, weight, typed))
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """RMSNorm, LayerNorm where there is a bias, nothing where there is no weight."""
+        if weight is None or not len(weight):
+            return x
+
         def norm(rows: Tensor) -> Tensor:
             wide = rows.float()
+            if bias is not None:
+                wide = wide - wide.mean(-1, keepdim=True)
             scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.architecture.norm_eps)
-            return (wide * scale * weight).to(x.dtype)
+            scaled = wide * scale * weight
+            return (scaled if bias is None else scaled + bias).to(x.dtype)
 
         return self._in_fixed_rows(x, norm)
 
@@ -208,11 +229,11 @@ class _Step:
         return rotated(x, cos, sin)
 
     def attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        window, scale = self._a.layers[layer].window, self._a.attention_scale
+        window, scale, cap = self._a.layers[layer].window, self._a.attention_scale, self._a.attention_cap
         if self._bitwise:
             parts = zip(fixed_rows(q), self._indices[window], strict=True)
-            return torch.cat([blocked(part, keys, values, index, scale) for part, index in parts])[: q.shape[0]]
-        return masked(q, keys, values, self.spans, self._masks[window], scale)
+            return torch.cat([blocked(part, keys, values, index, scale, cap) for part, index in parts])[: q.shape[0]]
+        return masked(q, keys, values, self.spans, self._masks[window], scale, cap)
 
 
 def fixed_rows(x: Tensor) -> tuple[Tensor, ...]:

@@ -5,17 +5,18 @@ Filled one checkpoint tensor at a time, so loading never holds more than the wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.models.architecture import Architecture
+from outrider.models.architecture import Architecture, Rope
 from outrider.models.memory import give_back, lazy_zeros
 from outrider.models.precision import blocks, quantise
+from outrider.models.rotary import paired
 
 
 @dataclass(slots=True)
@@ -28,7 +29,11 @@ class LayerWeights:
     gate_up: Tensor
     down: Tensor
     attention_norm: Tensor
+    """Empty where the family has no norms before attention and MLP."""
     mlp_norm: Tensor
+    attention_norm_bias: Tensor | None = None
+    """Then the norm is LayerNorm."""
+    mlp_norm_bias: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     attention_out_norm: Tensor | None = None
@@ -56,6 +61,7 @@ class DecoderWeights(Generic[L]):
     """[vocab, hidden]; the embedding itself where the two are tied."""
     norm: Tensor
     layers: list[L]
+    norm_bias: Tensor | None = None
     embedding_scales: Tensor | None = None
     head_scales: Tensor | None = None
 
@@ -66,8 +72,12 @@ class _Place:
 
     values: Tensor
     scales: Tensor | None = None
+    order: Tensor | None = None
+    """Of its rows; None: as they come."""
 
     def fill(self, tensor: Tensor) -> None:
+        if self.order is not None:
+            tensor = tensor[self.order]
         if self.scales is None:
             self.values.copy_(tensor)
         else:
@@ -103,8 +113,7 @@ def load_weights(
     weights, layers, places = _allocate(architecture, dtype, device)
     missing = set(places)
     finished: list[L | None] = [None] * len(layers)
-    for name, tensor in tensors:
-        name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
+    for name, tensor in _unfused(architecture, tensors):
         place = places.pop(name, None)
         if place is None:
             if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
@@ -131,6 +140,23 @@ def load_weights(
     return weights
 
 
+def _unfused(a: Architecture, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Names without what stands before a decoder's own; projections that a checkpoint has in one, each by itself."""
+    together = {
+        "qkv_proj": (("q_proj", "k_proj", "v_proj"), [a.q_width, a.q_width + a.kv_width]),
+        "gate_up_proj": (("gate_proj", "up_proj"), [a.mlp]),
+    }
+    for name, tensor in tensors:
+        name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
+        parent, _, part = name.removesuffix(".weight").rpartition(".")
+        if part not in together:
+            yield name, tensor
+            continue
+        names, cuts = together[part]
+        for own, rows in zip(names, tensor.tensor_split(cuts), strict=True):
+            yield f"{parent}.{own}.weight", rows
+
+
 def _allocate(
     a: Architecture, dtype: torch.dtype, device: torch.device
 ) -> tuple[DecoderWeights[L], dict[int, LayerWeights], dict[str, _Place]]:
@@ -149,10 +175,18 @@ def _allocate(
     embedding = matrix(a.vocab_size, a.hidden)
     head = embedding if a.tied else matrix(a.vocab_size, a.hidden)
     weights: DecoderWeights[L] = DecoderWeights(
-        embedding.values, head.values, vector(a.hidden), [], embedding.scales, head.scales
+        embedding.values,
+        head.values,
+        vector(a.hidden),
+        [],
+        vector(a.hidden) if a.layer_norm else None,
+        embedding.scales,
+        head.scales,
     )
     places["embed_tokens.weight"] = _Place(embedding.values, embedding.scales)
     places["norm.weight"] = _Place(weights.norm)
+    if weights.norm_bias is not None:
+        places["norm.bias"] = _Place(weights.norm_bias)
     if not a.tied:
         places["lm_head.weight"] = _Place(head.values, head.scales)
     for i in range(len(a.layers)):
@@ -163,10 +197,12 @@ def _allocate(
             o=o.values,
             gate_up=gate_up.values,
             down=down.values,
-            attention_norm=vector(a.hidden),
-            mlp_norm=vector(a.hidden),
-            q_norm=vector(a.head_dim) if a.qk_norm else None,
-            k_norm=vector(a.head_dim) if a.qk_norm else None,
+            attention_norm=vector(a.hidden if a.pre_norms else 0),
+            mlp_norm=vector(a.hidden if a.pre_norms else 0),
+            attention_norm_bias=vector(a.hidden) if a.layer_norm else None,
+            mlp_norm_bias=vector(a.hidden) if a.layer_norm else None,
+            q_norm=vector(a.q_width if a.qk_norm_wide else a.head_dim) if a.qk_norm else None,
+            k_norm=vector(a.kv_width if a.qk_norm_wide else a.head_dim) if a.qk_norm else None,
             attention_out_norm=vector(a.hidden) if a.sandwich_norms else None,
             mlp_out_norm=vector(a.hidden) if a.sandwich_norms else None,
             qkv_bias=vector(a.q_width + 2 * a.kv_width) if a.qkv_bias else None,
@@ -186,23 +222,31 @@ def _allocate(
             (("mlp.gate_proj", "mlp.up_proj"), gate_up, layer.gate_up_bias, [a.mlp, a.mlp]),
             (("mlp.down_proj",), down, layer.down_bias, [a.hidden]),
         ]
+        rope = a.ropes[a.layers[i].rope]
+        orders = {q: _turning(rope, a.heads), k: _turning(rope, a.kv_heads)}
         for names, weight, bias, sizes in fused:
             for name, place in zip(names, weight.parts(sizes), strict=True):
-                places[f"layers.{i}.{name}.weight"] = place
+                places[f"layers.{i}.{name}.weight"] = replace(place, order=orders.get(name))
             if bias is not None:
                 for name, part in zip(names, torch.split(bias, sizes), strict=True):
-                    places[f"layers.{i}.{name}.bias"] = _Place(part)
+                    places[f"layers.{i}.{name}.bias"] = _Place(part, order=orders.get(name))
         mlp_norm = "pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"
-        norms = {
-            "input_layernorm": layer.attention_norm,
-            mlp_norm: layer.mlp_norm,
-            "self_attn.q_norm": layer.q_norm,
-            "self_attn.k_norm": layer.k_norm,
-        }
+        norms = {"self_attn.q_norm.weight": layer.q_norm, "self_attn.k_norm.weight": layer.k_norm}
+        if a.pre_norms:
+            norms["input_layernorm.weight"], norms[f"{mlp_norm}.weight"] = layer.attention_norm, layer.mlp_norm
+        if a.layer_norm:
+            norms["input_layernorm.bias"], norms[f"{mlp_norm}.bias"] = layer.attention_norm_bias, layer.mlp_norm_bias
         if a.sandwich_norms:
-            norms["post_attention_layernorm"] = layer.attention_out_norm
-            norms["post_feedforward_layernorm"] = layer.mlp_out_norm
+            norms["post_attention_layernorm.weight"] = layer.attention_out_norm
+            norms["post_feedforward_layernorm.weight"] = layer.mlp_out_norm
         for name, norm in norms.items():
             if norm is not None:
-                places[f"layers.{i}.{name}.weight"] = _Place(norm)
+                places[f"layers.{i}.{name}"] = _Place(norm)
     return weights, layers, places
+
+
+def _turning(rope: Rope, heads: int) -> Tensor | None:
+    """The order of the rows of so many heads in which decoders turn them; None: as checkpoints have them."""
+    if rope.still in (0, rope.dim):
+        return None
+    return (torch.arange(heads)[:, None] * rope.dim + paired(rope)).flatten()

@@ -30,7 +30,7 @@ def supported(architecture: Architecture, dtype: torch.dtype, device: torch.devi
 def expressible(a: Architecture) -> bool:
     """Whether the kernels can compute this architecture."""
     return (
-        not a.sandwich_norms
+        not a.needs
         and a.head_dim in (16, 32, 64, 128, 256)
         and a.heads // a.kv_heads <= 16
         and all(width % 32 == 0 for width in (a.hidden, a.mlp, a.q_width))
