@@ -103,8 +103,8 @@ def test_the_likeliest_are_those_of_int8_and_the_others_near(
 @pytest.mark.parametrize("kernels", kernels_here())
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_same_bits_in_any_company(model: Any, checkpoint: HeadCheckpoint, kernels: str, threads: int) -> None:
-    """Alone and among others, whichever kernel, however many threads."""
-    together = outcome(placed(checkpoint, target_of(model, "base")), 40)
+    """Alone and among others, however many threads."""
+    together = outcome(placed(checkpoint, target_of(model, kernels)), 40)
     head = placed(checkpoint, target_of(model, kernels, threads))
     for count in (1, 7, 8, 9, 40):
         found = outcome(head, count)

@@ -48,7 +48,7 @@ def product(matrix: PackedMatrix, x: Tensor, kernels: str, threads: int = 2) -> 
         depth=matrix.depth,
         inputs=matrix.inputs,
     )
-    given = torch.zeros(max(len(x), 32), matrix.depth, dtype=kind)
+    given = torch.zeros(max(len(x), 32), matrix.depth, dtype=kind if kernels == "amx" else torch.float32)
     given[: len(x), : matrix.inputs] = x
     y = torch.empty(len(x), matrix.columns)
     step = Product(addressof(w), given.data_ptr(), y.data_ptr(), len(x))

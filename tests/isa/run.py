@@ -45,12 +45,11 @@ def compilers(kind: str) -> list[list[str]]:
 def build(compiler: list[str], target: Path, kernels: Path = NATIVE, level: str = "-O3") -> str | None:
     """None, or why not."""
     sources = [HERE / "products.c", kernels / "decoder.c", kernels / "pool.c", *sorted(kernels.glob("isa_*.c"))]
-    # Nothing may be fused in the definition; the kernels are compiled as they are.
     objects = []
     for source in sources:
         objects.append(target.with_name(f"{source.stem}.o"))
-        own = ["-ffp-contract=off"] if source.name == "products.c" else []
-        command = [*compiler, level, "-Wno-psabi", "-w", "-pthread", *own, "-I", str(kernels), "-c", str(source)]
+        flags = [level, "-ffp-contract=off", "-Wno-psabi", "-w", "-pthread", "-I", str(kernels)]
+        command = [*compiler, *flags, "-c", str(source)]
         done = subprocess.run([*command, "-o", str(objects[-1])], capture_output=True, text=True)
         if done.returncode:
             return done.stderr

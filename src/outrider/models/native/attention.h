@@ -61,7 +61,7 @@ INLINE void dot_block(const float *q, const void *keys, int dim, int count, int 
 
 /* Values of positions `oldest`.. of a row's path, weighted. */
 INLINE void weigh(const RowPath *row, int oldest, const void *values, const float *scores, int capacity, int dim, int count,
-                  int bf16, const v16 *inverse, void *out, int64_t out_at, int out_bf16) {
+                  int bf16, const v16 *inverse, void *out, int64_t out_at, Form out_form) {
     for (int part = 0; part < dim; part += 64) { /* 64 dimensions of GROUP heads: sixteen registers */
         const int vectors = (dim - part < 64 ? dim - part : 64) / LANES;
         v16 sums[GROUP][4];
@@ -79,7 +79,7 @@ INLINE void weigh(const RowPath *row, int oldest, const void *values, const floa
         }
         for (int h = 0; h < count; h++)
             for (int j = 0; j < vectors; j++)
-                store(out, out_at + h * dim + part + j * LANES, sums[h][j] * inverse[h], out_bf16);
+                store(out, out_at + h * dim + part + j * LANES, sums[h][j] * inverse[h], out_form);
     }
 }
 #endif
@@ -120,7 +120,7 @@ INLINE void score_blocks(const RowPath *row, const float *q, const void *keys, i
 
 INLINE void attend_group(const RowPath *row, const float *q, const void *keys, const void *values, int dim, int count,
                          int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at,
-                         int out_bf16) {
+                         Form out_form) {
     float tile[2 * MAX_HEAD_DIM * LANES] __attribute__((aligned(64)));
     const int oldest = window && row->length > window ? row->length - window : 0;
     const int first = oldest / LANES, last = (row->length - 1) / LANES;
@@ -147,16 +147,16 @@ INLINE void attend_group(const RowPath *row, const float *q, const void *keys, c
         }
         inverse[h] = splat(1.0f / sum(total));
     }
-    weigh(row, oldest, values, scores, capacity, dim, count, bf16, inverse, out, out_at, out_bf16);
+    weigh(row, oldest, values, scores, capacity, dim, count, bf16, inverse, out, out_at, out_form);
 }
 
 /* The group size and precision must be constants in the inner loops to stay in registers. */
 #define CASE(COUNT, BF16)                                                                                          \
-    attend_group(row, q + h * dim, keys, values, dim, COUNT, window, scale, BF16, scores, capacity, out, at, out_bf16)
+    attend_group(row, q + h * dim, keys, values, dim, COUNT, window, scale, BF16, scores, capacity, out, at, out_form)
 
 /* `heads` query heads sharing one key head; keys and values of that head and slot; scores: [4, capacity] scratch. */
 static void attend(const RowPath *row, const float *q, const void *keys, const void *values, int heads, int dim,
-                   int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at, int out_bf16) {
+                   int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at, Form out_form) {
     for (int h = 0; h < heads; h += GROUP) {
         const int64_t at = out_at + h * dim;
         const int count = heads - h < GROUP ? heads - h : GROUP;

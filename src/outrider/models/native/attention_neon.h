@@ -51,7 +51,7 @@ INLINE void dot_block(const float *q, const void *keys, int dim, int count, int 
 /* Values of positions `oldest`.. of a row's path, weighted, of `quads` (constant) times four dimensions from `part` on. */
 INLINE void weigh_part(const RowPath *row, int oldest, const void *values, const float *scores, int capacity, int dim,
                        int part, int quads, int count, int bf16, const v16 *inverse, void *out, int64_t out_at,
-                       int out_bf16) {
+                       Form out_form) {
     float32x4_t sums[GROUP][16];
     float32x4_t weights[GROUP];
     UNROLL for (int h = 0; h < count; h++) UNROLL for (int i = 0; i < quads; i++) sums[h][i] = vdupq_n_f32(0.0f);
@@ -72,20 +72,20 @@ INLINE void weigh_part(const RowPath *row, int oldest, const void *values, const
     UNROLL for (int h = 0; h < count; h++) UNROLL for (int j = 0; j < quads / 4; j++) {
         float sixteen[LANES];
         UNROLL for (int i = 0; i < 4; i++) vst1q_f32(sixteen + 4 * i, sums[h][4 * j + i]);
-        store(out, out_at + h * dim + part + j * LANES, *(const v16 *)sixteen * inverse[h], out_bf16);
+        store(out, out_at + h * dim + part + j * LANES, *(const v16 *)sixteen * inverse[h], out_form);
     }
 }
 #undef POSITION
 
 /* All dimensions, as many at a time as there are registers for. */
 INLINE void weigh(const RowPath *row, int oldest, const void *values, const float *scores, int capacity, int dim, int count,
-                  int bf16, const v16 *inverse, void *out, int64_t out_at, int out_bf16) {
+                  int bf16, const v16 *inverse, void *out, int64_t out_at, Form out_form) {
     const int wide = count == 1 ? 16 : count == 2 ? 8 : 4;
     int part = 0;
     for (; part + 4 * wide <= dim; part += 4 * wide)
-        weigh_part(row, oldest, values, scores, capacity, dim, part, wide, count, bf16, inverse, out, out_at, out_bf16);
+        weigh_part(row, oldest, values, scores, capacity, dim, part, wide, count, bf16, inverse, out, out_at, out_form);
     for (; part < dim; part += 16)
-        weigh_part(row, oldest, values, scores, capacity, dim, part, 4, count, bf16, inverse, out, out_at, out_bf16);
+        weigh_part(row, oldest, values, scores, capacity, dim, part, 4, count, bf16, inverse, out, out_at, out_form);
 }
 
 #endif

@@ -2,7 +2,8 @@
  *
  * W is packed in panels of 16 output columns, in the order a pass reads it; a pair of them is the unit threads share out:
  *   fp32 [panel][depth][16]
- *   bf16 [panel][depth/32][16][16][2], where [16][16][2] is a tile of AMX
+ *   bf16 [panel][depth/32][16][16][2], where [16][16][2] is a tile of AMX; inputs are bf16 then, too, for AMX, and else
+ *        fp32 numbers that bf16 can hold, so that no row is widened again for every panel
  * (int8 is multiplied otherwise: gemm_int8.h). Every output element is one running sum over depth in increasing order, so
  * its bits depend neither on the number of rows nor on the thread that computed it. Which kernel runs depends on the CPU
  * alone.
@@ -22,8 +23,8 @@ typedef enum {
 #define SUMMED 64
 
 /* `block` holds fp32 results [rows][32] of one pair of panels. */
-static void finish(const Matrix *w, int pair, const float *block, int rows, int bf16, Epilogue epilogue,
-                          int activation, void *y, int y_stride) {
+static void finish(const Matrix *w, int pair, const float *block, int rows, Form form, Epilogue epilogue,
+                   int activation, void *y, int y_stride) {
     const float *bias = w->bias ? w->bias + pair * PANEL_PAIR : 0;
     for (int r = 0; r < rows; r++) {
         v16 first = *(const v16 *)(block + r * PANEL_PAIR), second = *(const v16 *)(block + r * PANEL_PAIR + PANEL);
@@ -33,16 +34,22 @@ static void finish(const Matrix *w, int pair, const float *block, int rows, int 
         }
         if (epilogue == GATED) {
             v16 gate = activation == 0 ? silu(first) : gelu_tanh(first);
-            store(y, (int64_t)r * y_stride + pair * PANEL, gate * second, bf16);
+            store(y, (int64_t)r * y_stride + pair * PANEL, gate * second, form);
         } else {
-            store(y, (int64_t)r * y_stride + pair * PANEL_PAIR, first, 0);
-            store(y, (int64_t)r * y_stride + pair * PANEL_PAIR + PANEL, second, 0);
+            store(y, (int64_t)r * y_stride + pair * PANEL_PAIR, first, FP32);
+            store(y, (int64_t)r * y_stride + pair * PANEL_PAIR + PANEL, second, FP32);
         }
     }
 }
 
 INLINE const char *panel_at(const Matrix *w, int panel, int bf16) {
     return (const char *)w->data + (int64_t)panel * w->depth * PANEL * (bf16 ? 2 : 4);
+}
+
+/* How matrix inputs are stored. */
+INLINE Form input_form(const Shape *s) {
+    if (s->integers || !s->bf16) return FP32;
+    return s->kernels == KERNELS_AMX ? BF16 : ROUNDED;
 }
 
 /* Of `left` rows, how many to multiply at once where `most` fit in the registers: as evenly as can be, so that no few rows
@@ -54,69 +61,43 @@ INLINE int rows_at_once(int left, int most) {
 
 #if defined(__aarch64__)
 #include "gemm_neon.h"
+#elif defined(WITH_AVX2)
+#include "gemm_x86.h"
 #else
-#define KERNEL_ROWS 8
-
-/* Any CPU: `count` (constant, at most KERNEL_ROWS) rows against one panel. Sums run over SUMMED terms at a time and then
- * over those sums: in fp32 that halves the rounding error of one long sum. */
-INLINE void kernel(const char *panel, const char *x, int depth, int count, int bf16, float *block) {
-    const int64_t stride = (int64_t)depth * (bf16 ? 2 : 4);
-    UNROLL for (int r = 0; r < count; r++) *(v16 *)(block + r * PANEL_PAIR) = splat(0.0f);
-    for (int start = 0; start < depth; start += SUMMED) {
-        const int stop = depth < start + SUMMED ? depth : start + SUMMED;
-        v16 sums[KERNEL_ROWS];
-        UNROLL for (int r = 0; r < count; r++) sums[r] = splat(0.0f);
-        if (bf16) {
-            for (int k = start / 2; k < stop / 2; k++) {
-                const u16v both = ((const u16v *)panel)[k];
-                const v16 even = (v16)(both << 16), odd = (v16)(both & 0xffff0000u);
-                UNROLL for (int r = 0; r < count; r++) {
-                    const uint16_t *row = (const uint16_t *)(x + r * stride) + 2 * k;
-                    sums[r] = sums[r] + splat(bf16_to_float(row[0])) * even;
-                    sums[r] = sums[r] + splat(bf16_to_float(row[1])) * odd;
-                }
-            }
-        } else {
-            for (int k = start; k < stop; k++)
-                UNROLL for (int r = 0; r < count; r++)
-                    sums[r] = sums[r] + splat(((const float *)(x + r * stride))[k]) * ((const v16 *)panel)[k];
-        }
-        UNROLL for (int r = 0; r < count; r++) {
-            v16 *total = (v16 *)(block + r * PANEL_PAIR);
-            *total = *total + sums[r];
-        }
-    }
-}
+#include "gemm_plain.h"
 #endif
 
-/* All rows against one panel. The number of rows must be a constant where they are multiplied; all sum in the same order. */
-INLINE void rows_of(const char *panel, const char *x, int depth, int rows, int bf16, float *block) {
-    const int64_t stride = (int64_t)depth * (bf16 ? 2 : 4);
-#define ROWS(COUNT) \
-    case COUNT: kernel(panel, x + r * stride, depth, COUNT, bf16, block + r * PANEL_PAIR); break;
-    for (int r = 0, count; r < rows; r += count) switch (count = rows_at_once(rows - r, KERNEL_ROWS)) {
-            ROWS(1)
-            ROWS(2)
-            ROWS(3)
-            ROWS(4)
-#if KERNEL_ROWS == 8
-            ROWS(5)
-            ROWS(6)
-            ROWS(7)
-            ROWS(8)
-#endif
-        }
-#undef ROWS
-}
-
-static void pair_of(const Matrix *w, int pair, const char *x, int rows, int bf16, float *block) {
-    for (int half = 0; half < 2; half++) {
+/* All rows against both panels of a pair. The number of rows must be a constant where they are multiplied; however many
+ * there are, a row's sums run in the same order. */
+INLINE void pair_of(const Matrix *w, int pair, const float *x, int rows, int bf16, float *block) {
+#define ROWS(COUNT)                                                                                                  \
+    case COUNT:                                                                                                      \
+        kernel(panel, x + (int64_t)r * w->depth, w->depth, COUNT, PANELS(COUNT), bf16, block + r * PANEL_PAIR + half * PANEL); \
+        break;
+    for (int half = 0; half < 2; half += PANELS(rows)) {
         const char *panel = panel_at(w, 2 * pair + half, bf16);
-        if (bf16)
-            rows_of(panel, x, w->depth, rows, 1, block + half * PANEL);
-        else
-            rows_of(panel, x, w->depth, rows, 0, block + half * PANEL);
+        for (int r = 0, count; r < rows; r += count) switch (count = rows_at_once(rows - r, KERNEL_ROWS)) {
+                ROWS(1)
+                ROWS(2)
+                ROWS(3)
+                ROWS(4)
+#if KERNEL_ROWS > 4
+                ROWS(5)
+                ROWS(6)
+#endif
+#if KERNEL_ROWS > 6
+                ROWS(7)
+                ROWS(8)
+#endif
+#if KERNEL_ROWS > 8
+                ROWS(9)
+                ROWS(10)
+                ROWS(11)
+                ROWS(12)
+#endif
+            }
     }
+#undef ROWS
 }
 
 #include "gemm_amx.h"
@@ -132,9 +113,11 @@ static void gemm(const Model *m, const Matrix *w, const void *x, int rows, Epilo
     for (int pair = first; pair < last; pair++) {
         if (amx)
             pair_amx(w, pair, x, rows, block);
+        else if (bf16)
+            pair_of(w, pair, x, rows, 1, block);
         else
-            pair_of(w, pair, x, rows, bf16, block);
-        finish(w, pair, block, rows, bf16, epilogue, m->shape.activation, y, y_stride);
+            pair_of(w, pair, x, rows, 0, block);
+        finish(w, pair, block, rows, input_form(&m->shape), epilogue, m->shape.activation, y, y_stride);
     }
 }
 

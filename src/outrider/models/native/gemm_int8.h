@@ -89,11 +89,8 @@ INLINE i16 nearest(v16 x) { /* |x| < 2^22; ties to even */
     memcpy(&found, to, sizeof found);
     return found;
 #else
-    float rounded[LANES] __attribute__((aligned(64))); /* to memory, so that nothing is fused with the addition */
-    *(v16 *)rounded = x;
-    __asm__("" : : "r"(rounded) : "memory");
     const v16 magic = splat(12582912.0f);
-    return (i16)(*(const v16 *)rounded + magic) - (i16)magic;
+    return (i16)(x + magic) - (i16)magic;
 #endif
 }
 
@@ -201,7 +198,7 @@ static void gemm_int8(const Model *m, const Matrix *w, const void *x, int rows, 
             const Panel panel = panel_of(w, 2 * pair + half);
             panel_int8(m, &panel, lines, rows, block + half * PANEL);
         }
-        finish(w, pair, block, rows, 0, epilogue, m->shape.activation, y, y_stride);
+        finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);
     }
 }
 

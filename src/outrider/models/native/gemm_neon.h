@@ -40,10 +40,11 @@ INLINE Inputs line_of(const char *panel, int k, int bf16) {
     }
 
 #define KERNEL_ROWS 4
+#define PANELS(ROWS) 1 /* multiplied at once */
 
 /* `rows` (constant, at most KERNEL_ROWS) rows against a panel. */
-INLINE void kernel(const char *panel, const char *x, int depth, int rows, int bf16, float *block) {
-    const int64_t stride = (int64_t)depth * (bf16 ? 2 : 4);
+INLINE void kernel(const char *panel, const float *x, int depth, int rows, int panels, int bf16, float *block) {
+    (void)panels;
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int q = 0; q < QUADS; q++)
         vst1q_f32(block + r * PANEL_PAIR + 4 * q, vdupq_n_f32(0.0f));
     for (int start = 0; start < depth; start += SUMMED) {
@@ -55,9 +56,7 @@ INLINE void kernel(const char *panel, const char *x, int depth, int rows, int bf
             const char *ahead = panel + (int64_t)k * PANEL * (bf16 ? 2 : 4) + 1024;
             __builtin_prefetch(ahead);
             __builtin_prefetch(ahead + 64);
-            UNROLL for (int r = 0; r < rows; r++)
-                in[r] = bf16 ? vreinterpretq_f32_u32(vshll_n_u16(vld1_u16((const uint16_t *)(x + r * stride) + k), 16))
-                             : vld1q_f32((const float *)(x + r * stride) + k);
+            UNROLL for (int r = 0; r < rows; r++) in[r] = vld1q_f32(x + (int64_t)r * depth + k);
             ADD_LINE(0)
             ADD_LINE(1)
         }

@@ -16,9 +16,6 @@
 
 #define SHARE(n) for (int i = thread; i < (n); i += threads)
 
-/* How matrix inputs are stored. */
-INLINE int inputs_bf16(const Shape *s) { return s->bf16 && !s->integers; }
-
 static void product(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
                     int thread, int threads) {
     (m->shape.integers ? gemm_int8 : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
@@ -33,25 +30,16 @@ INLINE float inverse_rms(const float *x, int size, float eps) {
     return 1.0f / sqrtf(sum(squares) / (float)size + eps);
 }
 
-/* x / rms(x) * weight, fp32 in, `out` in the model's precision. size is a multiple of 16. */
-static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, int bf16) {
+/* x / rms(x) * weight, fp32 in. size is a multiple of 16. */
+static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, Form form) {
     const v16 scale = splat(inverse_rms(x, size, eps));
     for (int j = 0; j < size; j += LANES)
-        store(out, at + j, *(const v16 *)(x + j) * scale * *(const v16 *)(weight + j), bf16);
+        store(out, at + j, *(const v16 *)(x + j) * scale * *(const v16 *)(weight + j), form);
 }
 
-/* What goes into a matrix: x by RMSNorm, by LayerNorm where there is a bias, or as it is where there is no weight. */
-static void normalise(const float *x, const float *weight, const float *bias, int size, float eps, void *out, int64_t at,
-                      int bf16) {
-    if (weight && !bias) {
-        rms_norm(x, weight, size, eps, out, at, bf16);
-        return;
-    }
+static void layer_norm(const float *x, const float *weight, const float *bias, int size, float eps, void *out, int64_t at,
+                       Form form) {
     v16 total = splat(0.0f), squares = splat(0.0f);
-    if (!weight) {
-        for (int j = 0; j < size; j += LANES) store(out, at + j, *(const v16 *)(x + j), bf16);
-        return;
-    }
     for (int j = 0; j < size; j += LANES) total = total + *(const v16 *)(x + j);
     const v16 mean = splat(sum(total) / (float)size);
     for (int j = 0; j < size; j += LANES) {
@@ -61,17 +49,28 @@ static void normalise(const float *x, const float *weight, const float *bias, in
     const v16 scale = splat(1.0f / sqrtf(sum(squares) / (float)size + eps));
     for (int j = 0; j < size; j += LANES) {
         v16 part = (*(const v16 *)(x + j) - mean) * scale;
-        store(out, at + j, part * *(const v16 *)(weight + j) + *(const v16 *)(bias + j), bf16);
+        store(out, at + j, part * *(const v16 *)(weight + j) + *(const v16 *)(bias + j), form);
     }
+}
+
+/* What goes into a matrix: a row by the family's norm, or as it is where there is none. */
+static void normalise(const Shape *s, const float *x, const float *weight, const float *bias, void *out, int64_t at) {
+    const Form form = input_form(s);
+    if (bias)
+        layer_norm(x, weight, bias, s->hidden, s->norm_eps, out, at, form);
+    else if (weight)
+        rms_norm(x, weight, s->hidden, s->norm_eps, out, at, form);
+    else
+        for (int j = 0; j < s->hidden; j += LANES) store(out, at + j, *(const v16 *)(x + j), form);
 }
 
 /* residual += update, normalised first where the family asks for it. Every thread may do so: update stays as it is. */
 static void add(const Shape *s, float *residual, const float *update, const float *out_norm) {
-    const v16 scale = splat(s->residual_scale), inverse = splat(out_norm ? inverse_rms(update, s->hidden, s->norm_eps) : 1.0f);
+    const v16 inverse = splat(out_norm ? inverse_rms(update, s->hidden, s->norm_eps) : 1.0f);
     for (int j = 0; j < s->hidden; j += LANES) {
         v16 part = *(const v16 *)(update + j);
         if (out_norm) part = part * inverse * *(const v16 *)(out_norm + j);
-        *(v16 *)(residual + j) = *(const v16 *)(residual + j) + part * scale;
+        *(v16 *)(residual + j) = *(const v16 *)(residual + j) + part * splat(s->residual_scale);
     }
 }
 
@@ -136,8 +135,8 @@ static void prepare_row(const Model *m, const Layer *layer, int row) {
     const Shape *s = &m->shape;
     const int queries = s->heads * s->head_dim;
     float *qkv = m->qkv + (int64_t)row * layer->qkv.columns;
-    rms_norm(qkv, layer->q_norm, queries, s->norm_eps, qkv, 0, 0);
-    rms_norm(qkv + queries, layer->k_norm, s->kv_heads * s->head_dim, s->norm_eps, qkv + queries, 0, 0);
+    rms_norm(qkv, layer->q_norm, queries, s->norm_eps, qkv, 0, FP32);
+    rms_norm(qkv + queries, layer->k_norm, s->kv_heads * s->head_dim, s->norm_eps, qkv + queries, 0, FP32);
 }
 
 /* Normalise and rotate one key head of a row and the queries that share it, and write its key and value to the cache. */
@@ -154,7 +153,7 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
     for (int i = 0; i <= group; i++) {
         float *x = i < group ? qkv + (kv_head * group + i) * dim : key;
         const float *norm = i < group ? layer->q_norm : layer->k_norm;
-        if (norm && !s->qk_norm_wide) rms_norm(x, norm, dim, s->norm_eps, x, 0, 0);
+        if (norm && !s->qk_norm_wide) rms_norm(x, norm, dim, s->norm_eps, x, 0, FP32);
         rotate(x, cosines, sines, dim);
     }
     const int64_t head = ((int64_t)slot * s->kv_heads + kv_head) * s->capacity * dim;
@@ -168,7 +167,7 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
             else
                 ((float *)layer->keys)[at + (int64_t)(d + j) * LANES] = key[d + j];
         }
-        store(layer->values, head + (int64_t)index * dim + d, *(const v16 *)(value + d), s->bf16);
+        store(layer->values, head + (int64_t)index * dim + d, *(const v16 *)(value + d), s->bf16 ? BF16 : FP32);
     }
 }
 
@@ -182,26 +181,25 @@ static void attend_row(const Model *m, const Layer *layer, const Pass *pass, int
     attend(&path, m->qkv + (int64_t)row * layer->qkv.columns + kv_head * group * dim, (const char *)layer->keys + head,
            (const char *)layer->values + head, group, dim, layer->window, s->attention_scale, s->bf16,
            m->scores + (int64_t)thread * 4 * s->capacity, s->capacity, m->attended,
-           (int64_t)row * layer->o.depth + kv_head * group * dim, inputs_bf16(s));
+           (int64_t)row * layer->o.depth + kv_head * group * dim, input_form(s));
 }
 
 /* What goes into a layer's qkv; for the first of a drafting head the token's embedding comes in here. */
 static void attention_input(const Model *m, const Layer *layer, int row) {
     const Shape *s = &m->shape;
-    const int bf16 = inputs_bf16(s);
+    const Form form = input_form(s);
     float *residual = m->residual + (int64_t)row * s->hidden;
     const int64_t at = (int64_t)row * layer->qkv.depth;
     const Fusion *fusion = layer == m->layers ? m->fusion : 0;
     if (!fusion) {
-        normalise(residual, layer->attention_norm, layer->attention_norm_bias, s->hidden, s->norm_eps, m->normed, at,
-                  bf16);
+        normalise(s, residual, layer->attention_norm, layer->attention_norm_bias, m->normed, at);
         return;
     }
     const float *embedded = fusion->embedded + (int64_t)row * s->hidden;
-    for (int j = 0; j < s->hidden; j += LANES) store(m->normed, at + j, *(const v16 *)(embedded + j), bf16);
-    rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, m->normed, at + s->hidden, bf16);
+    for (int j = 0; j < s->hidden; j += LANES) store(m->normed, at + j, *(const v16 *)(embedded + j), form);
+    rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, m->normed, at + s->hidden, form);
     if (fusion->normed_residual)
-        rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, residual, 0, 0);
+        rms_norm(residual, fusion->state_norm, s->hidden, s->norm_eps, residual, 0, FP32);
 }
 
 /* Every thread keeps a residual stream of its own of all rows: where rows are few, adding and normalising them again
@@ -236,8 +234,7 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
     OWN(rows) {
         float *residual = m->residual + (int64_t)i * hidden;
         add(s, residual, m->update + (int64_t)i * layer->o.columns, layer->attention_out_norm);
-        normalise(residual, layer->mlp_norm, layer->mlp_norm_bias, hidden, s->norm_eps, m->normed,
-                  (int64_t)i * layer->gate_up.depth, inputs_bf16(s));
+        normalise(s, residual, layer->mlp_norm, layer->mlp_norm_bias, m->normed, (int64_t)i * layer->gate_up.depth);
     }
     rows_done(m, pass);
     product(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
@@ -256,11 +253,11 @@ static void begin_fused(const Model *m, const Pass *pass, int thread, int thread
     SHARE(pass->rows) {
         float *embedded = fusion->embedded + (int64_t)i * s->hidden;
         embed(fusion->target, pass->tokens[i], embedded);
-        rms_norm(embedded, m->layers->attention_norm, s->hidden, s->norm_eps, embedded, 0, 0);
+        rms_norm(embedded, m->layers->attention_norm, s->hidden, s->norm_eps, embedded, 0, FP32);
         if (pass->features)
             for (int j = 0; j < fc->inputs; j += LANES)
                 store(fusion->features, (int64_t)i * fc->depth + j,
-                      *(const v16 *)(pass->features + (int64_t)i * fc->inputs + j), inputs_bf16(s));
+                      *(const v16 *)(pass->features + (int64_t)i * fc->inputs + j), input_form(s));
     }
     pool_barrier();
     if (pass->features) {
@@ -316,8 +313,8 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
     if (pass->wanted) {
         rows_done(m, pass);
         OWN(pass->wanted)
-            normalise(m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, m->norm_bias, s->hidden,
-                      s->norm_eps, m->normed, (int64_t)i * m->head.depth, inputs_bf16(s));
+            normalise(s, m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, m->norm_bias, m->normed,
+                      (int64_t)i * m->head.depth);
         rows_done(m, pass);
         if (m->head.screen)
             gemm_screened(m, &m->head, m->normed, pass->wanted, pass->logits, m->head.columns, thread, threads);

@@ -191,7 +191,7 @@ class NativeStack(StaticCache):
         matrices = [*others, *(getattr(layer, name) for layer in self._layers for name in MATRICES)]
         wide = torch.float32
         widest = max(first.o.columns, first.down.columns)
-        narrow = wide if m.shape.integers else self.dtype
+        narrow = self.dtype if self.kernels == "amx" and not m.shape.integers else wide  # as input_form of gemm.h says
         rows = max(MAX_ROWS, threads * ALONE_ROWS)
         m.residual = self._keep(torch.zeros(rows, a.hidden, dtype=wide))
         m.normed = self._keep(torch.zeros(rows, first.qkv.depth, dtype=narrow))

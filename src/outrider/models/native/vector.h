@@ -1,6 +1,8 @@
 /* Sixteen floats at a time, on any CPU: vector types of GCC and Clang become AVX-512, AVX2, NEON or plain code, as isa_*.c asks.
  *
- * Everything here is element-wise or sums in one fixed order, so results never depend on how rows are grouped.
+ * Everything here is element-wise or sums in one fixed order, so results never depend on how rows are grouped. That holds
+ * because nothing is fused but what is written so (-ffp-contract=off): left to itself, a compiler fuses a multiplication
+ * with an addition here and not there.
  */
 #ifndef OUTRIDER_VECTOR_H
 #define OUTRIDER_VECTOR_H
@@ -10,7 +12,7 @@
 #define LANES 16
 
 /* Short loops over arrays of vectors: unrolled, the arrays become registers. */
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
 
 /* aligned(4): loads and stores may be unaligned. */
@@ -37,22 +39,31 @@ INLINE v16 from_int8(b16 b) { /* in two steps: GCC takes the direct one apart by
     return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(b, s16), i16), v16);
 }
 
-/* Round to nearest, ties to even. */
-INLINE h16 narrow(v16 x) {
+/* In the upper halves: the nearest bf16, ties to even. */
+INLINE u16v nearest_bf16(v16 x) {
     u16v bits = (u16v)x;
-    return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, h16);
+    return bits + 0x7fff + ((bits >> 16) & 1);
 }
+
+INLINE h16 narrow(v16 x) { return __builtin_convertvector(nearest_bf16(x) >> 16, h16); }
 
 /* One vector from memory holding bf16 or fp32 elements, `at` counted in elements. */
 INLINE v16 load(const void *base, int64_t at, int bf16) {
     return bf16 ? widen(*(const h16 *)((const uint16_t *)base + at)) : *(const v16 *)((const float *)base + at);
 }
 
-INLINE void store(void *base, int64_t at, v16 x, int bf16) {
-    if (bf16)
+/* How numbers are kept. */
+typedef enum {
+    FP32,
+    BF16,
+    ROUNDED, /* to what bf16 can hold, as fp32 */
+} Form;
+
+INLINE void store(void *base, int64_t at, v16 x, Form form) {
+    if (form == BF16)
         *(h16 *)((uint16_t *)base + at) = narrow(x);
     else
-        *(v16 *)((float *)base + at) = x;
+        *(v16 *)((float *)base + at) = form == ROUNDED ? (v16)(nearest_bf16(x) & 0xffff0000u) : x;
 }
 
 INLINE float sum(v16 x) {
