@@ -12,6 +12,7 @@ typedef struct {
     int length;          /* positions seen, the row's own last */
     const int32_t *path; /* cache indices of positions base..length-1 */
     int chain;           /* path[i] == base + i throughout */
+    float cap;           /* of its scores; 0: none */
 } RowPath;
 
 #define AHEAD 4096 /* bytes of keys and values to ask for before they are needed */
@@ -111,6 +112,7 @@ INLINE void score_blocks(const RowPath *row, const float *q, const void *keys, i
         i16 position = lanes + start;
         for (int h = 0; h < count; h++) {
             v16 score = dot[b][h] * splat(scale);
+            if (row->cap != 0.0f) score = capped(score, row->cap);
             if (!whole) score = choose((position >= oldest) & (position < row->length), score, never);
             highest[h] = maximum(score, highest[h]);
             *(v16 *)(scores + (int64_t)h * capacity + (block + b) * LANES) = score;

@@ -20,7 +20,7 @@ typedef struct {
     int32_t kernels;      /* which instructions to use, one that outrider_has() */
     float norm_eps, attention_scale, embed_scale;
     int32_t qk_norm_wide; /* query and key norms are over all heads together */
-    float residual_scale, logit_scale, logit_cap; /* cap 0: none */
+    float residual_scale, logit_scale, logit_cap, attention_cap; /* caps 0: none */
 } Shape;
 
 enum {

@@ -34,7 +34,7 @@ class Shape(Structure):
         ("attention_scale", c_float),
         ("embed_scale", c_float),
         ("qk_norm_wide", c_int32),
-        *[(name, c_float) for name in ("residual_scale", "logit_scale", "logit_cap")],
+        *[(name, c_float) for name in ("residual_scale", "logit_scale", "logit_cap", "attention_cap")],
     ]
 
 

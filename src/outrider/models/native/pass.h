@@ -174,7 +174,7 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
 static void attend_row(const Model *m, const Layer *layer, const Pass *pass, int row, int kv_head, int thread) {
     const Shape *s = &m->shape;
     const int dim = s->head_dim, group = s->heads / s->kv_heads, start = pass->starts[row];
-    RowPath path = {.base = pass->bases[row], .path = pass->paths + start, .chain = 1};
+    RowPath path = {.base = pass->bases[row], .path = pass->paths + start, .chain = 1, .cap = s->attention_cap};
     path.length = path.base + pass->starts[row + 1] - start;
     for (int i = 0; i < path.length - path.base; i++) path.chain &= path.path[i] == path.base + i;
     const int64_t head = ((int64_t)pass->slots[row] * s->kv_heads + kv_head) * s->capacity * dim * (s->bf16 ? 2 : 4);
@@ -280,16 +280,13 @@ static void tap(const Model *m, const Pass *pass, int layers, int thread, int th
                        (size_t)hidden * 4);
 }
 
-/* Scaled and capped: cap * tanh(x / cap), by 1 - 2 / (e^2x + 1). */
+/* Scaled and capped. */
 static void bend_logits(const Model *m, const Pass *pass, int thread, int threads) {
     const Shape *s = &m->shape;
-    const float cap = s->logit_cap != 0.0f ? s->logit_cap : 1.0f;
-    const v16 scale = splat(s->logit_scale), twice = splat(2.0f / cap), one = splat(1.0f);
     SHARE(pass->wanted * m->head.columns / LANES) {
         v16 *at = (v16 *)pass->logits + i;
-        v16 x = *at * scale;
-        if (s->logit_cap != 0.0f) x = splat(cap) * (one - splat(2.0f) / (exponential(x * twice) + one));
-        *at = x;
+        v16 x = *at * splat(s->logit_scale);
+        *at = s->logit_cap != 0.0f ? capped(x, s->logit_cap) : x;
     }
 }
 

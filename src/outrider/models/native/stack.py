@@ -37,7 +37,7 @@ MAX_ROWS = 128
 MATRICES = ("qkv", "o", "gate_up", "down")
 """Of a layer, by their names in the C structure."""
 
-CAPABILITIES = frozenset(Capability) - {Capability.ATTENTION_CAP}
+CAPABILITIES = frozenset(Capability)
 """What the kernels compute of what only some models need."""
 
 LANES = 16
@@ -119,6 +119,7 @@ class NativeStack(StaticCache):
                 residual_scale=a.residual_scale,
                 logit_scale=a.logit_scale,
                 logit_cap=a.logit_cap,
+                attention_cap=a.attention_cap,
             ),
             layers=self._layers,
         )
