@@ -54,6 +54,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen2-window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "qwen3": {"model_type": "qwen3"},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
+    "qwen3-moe": {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     "gemma": {"model_type": "gemma"},
     "gemma2": {"model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 24, **CAPS},
     "gemma2-uncapped": {"model_type": "gemma2", "sliding_window": 6, **dict.fromkeys(CAPS)},
@@ -106,6 +108,9 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module", params=["torch", "torch-bitwise", "native"])
 def pair(request: pytest.FixtureRequest, model: Any) -> tuple[Any, LanguageModel]:
+    if request.param == "native" and (against := obstacle(Architecture.from_config(model.config.to_dict()), FP32)):
+        assert against == "it does not do experts"
+        pytest.skip(against)
     return model, decoder_of(model, request.param, threads=2)
 
 
@@ -150,6 +155,22 @@ def test_tree_rows_see_their_own_path_only(pair: tuple[Any, LanguageModel]) -> N
         again = decoder.forward([Rows.chain(slot, [12])])[0]
         torch.testing.assert_close(again, logits_of(model, [*prefix[:3], 12])[-1], atol=1e-4, rtol=0)
         decoder.close(slot)
+
+
+def test_a_row_by_itself_has_the_same_bits(pair: tuple[Any, LanguageModel]) -> None:
+    """Level C in every family: one token a pass against all in one."""
+    _, decoder = pair
+    assert isinstance(decoder, NativeDecoder | TorchDecoder)
+    if not decoder.bitwise:
+        pytest.skip("the fast PyTorch decoder does not promise it")
+    tokens = random.Random(4).choices(range(97), k=20)
+    slot = decoder.open()
+    together = decoder.forward([Rows.chain(slot, tokens)]).clone()
+    decoder.commit(slot, [])
+    for token, row in zip(tokens, together, strict=True):
+        assert torch.equal(decoder.forward([Rows.chain(slot, [token])])[0], row)
+        decoder.commit(slot, [0])
+    decoder.close(slot)
 
 
 def rounded(model: Any) -> Any:

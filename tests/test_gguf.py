@@ -245,7 +245,7 @@ def test_damaged_header_never_escapes_as_another_error(whole_file: bytes, tmp_pa
     [
         ({"general.architecture": "mamba"}, "mamba"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
-        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
         ({"split.count": 3}, "keep the name it was given"),
         ({"tokenizer.ggml.model": "bert"}, "'bert'"),
         ({"tokenizer.ggml.pre": "poro-chat"}, "'poro-chat'"),

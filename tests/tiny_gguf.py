@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def gguf_arch(model_type: str) -> str:
     """What llama.cpp calls a model type of transformers."""
-    return {"gemma3_text": "gemma3", "mistral": "llama"}.get(model_type, model_type)
+    others = {"gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    return others.get(model_type, model_type)
 
 
 def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: Any) -> None:
@@ -124,7 +125,7 @@ def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: An
     }
     names = converter_names(arch, config["num_hidden_layers"])
     tensors = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _one_by_one(model.state_dict()):
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
         tensors[names(name)] = _as_converter(name, tensor, arch, config).numpy()
@@ -132,6 +133,17 @@ def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: An
         tensors["rope_freqs.weight"] = _rotary_divisors(rope, head_dim)
     named = {f"{arch}.{key}": value for key, value in shape.items() if value is not None}
     write_gguf(path, arch, {**named, **metadata}, tensors)
+
+
+def _one_by_one(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """transformers has gate and up of all experts in one; the converter makes a tensor of each for all experts."""
+    for name, tensor in state.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            at = name.removesuffix("gate_up_proj")
+            yield from ((f"{at}gate_proj.weight", gate.contiguous()), (f"{at}up_proj.weight", up.contiguous()))
+        else:
+            yield (name if name.endswith((".weight", ".bias")) else f"{name}.weight"), tensor
 
 
 def converter_names(arch: str, layers: int) -> Callable[[str], str]:

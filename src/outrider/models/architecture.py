@@ -40,6 +40,7 @@ class Capability(StrEnum):
     LOGIT_SCALE = "a logit multiplier"
     LOGIT_CAP = "capped logits"
     ATTENTION_CAP = "capped attention"
+    EXPERTS = "experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,11 @@ class Architecture:
     logit_cap: float = 0.0
     """Logits are cap * tanh(logit / cap); 0: as they are. So are attention's scores."""
     attention_cap: float = 0.0
+    experts: int = 0
+    """MLPs of a layer, of which a router chooses `experts_used` for each row; 0: one MLP and no router."""
+    experts_used: int = 0
+    experts_normalised: bool = False
+    """The shares of those chosen add up to 1."""
 
     @property
     def q_width(self) -> int:
@@ -135,6 +141,7 @@ class Architecture:
             Capability.LOGIT_SCALE: self.logit_scale != 1.0,
             Capability.LOGIT_CAP: self.logit_cap != 0.0,
             Capability.ATTENTION_CAP: self.attention_cap != 0.0,
+            Capability.EXPERTS: self.experts != 0,
         }
         return frozenset(capability for capability, needed in asked.items() if needed)
 
@@ -156,12 +163,15 @@ class Architecture:
             activation = "gelu_pytorch_tanh"  # what the family has always computed, whatever its first configs said
         if activation not in _ACTIVATIONS:
             raise UnsupportedArchitecture(f"the fast decoder does not know the activation {activation!r}")
+        if int(config.get("decoder_sparse_step") or 1) != 1:
+            raise UnsupportedArchitecture("the fast decoder does not do experts in some layers only")
         for key, option in _DECLINED.items():
             if config.get(key) and option not in options:
                 raise UnsupportedArchitecture(f"the fast decoder does not do {key} in {family} models")
         bias = "attention_bias" in options and bool(config.get("attention_bias", False))
         ropes, layers = _layers(family, config, head_dim)
         scalar = config.get("query_pre_attn_scalar")
+        experts = int(config.get("num_experts") or config["num_local_experts"]) if "experts" in options else 0
 
         def multiplier(key: str, otherwise: float = 1.0) -> float:
             return float(config.get(key, 1.0)) if "multipliers" in options else otherwise
@@ -173,7 +183,7 @@ class Architecture:
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=head_dim,
-            mlp=int(config["intermediate_size"]),
+            mlp=int(config["moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"]),
             norm_eps=float(config.get("layer_norm_eps" if "layer_norm" in options else "rms_norm_eps", 1e-6)),
             max_context=int(config.get("max_position_embeddings", 2048)),
             layers=layers,
@@ -195,6 +205,9 @@ class Architecture:
             logit_scale=1.0 / multiplier("logits_scaling"),
             logit_cap=float(config.get("final_logit_softcapping") or 0.0),
             attention_cap=float(config.get("attn_logit_softcapping") or 0.0),
+            experts=experts,
+            experts_used=int(config["num_experts_per_tok"]) if experts else 0,
+            experts_normalised="experts_normalised" in options or bool(config.get("norm_topk_prob")),
         )
 
 
@@ -206,7 +219,9 @@ _FAMILIES: Mapping[str, frozenset[str]] = {
     "llama": frozenset({"attention_bias", "mlp_bias"}),
     "mistral": frozenset(),
     "qwen2": frozenset({"qkv_bias"}),
+    "mixtral": frozenset({"experts", "experts_normalised"}),
     "qwen3": frozenset({"attention_bias", "qk_norm"}),
+    "qwen3_moe": frozenset({"attention_bias", "qk_norm", "experts"}),
     "gemma": _GEMMA,
     "gemma2": _GEMMA | {"sandwich_norms", "logit_cap", "attention_cap"},
     "gemma3_text": _GEMMA | {"qk_norm", "sandwich_norms", "logit_cap"},
@@ -228,6 +243,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 4096,
     },
     "gemma3_text": {"tie_word_embeddings": True},
+    "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "phi3": {"rms_norm_eps": 1e-5},
     "smollm3": {"tie_word_embeddings": True, "rope_theta": 2e6},
     "olmo2": {"rms_norm_eps": 1e-5},
@@ -240,6 +256,7 @@ _DECLINED = {
     "attn_logit_softcapping": "attention_cap",
     "use_parallel_residual": "parallel_residual",
     "qk_layernorm": "qk_layernorm",
+    "mlp_only_layers": "mlp_only_layers",
 }
 
 
@@ -258,7 +275,7 @@ def _layers(family: str, config: Mapping[str, Any], head_dim: int) -> tuple[tupl
         kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(count)]
     elif kinds is None and family == "smollm3" and window:
         raise UnsupportedArchitecture("the fast decoder does not know which layers of this smollm3 model slide")
-    elif kinds is None or family == "mistral":
+    elif kinds is None or family in ("mistral", "mixtral"):
         kinds = ["sliding_attention" if window else "full_attention"] * count
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
         raise UnsupportedArchitecture(f"the fast decoder does not do {', '.join(sorted(unknown))} layers")

@@ -162,17 +162,38 @@ class TorchDecoder(StaticCache):
         return out if w.attention_out_norm is None else self._norm(out, w.attention_out_norm)
 
     def _mlp(self, w: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = self._linear(x, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
-        active = silu(gate) if self.architecture.activation == "silu" else gelu(gate, approximate="tanh")
-        out = self._linear(active * up, w.down, w.down_bias)
+        if w.router is None:
+            out = self._linear(self._gated(self._linear(x, w.gate_up, w.gate_up_bias)), w.down, w.down_bias)
+        else:
+            out = self._experts(w, w.router, x)
         return out if w.mlp_out_norm is None else self._norm(out, w.mlp_out_norm)
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        def gated(rows: Tensor) -> Tensor:
+            gate, up = rows.chunk(2, dim=-1)
+            return (silu(gate) if self.architecture.activation == "silu" else gelu(gate, approximate="tanh")) * up
+
+        return self._in_fixed_rows(gate_up, gated)  # PyTorch's gelu of one row may be another function than of several
+
+    def _experts(self, w: LayerWeights, router: Tensor, x: Tensor) -> Tensor:
+        """Every row through its own experts, added up in the order of their numbers whatever other rows chose."""
+        a = self.architecture
+        shares, chosen = self._linear(x, router, None).float().softmax(-1).topk(a.experts_used)
+        if a.experts_normalised:
+            shares = shares / shares.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, place = (chosen == expert).nonzero(as_tuple=True)
+            y = self._gated(self._linear(x[rows], w.gate_up[expert], None))
+            out[rows] += self._linear(y, w.down[expert], None) * shares[rows, place, None].to(x.dtype)
+        return out
 
     def _logits(self, x: Tensor) -> Tensor:
         """fp32, of normalised states."""
         a, logits = self.architecture, self._head(x)
         if a.logit_scale != 1.0:
             logits = logits * a.logit_scale
-        return capped(logits, a.logit_cap)
+        return self._in_fixed_rows(logits, lambda rows: capped(rows, a.logit_cap)) if a.logit_cap else logits
 
     def _head(self, x: Tensor) -> Tensor:
         """In fp32. bf16 logits tie exactly at one position in sixty; accumulating into fp32 keeps them apart."""

@@ -5,6 +5,7 @@ Filled one checkpoint tensor at a time, so loading never holds more than the wei
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -22,7 +23,8 @@ from outrider.models.rotary import paired
 @dataclass(slots=True)
 class LayerWeights:
     """One layer. Linear weights are [out, in] in the dtype asked for; norms and biases are fp32,
-    and so are scales, [out, blocks] of an int8 one (`quantise`)."""
+    and so are scales, [out, blocks] of an int8 one (`quantise`). With a router, gate_up and down are
+    [experts, out, in]."""
 
     qkv: Tensor
     o: Tensor
@@ -46,6 +48,8 @@ class LayerWeights:
     o_scales: Tensor | None = None
     gate_up_scales: Tensor | None = None
     down_scales: Tensor | None = None
+    router: Tensor | None = None
+    """[experts, hidden]"""
 
 
 L = TypeVar("L")
@@ -91,6 +95,9 @@ class _Matrix:
     values: Tensor
     scales: Tensor | None
 
+    def expert(self, number: int) -> _Matrix:
+        return _Matrix(self.values[number], None if self.scales is None else self.scales[number])
+
     def parts(self, sizes: list[int]) -> list[_Place]:
         scales = [None] * len(sizes) if self.scales is None else torch.split(self.scales, sizes)
         return [_Place(*pair) for pair in zip(torch.split(self.values, sizes), scales, strict=True)]
@@ -112,6 +119,7 @@ def load_weights(
     weights: DecoderWeights[L]
     weights, layers, places = _allocate(architecture, dtype, device)
     missing = set(places)
+    left = Counter(map(_layer_of, places))
     finished: list[L | None] = [None] * len(layers)
     for name, tensor in _unfused(architecture, tensors):
         place = places.pop(name, None)
@@ -128,10 +136,10 @@ def load_weights(
             place.values.add_(architecture.norm_offset)
         missing.discard(name)
         del place  # a view that would keep the layer's memory
-        prefix, _, rest = name.partition(".")
-        number = rest.partition(".")[0]
-        if prefix == "layers" and not any(other.startswith(f"layers.{number}.") for other in missing):
-            finished[int(number)] = finish(layers.pop(int(number)))
+        number = _layer_of(name)
+        left[number] -= 1
+        if number is not None and not left[number]:
+            finished[number] = finish(layers.pop(number))
             give_back()
     if missing:
         some = ", ".join(sorted(missing)[:3])
@@ -140,21 +148,38 @@ def load_weights(
     return weights
 
 
+def _layer_of(name: str) -> int | None:
+    kind, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if kind == "layers" else None
+
+
 def _unfused(a: Architecture, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Names without what stands before a decoder's own; projections that a checkpoint has in one, each by itself."""
+    """Names without what stands before a decoder's own; what a checkpoint has in one tensor, each by itself."""
+    for name, tensor in tensors:
+        name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
+        for theirs, ours in _MIXTRAL.items():
+            name = name.replace(theirs, ours)
+        yield from _parts(a, name, tensor)
+
+
+_MIXTRAL = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
+
+
+def _parts(a: Architecture, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     together = {
         "qkv_proj": (("q_proj", "k_proj", "v_proj"), [a.q_width, a.q_width + a.kv_width]),
         "gate_up_proj": (("gate_proj", "up_proj"), [a.mlp]),
     }
-    for name, tensor in tensors:
-        name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
-        parent, _, part = name.removesuffix(".weight").rpartition(".")
-        if part not in together:
-            yield name, tensor
-            continue
+    parent, _, part = name.removesuffix(".weight").rpartition(".")
+    if tensor.dim() == 3:  # of all experts
+        for number, own in enumerate(tensor):
+            yield from _parts(a, f"{parent}.{number}.{part}.weight", own)
+    elif part in together:
         names, cuts = together[part]
-        for own, rows in zip(names, tensor.tensor_split(cuts), strict=True):
-            yield f"{parent}.{own}.weight", rows
+        for piece, rows in zip(names, tensor.tensor_split(cuts), strict=True):
+            yield f"{parent}.{piece}.weight", rows
+    else:
+        yield name, tensor
 
 
 def _allocate(
@@ -167,9 +192,10 @@ def _allocate(
     def vector(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.float32, device=device)
 
-    def matrix(rows: int, columns: int) -> _Matrix:
-        values = lazy_zeros((rows, columns), dtype, device)
-        scales = torch.empty(rows, blocks(columns), device=device) if dtype == torch.int8 else None
+    def matrix(rows: int, columns: int, experts: int = 0) -> _Matrix:
+        count = (experts,) if experts else ()
+        values = lazy_zeros((*count, rows, columns), dtype, device)
+        scales = torch.empty(*count, rows, blocks(columns), device=device) if dtype == torch.int8 else None
         return _Matrix(values, scales)
 
     embedding = matrix(a.vocab_size, a.hidden)
@@ -191,7 +217,7 @@ def _allocate(
         places["lm_head.weight"] = _Place(head.values, head.scales)
     for i in range(len(a.layers)):
         qkv, o = matrix(a.q_width + 2 * a.kv_width, a.hidden), matrix(a.hidden, a.q_width)
-        gate_up, down = matrix(2 * a.mlp, a.hidden), matrix(a.hidden, a.mlp)
+        gate_up, down = matrix(2 * a.mlp, a.hidden, a.experts), matrix(a.hidden, a.mlp, a.experts)
         layer = LayerWeights(
             qkv=qkv.values,
             o=o.values,
@@ -213,15 +239,20 @@ def _allocate(
             o_scales=o.scales,
             gate_up_scales=gate_up.scales,
             down_scales=down.scales,
+            router=matrix(a.experts, a.hidden).values if a.experts else None,
         )
         layers[i] = layer
         q, k, v = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
         fused: list[tuple[tuple[str, ...], _Matrix, Tensor | None, list[int]]] = [
             ((q, k, v), qkv, layer.qkv_bias, [a.q_width, a.kv_width, a.kv_width]),
             (("self_attn.o_proj",), o, layer.o_bias, [a.hidden]),
-            (("mlp.gate_proj", "mlp.up_proj"), gate_up, layer.gate_up_bias, [a.mlp, a.mlp]),
-            (("mlp.down_proj",), down, layer.down_bias, [a.hidden]),
         ]
+        for at, its_gate_up, its_down in _mlps(a.experts, gate_up, down):
+            gate_and_up = f"{at}.gate_proj", f"{at}.up_proj"
+            fused.append((gate_and_up, its_gate_up, layer.gate_up_bias, [a.mlp, a.mlp]))
+            fused.append(((f"{at}.down_proj",), its_down, layer.down_bias, [a.hidden]))
+        if layer.router is not None:
+            places[f"layers.{i}.mlp.gate.weight"] = _Place(layer.router)
         rope = a.ropes[a.layers[i].rope]
         orders = {q: _turning(rope, a.heads), k: _turning(rope, a.kv_heads)}
         for names, weight, bias, sizes in fused:
@@ -243,6 +274,14 @@ def _allocate(
             if norm is not None:
                 places[f"layers.{i}.{name}"] = _Place(norm)
     return weights, layers, places
+
+
+def _mlps(experts: int, gate_up: _Matrix, down: _Matrix) -> Iterator[tuple[str, _Matrix, _Matrix]]:
+    """Every MLP of a layer under its name."""
+    if not experts:
+        yield "mlp", gate_up, down
+    for number in range(experts):
+        yield f"mlp.experts.{number}", gate_up.expert(number), down.expert(number)
 
 
 def _turning(rope: Rope, heads: int) -> Tensor | None:

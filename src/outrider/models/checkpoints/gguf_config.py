@@ -12,11 +12,12 @@ import torch
 from outrider.errors import ModelError
 from outrider.models.checkpoints.gguf_file import GGUFFile
 
-# GGUF architecture → (model_type, class name transformers knows it by). Mistral is written as llama.
+# GGUF architecture → (model_type, class name transformers knows it by). Mistral and Mixtral are written as llama.
 _ARCHITECTURES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
@@ -67,8 +68,6 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     """The `config.json` of the model in the file."""
     keys = _Keys(file, architecture(file))
     model_type, class_name = _ARCHITECTURES[keys.arch]
-    if keys.integer("expert_count", 0):
-        raise ModelError(f"{file.path} is a mixture of experts, which Outrider cannot read from GGUF.")
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     key_heads = keys.integer("attention.head_count_kv", heads)
     layers = keys.integer("block_count")
@@ -227,7 +226,11 @@ def _llama3_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any]:
 def _add_family_options(config: dict[str, Any], keys: _Keys) -> None:
     window = keys.integer("attention.sliding_window", 0)
     layers = config["num_hidden_layers"]
+    if keys.integer("expert_count", 0):
+        _add_experts(config, keys)
     match keys.arch:
+        case "llama" if config["model_type"] == "mixtral":
+            config["sliding_window"] = window or None
         case "llama" if window:
             config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
         case "gemma" | "gemma2" | "gemma3":
@@ -267,6 +270,21 @@ def _add_family_options(config: dict[str, Any], keys: _Keys) -> None:
                 raise ModelError(
                     f"{keys.file.path} normalises queries and keys, which Outrider does not do in StableLM."
                 )
+
+
+def _add_experts(config: dict[str, Any], keys: _Keys) -> None:
+    if keys.arch not in ("llama", "qwen3moe"):
+        raise ModelError(f"{keys.file.path} is a mixture of experts, which Outrider cannot read as {keys.arch}.")
+    if config.get("rope_scaling", {}).get("rope_type") == "yarn":  # transformers would want other names for experts
+        raise ModelError(f"{keys.file.path} has experts and YaRN, which Outrider cannot read together from GGUF.")
+    config |= {
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+    }
+    if keys.arch == "llama":
+        config |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    else:
+        config |= {"moe_intermediate_size": keys.integer("expert_feed_forward_length"), "norm_topk_prob": True}
 
 
 def _gemma_queries(config: Mapping[str, Any], biggest: int) -> dict[str, Any]:

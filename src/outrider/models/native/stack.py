@@ -37,7 +37,7 @@ MAX_ROWS = 128
 MATRICES = ("qkv", "o", "gate_up", "down")
 """Of a layer, by their names in the C structure."""
 
-CAPABILITIES = frozenset(Capability)
+CAPABILITIES = frozenset(Capability) - {Capability.EXPERTS}
 """What the kernels compute of what only some models need."""
 
 LANES = 16
