@@ -107,7 +107,7 @@ class TorchDecoder(StaticCache):
         positions = torch.full((rows,), context, device=self.device)
         keys = torch.zeros(1, a.kv_heads, context + rows, a.head_dim, dtype=self.dtype, device=self.device)
         step = _Step(a, [span], positions, self._rotations, self.bitwise)
-        x = self.embed(torch.zeros(rows, dtype=torch.long, device=self.device))
+        x = self.embed(torch.arange(rows, device=self.device) % a.vocab_size)  # others, so that they choose experts
         self._measured = (self._measured + 1) % len(a.layers)
         part = self._weights.head[:: len(a.layers)].contiguous()
         started = self._now()

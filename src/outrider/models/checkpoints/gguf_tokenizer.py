@@ -204,6 +204,10 @@ def merges_from_scores(tokens: list[str], scores: list[float]) -> list[tuple[str
     return [(left, right) for *_, left, right in ranked]
 
 
+_PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Phi 3's other control tokens swallow the white space behind them; files do not say so."""
+
+
 def _add_marked_tokens(backend: Backend, metadata: Mapping[str, Any]) -> None:
     """Tokens found in the text before anything is split: control tokens, and those the author defined."""
     from tokenizers import AddedToken
@@ -211,8 +215,13 @@ def _add_marked_tokens(backend: Backend, metadata: Mapping[str, Any]) -> None:
     marked = list(zip(_tokens(metadata), metadata.get(_KEY + "token_type") or [], strict=False))
     # Without a prefix the normaliser only writes ▁ for spaces; a defined run of ▁ is looked for after it.
     late = metadata.get(_KEY + "model") == "llama" and not metadata.get(_KEY + "add_space_prefix", True)
+    swallowing = metadata.get("general.architecture") == "phi3" and metadata.get(_KEY + "model") == "llama"
     backend.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text, kind in marked if kind in (_CONTROL, _UNKNOWN)]
+        [
+            AddedToken(text, special=True, normalized=False, rstrip=swallowing and text not in _PHI3_PLAIN)
+            for text, kind in marked
+            if kind in (_CONTROL, _UNKNOWN)
+        ]
     )
     backend.add_tokens([AddedToken(text, normalized=late) for text, kind in marked if kind == _USER_DEFINED])
 
