@@ -3,7 +3,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-DEMO_PROMPT := examples/edit_function.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo model browser test test-all test-isa lint clean
@@ -25,7 +24,7 @@ $(READY): pyproject.toml $(wildcard src/outrider/*/native/*.[ch])
 	@echo "==> Ready: $(BIN)/outrider --help"
 
 demo: setup ## Edit a function speculatively, in colour, then plainly, and compare
-	@$(BIN)/outrider generate - --max-tokens 128 --temperature 0 --compare < $(DEMO_PROMPT)
+	@$(BIN)/python examples/demo.py
 
 model: setup
 	@$(BIN)/outrider models pull smollm2-135m

@@ -78,7 +78,8 @@ def _serve(answer: Any) -> None:
 class Arm:
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
         self._read()
@@ -125,11 +126,13 @@ def passes(threads: int) -> dict[str, dict[str, list[float]]]:
 
 def provenance() -> dict[str, Any]:
     from outrider.models.cpu import cpu_name
+    from outrider.models.native.library import chosen_kernels
 
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip() or None,
+        "commit": commit.stdout.strip() or os.environ.get("OUTRIDER_COMMIT"),
+        "kernels": chosen_kernels(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "system": platform.platform(),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
@@ -64,3 +67,29 @@ def test_trace_draws_trees() -> None:
     Console(width=80, file=shown).print(table)
     rows = [re.sub(" +", " ", line).strip() for line in shown.getvalue().splitlines() if "t1" in line]
     assert rows == ["1 t10 t10 t12 t99 (recovered) suffix", "├ t11", "└ t12 t13"]
+
+
+def demo() -> ModuleType:
+    """examples/demo.py."""
+    path = Path(__file__).parents[1] / "examples" / "demo.py"
+    spec = importlib.util.spec_from_file_location("demo", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_demo_never_boasts_of_being_slower() -> None:
+    verdict = demo().verdict
+    assert verdict(completion([1] * 9, 1.0), completion([1] * 9, 1.8), "coupled", "") == "1.8x faster, same 9 tokens"
+    said = verdict(completion([1] * 9, 1.2), completion([1] * 9, 1.0), "coupled", "a row costs 0.6 of a pass here")
+    assert "slower" not in said
+    assert "does not pay" in said
+    assert "9.0 tokens/s, same 9 tokens" in said
+    assert said.endswith("A row costs 0.6 of a pass here.")
+
+
+def test_the_demo_has_its_prompt_and_a_number_format() -> None:
+    assert "print_report" in demo().PROMPT.read_text(encoding="utf-8")
+    assert demo().dtype_here() in ("auto", "int8")

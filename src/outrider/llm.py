@@ -32,7 +32,7 @@ from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.models.cpu import cpu_name
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
-from outrider.models.load import Placement, load_model, missing_kernels, placement, settled
+from outrider.models.load import Placement, described, load_model, missing_kernels, placement, settled
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import built
 from outrider.sampling.grammar import Grammars
@@ -104,6 +104,8 @@ class LLM:
         if note := missing_kernels(place):
             progress.note(note)
         self.model = load_model(checkpoint, place)
+        self.about = described(place, self.model)
+        """What runs here, in a line."""
         self._parts = _Parts(checkpoint, place, self.model, remember)
         self._costs = Costs(cache_root() / "costs", _facts(self._parts))
         if wanted is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from outrider.types import Chunk, Completion
 
 Conversation = list[dict[str, str]]
+Verdict = Callable[["Completion", "Completion", str, str], str]
+"""Of an answer beside the plain one, the verification rule, and why so much was drafted: the last line."""
 
 
 def _open_llm(settings: Settings) -> LLM:
@@ -57,14 +59,17 @@ class Answerer:
     `shown` is the text of the current answer so far, also when it was interrupted.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, verdict: Verdict = report.verdict) -> None:
         self._settings = settings
+        self._verdict = verdict
         self._params = settings.sampling_params()  # before the model: what is impossible should fail at once
         self._llm = llm = _open_llm(settings)
         self._word = trace.words(llm.tokenizer)
         self._colour = wants_colour(sys.stdout)
         self.raw = settings.raw or llm.tokenizer.chat_template is None
         self.shown = ""
+        if settings.dtype == "auto":
+            note(f"{llm.about}; `outrider models cost` says what passes cost here")
         if self.raw and not settings.raw:
             note(f"{settings.model} has no chat template; it continues the text as with --raw")
 
@@ -134,5 +139,7 @@ class Answerer:
         for line in report.summary(done, drafter, self._colour):
             console.print(line)
         if plain is not None:
-            for line in report.comparison(done, plain, drafter, self._settings.verify):
-                console.print(line)
+            belief = self._llm.engine.controller.belief
+            line = self._verdict(done, plain, self._settings.verify, belief.why if belief else "")
+            for part in report.comparison(done, plain, drafter, line):
+                console.print(part)

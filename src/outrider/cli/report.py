@@ -56,8 +56,8 @@ def summary(done: Completion, drafter: str, colour: bool) -> list[RenderableType
     return lines
 
 
-def comparison(done: Completion, plain: Completion, drafter: str, verify: str) -> list[RenderableType]:
-    """Both arms side by side, and the verdict in one line."""
+def comparison(done: Completion, plain: Completion, drafter: str, line: str) -> list[RenderableType]:
+    """Both arms side by side, and the verdict in one `line`."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -74,12 +74,12 @@ def comparison(done: Completion, plain: Completion, drafter: str, verify: str) -
             str(arm.steps),
             f"{arm.mean_acceptance_length:.2f}",
         )
-    return [arms, Text(verdict(done, plain, verify), style="bold")]
+    return [arms, Text(line, style="bold")]
 
 
-def verdict(done: Completion, plain: Completion, verify: str) -> str:
+def verdict(done: Completion, plain: Completion, verify: str, why: str = "") -> str:
     """'2.4x faster, same 128 tokens', or whatever is true instead."""
-    return f"{_speed(done, plain)}, {_sameness(done, plain, verify)}"
+    return f"{_speed(done, plain)}, {sameness(done, plain, verify)}"
 
 
 def count(number: int, noun: str) -> str:
@@ -95,7 +95,7 @@ def _speed(done: Completion, plain: Completion) -> str:
     return f"{ratio:.1f}x faster" if ratio > 1 else f"{1 / ratio:.1f}x slower"
 
 
-def _sameness(done: Completion, plain: Completion, verify: str) -> str:
+def sameness(done: Completion, plain: Completion, verify: str) -> str:
     if done.token_ids == plain.token_ids:
         return f"same {count(len(done.token_ids), 'token')}"
     pairs = zip(done.token_ids, plain.token_ids, strict=False)

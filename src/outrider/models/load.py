@@ -11,7 +11,7 @@ from outrider.errors import InvalidRequest, shown
 from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
-from outrider.models.cpu import has_bf16
+from outrider.models.cpu import cpu_name, has_bf16
 from outrider.models.dtypes import short_name
 from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder
@@ -117,6 +117,14 @@ def missing_kernels(place: Placement) -> str | None:
         f"the compiled CPU kernels are missing, so PyTorch decodes, slower, in {place.precision.name}; "
         "install a C compiler, then Outrider again with pip's --force-reinstall --no-deps --no-cache-dir"
     )
+
+
+def described(place: Placement, model: LanguageModel) -> str:
+    """What runs here, in a line: number format, and the instructions or the device."""
+    if place.device.type != "cpu":
+        return f"{place.precision.name} on {torch.cuda.get_device_name(place.device)}"
+    by = f"{model.kernels} kernels" if isinstance(model, NativeDecoder) else "PyTorch"
+    return f"{place.precision.name} on {cpu_name()}, {by}, {place.threads} threads"
 
 
 def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:

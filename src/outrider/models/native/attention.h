@@ -1,176 +1,220 @@
-/* Attention of one row over its own path. Keys are reduced in blocks of sixteen absolute positions along that path, in
- * order, whether they lie in the committed prefix or are scattered in a draft tree; so the result depends on the path alone. */
+/* Attention of rows over their own paths: scores are products of queries with keys, results products of the scores' shares
+ * with values, both by the kernels of gemm.h, for up to TOGETHER queries of a request at once, which then read the cache
+ * once.
+ *
+ * A score is a sum of its own. Shares are multiplied with values in the order of positions along the path, in the chunks
+ * gemm.h adds in, counted from position 0, whether they lie in the committed prefix or are scattered in a draft tree. A
+ * position that a row does not see has a share of zero, which changes no sum. So the result depends on the path alone, not
+ * on the company. */
 #ifndef OUTRIDER_ATTENTION_H
 #define OUTRIDER_ATTENTION_H
 
-#include "vector.h"
+#include "cache.h"
+#include "gemm.h"
 
 #define MAX_HEAD_DIM 256
+#define TOGETHER ROW_TILE /* queries */
 
+/* Rows of one slot that see the same committed prefix, and queries first..last-1 of theirs: row by row, the heads that
+ * share a key head. */
 typedef struct {
-    int base;            /* positions 0..base-1 lie at those cache indices */
-    int length;          /* positions seen, the row's own last */
-    const int32_t *path; /* cache indices of positions base..length-1 */
-    int chain;           /* path[i] == base + i throughout */
-    float cap;           /* of its scores; 0: none */
-} RowPath;
+    const Pass *pass;
+    int row;            /* the first of the run */
+    int group;          /* queries of a row */
+    int first, last;
+} Queries;
 
-#define AHEAD 4096 /* bytes of keys and values to ask for before they are needed */
-#define GROUP 4 /* query heads handled together: what fits in registers */
+/* What one row sees. */
+typedef struct {
+    const int32_t *path; /* cache indices of positions base.. */
+    int base, length;    /* positions seen, the row's own last */
+    int oldest;          /* the first that the window lets it see */
+    int chain;           /* the path runs through the cache in order */
+} Sight;
 
-/* Sixteen keys side by side per dimension, [head_dim][16], for positions 16*block.. of row's path: straight from the cache
- * where the path runs through it in order, else gathered into `tile`. Both give the same numbers in the same lanes. */
-INLINE const void *key_block(const RowPath *row, const void *keys, int block, int dim, int bf16, void *tile) {
-    const int start = block * LANES;
-    if (row->chain || start + LANES <= row->base)
-        return (const char *)keys + (int64_t)block * dim * LANES * (bf16 ? 2 : 4);
-    for (int lane = 0; lane < LANES; lane++) {
-        int position = start + lane;
-        if (position >= row->length) position = row->length - 1; /* masked later; any finite key will do */
-        int index = position < row->base ? position : row->path[position - row->base];
-        int64_t from = (int64_t)(index / LANES) * dim * LANES + index % LANES;
-        for (int d = 0; d < dim; d++) {
-            if (bf16)
-                ((uint16_t *)tile)[d * LANES + lane] = ((const uint16_t *)keys)[from + (int64_t)d * LANES];
-            else
-                ((float *)tile)[d * LANES + lane] = ((const float *)keys)[from + (int64_t)d * LANES];
-        }
-    }
-    return tile;
+INLINE Sight sight_of(const Pass *pass, int row, int window) {
+    const int start = pass->starts[row], count = pass->starts[row + 1] - start;
+    Sight s = {.path = pass->paths + start, .base = pass->bases[row], .length = pass->bases[row] + count, .chain = 1};
+    for (int i = 0; i < count; i++) s.chain &= s.path[i] == s.base + i;
+    s.oldest = window && s.length > window ? s.length - window : 0;
+    return s;
 }
 
-/* What is weighed after the scores is asked for while they are made: sixteen positions of `values`. */
-INLINE void ask_for_values(const void *values, int block, int dim, int bf16) {
-    const char *from = (const char *)values + (int64_t)block * LANES * dim * (bf16 ? 2 : 4);
-    for (int at = 0; at < LANES * dim * (bf16 ? 2 : 4); at += 64) __builtin_prefetch(from + at);
+INLINE int up_to(int x, int step) { return (x + step - 1) / step * step; }
+
+/* Products with both panels of a pair, on whatever this CPU has; x is bf16 for AMX, else fp32, `stride` elements a row. */
+INLINE void attention_product(const Shape *s, const char *panel, int64_t pitch, const void *x, int stride, int depth,
+                              int rows, int begun, float *block) {
+    if (uses_amx(s))
+        pair_amx(panel, pitch, x, stride, depth, rows, begun, block);
+    else if (s->bf16)
+        pair_of(panel, pitch, x, stride, depth, rows, 1, begun, block);
+    else
+        pair_of(panel, pitch, x, stride, depth, rows, 0, begun, block);
 }
 
-#if defined(__aarch64__)
-#include "attention_neon.h"
-#define SIDE_BY_SIDE 1 /* blocks of keys: their sums fill the registers */
-#else
-#define SIDE_BY_SIDE 2 /* one alone waits for its own sums */
-
-/* Queries `q` of `count` heads times sixteen keys side by side. */
-INLINE void dot_block(const float *q, const void *keys, int dim, int count, int bf16, v16 *dots) {
-    for (int h = 0; h < count; h++) dots[h] = splat(0.0f);
-    for (int d = 0; d < dim; d++) {
-        v16 key = load(keys, (int64_t)d * LANES, bf16);
-        for (int h = 0; h < count; h++) dots[h] = dots[h] + splat(q[h * dim + d]) * key;
-    }
-}
-
-/* Values of positions `oldest`.. of a row's path, weighted. */
-INLINE void weigh(const RowPath *row, int oldest, const void *values, const float *scores, int capacity, int dim, int count,
-                  int bf16, const v16 *inverse, void *out, int64_t out_at, Form out_form) {
-    for (int part = 0; part < dim; part += 64) { /* 64 dimensions of GROUP heads: sixteen registers */
-        const int vectors = (dim - part < 64 ? dim - part : 64) / LANES;
-        v16 sums[GROUP][4];
-        for (int h = 0; h < count; h++)
-            for (int j = 0; j < 4; j++) sums[h][j] = splat(0.0f);
-        for (int position = oldest; position < row->length; position++) {
-            int64_t index = position < row->base ? position : row->path[position - row->base];
-            for (int j = 0; j < vectors; j += 2)
-                __builtin_prefetch((const char *)values + (index * dim + part + j * LANES) * (bf16 ? 2 : 4) + AHEAD);
-            for (int j = 0; j < vectors; j++) {
-                v16 value = load(values, index * dim + part + j * LANES, bf16);
-                for (int h = 0; h < count; h++)
-                    sums[h][j] = sums[h][j] + splat(scores[(int64_t)h * capacity + position]) * value;
-            }
-        }
-        for (int h = 0; h < count; h++)
-            for (int j = 0; j < vectors; j++)
-                store(out, out_at + h * dim + part + j * LANES, sums[h][j] * inverse[h], out_form);
-    }
-}
-#endif
-
-/* Scores of `blocks` (constant) blocks of sixteen positions; each is a sum of its own, whatever is computed beside it. */
-INLINE void score_blocks(const RowPath *row, const float *q, const void *keys, int block, int blocks, int dim, int count,
-                         int oldest, float scale, int bf16, float *tiles, float *scores, int capacity, v16 *highest) {
-    const v16 never = splat(-__builtin_inff());
+/* Scores of `count` queries, of rows that see `sights[i]`, for positions from..to-1 (whole pairs of panels). `keys`: those of
+ * position `from` on; `values`: those that will be multiplied with the shares, or NULL. */
+static void score(const Shape *s, const char *keys, const char *values, const void *q, int count, const Sight *sights,
+                  int from, int to, float *scores, v16 *highest) {
+    const v16 never = splat(-__builtin_inff()), scale = splat(s->attention_scale);
     const i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const void *k[2];
-    v16 dot[2][GROUP];
-    UNROLL for (int b = 0; b < blocks; b++)
-        k[b] = key_block(row, keys, block + b, dim, bf16, tiles + b * MAX_HEAD_DIM * LANES);
-    if (blocks == 1) {
-        dot_block(q, k[0], dim, count, bf16, dot[0]);
-    } else {
-        const char *following = (const char *)k[0] + AHEAD;
-        for (int h = 0; h < count; h++) dot[0][h] = dot[1][h] = splat(0.0f);
-        for (int d = 0; d < dim; d++) {
-            __builtin_prefetch(following + (int64_t)d * 2 * LANES * (bf16 ? 2 : 4));
-            UNROLL for (int b = 0; b < 2; b++) {
-                v16 key = load(k[b], (int64_t)d * LANES, bf16);
-                for (int h = 0; h < count; h++) dot[b][h] = dot[b][h] + splat(q[h * dim + d]) * key;
+    const int depth = head_depth(s), size = s->bf16 ? 2 : 4;
+    float block[TOGETHER * PANEL_PAIR] __attribute__((aligned(64)));
+    for (int start = from; start < to; start += PANEL_PAIR, keys += (int64_t)PANEL_PAIR * depth * size) {
+        if (values) {
+            for (int d = 0; d < s->head_dim; d += PANEL)
+                for (int line = 0; line < PANEL_PAIR * PANEL * size; line += 64)
+                    __builtin_prefetch(values + (int64_t)d * s->capacity * size + line);
+            values += PANEL_PAIR * PANEL * size;
+        }
+        attention_product(s, keys, (int64_t)depth * PANEL * size, q, depth, depth, count, 0, block);
+        for (int i = 0; i < count; i++)
+            for (int half = 0; half < PANEL_PAIR; half += PANEL) {
+                const int first = start + half;
+                v16 found = *(const v16 *)(block + i * PANEL_PAIR + half) * scale;
+                if (s->attention_cap != 0.0f) found = capped(found, s->attention_cap);
+                if (first < sights[i].oldest || first + PANEL > sights[i].length) {
+                    const i16 position = lanes + first;
+                    found = choose((position >= sights[i].oldest) & (position < sights[i].length), found, never);
+                }
+                highest[i] = maximum(found, highest[i]);
+                *(v16 *)(scores + (int64_t)i * s->capacity + first) = found;
+            }
+    }
+}
+
+/* Scores of positions from..to-1 become shares, of a total that is 1 / the result: for AMX in bf16, which fill the first half
+ * of the row. */
+static float share_out(float *scores, const Sight *sight, int from, int to, v16 highest, int amx) {
+    const v16 peak = splat(max_lane(highest)), never = splat(-__builtin_inff());
+    v16 total = splat(0.0f);
+    for (int at = from; at < to; at += LANES) {
+        const v16 score = *(const v16 *)(scores + at);
+        v16 share = exponential(score - peak);
+        if (at < sight->oldest || at + LANES > sight->length) share = choose(score > never, share, splat(0.0f));
+        total = total + share;
+        store(scores, at, share, amx ? BF16 : FP32);
+    }
+    return 1.0f / sum(total);
+}
+
+/* Values of positions from..to-1 (whole steps) times the shares of `count` queries: to `blocks`, [dimensions/32][TOGETHER][32],
+ * or `begun`, added to them. `values`: those of position `from` on, in panels of `depth`. */
+static void weigh(const Shape *s, const char *values, int depth, const float *shares, int count, int from, int to, int begun,
+                  float *blocks) {
+    const int size = s->bf16 ? 2 : 4, amx = uses_amx(s);
+    const int64_t pitch = (int64_t)depth * PANEL * size;
+    const char *x = (const char *)shares + (int64_t)from * (amx ? 2 : 4);
+    for (int d = 0; d < s->head_dim; d += PANEL_PAIR)
+        attention_product(s, values + d / PANEL * pitch, pitch, x, s->capacity * (amx ? 2 : 1), to - from, count, begun,
+                          blocks + d * TOGETHER);
+}
+
+/* Keys of positions `from`.. of a row's path in order, packed as in the cache. Behind the path's end lies what was gathered
+ * before: any number will do, its share is zero. */
+static const char *gathered_keys(const Shape *s, const char *keys, const Sight *sight, int from, char *room) {
+    const int depth = head_depth(s), size = s->bf16 ? 2 : 4;
+    memcpy(room, keys + (int64_t)from * depth * size, (size_t)up_to(sight->base - from, PANEL) * depth * size);
+    const int two = s->bf16 ? 4 : 8; /* bytes of two dimensions, which lie side by side in bf16 */
+    for (int position = sight->base; position < sight->length; position++) {
+        const char *key = keys + key_at(s, sight->path[position - sight->base], 0) * size;
+        char *to = room + packed_at(depth, s->bf16, (position - from) / PANEL, 0, position % PANEL) * size;
+        for (int d = 0; d < s->head_dim; d += 2, key += PANEL * two, to += PANEL * two) {
+            if (s->bf16) {
+                memcpy(to, key, 4);
+            } else {
+                memcpy(to, key, 4);
+                memcpy(to + PANEL * 4, key + PANEL * 4, 4);
             }
         }
     }
-    UNROLL for (int b = 0; b < blocks; b++) {
-        const int start = (block + b) * LANES, whole = start >= oldest && start + LANES <= row->length;
-        i16 position = lanes + start;
-        for (int h = 0; h < count; h++) {
-            v16 score = dot[b][h] * splat(scale);
-            if (row->cap != 0.0f) score = capped(score, row->cap);
-            if (!whole) score = choose((position >= oldest) & (position < row->length), score, never);
-            highest[h] = maximum(score, highest[h]);
-            *(v16 *)(scores + (int64_t)h * capacity + (block + b) * LANES) = score;
-        }
-    }
+    return room;
 }
 
-INLINE void attend_group(const RowPath *row, const float *q, const void *keys, const void *values, int dim, int count,
-                         int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at,
-                         Form out_form) {
-    float tile[2 * MAX_HEAD_DIM * LANES] __attribute__((aligned(64)));
-    const int oldest = window && row->length > window ? row->length - window : 0;
-    const int first = oldest / LANES, last = (row->length - 1) / LANES;
-    const v16 never = splat(-__builtin_inff());
-    v16 highest[GROUP], inverse[GROUP];
-    for (int h = 0; h < count; h++) highest[h] = never;
-    int block = first;
-    if (SIDE_BY_SIDE == 2)
-        for (; block < last; block += 2)
-            score_blocks(row, q, keys, block, 2, dim, count, oldest, scale, bf16, tile, scores, capacity, highest);
-    for (; block <= last; block++) {
-        if (SIDE_BY_SIDE == 1) ask_for_values(values, block, dim, bf16);
-        score_blocks(row, q, keys, block, 1, dim, count, oldest, scale, bf16, tile, scores, capacity, highest);
-    }
-    for (int h = 0; h < count; h++) {
-        const v16 peak = splat(max_lane(highest[h]));
-        v16 total = splat(0.0f);
-        for (int block = first; block <= last; block++) {
-            v16 *score = (v16 *)(scores + (int64_t)h * capacity + block * LANES);
-            v16 weight = exponential(*score - peak);
-            if (block == first || block == last) weight = choose(*score > never, weight, splat(0.0f));
-            total = total + weight;
-            *score = weight;
+/* Likewise values. */
+static const char *gathered_values(const Shape *s, const char *values, const Sight *sight, int from, int to, char *room) {
+    const int size = s->bf16 ? 2 : 4;
+    for (int d = 0; d < s->head_dim; d += PANEL)
+        memcpy(room + (int64_t)d * (to - from) * size, values + ((int64_t)d * s->capacity + (int64_t)from * PANEL) * size,
+               (size_t)up_to(sight->base - from, 2) * PANEL * size);
+    for (int position = sight->base; position < sight->length; position++)
+        for (int d = 0; d < s->head_dim; d += PANEL) {
+            const char *value = values + value_at(s, sight->path[position - sight->base], d) * size;
+            char *at = room + packed_at(to - from, s->bf16, d / PANEL, position - from, 0) * size;
+            if (s->bf16) {
+                for (int j = 0; j < PANEL; j++) memcpy(at + 4 * j, value + 4 * j, 2);
+            } else {
+                memcpy(at, value, 4 * PANEL);
+            }
         }
-        inverse[h] = splat(1.0f / sum(total));
-    }
-    weigh(row, oldest, values, scores, capacity, dim, count, bf16, inverse, out, out_at, out_form);
+    return room;
 }
 
-/* The group size and precision must be constants in the inner loops to stay in registers. */
-#define CASE(COUNT, BF16)                                                                                          \
-    attend_group(row, q + h * dim, keys, values, dim, COUNT, window, scale, BF16, scores, capacity, out, at, out_form)
-
-/* `heads` query heads sharing one key head; keys and values of that head and slot; scores: [4, capacity] scratch. */
-static void attend(const RowPath *row, const float *q, const void *keys, const void *values, int heads, int dim,
-                   int window, float scale, int bf16, float *scores, int capacity, void *out, int64_t out_at, Form out_form) {
-    for (int h = 0; h < heads; h += GROUP) {
-        const int64_t at = out_at + h * dim;
-        const int count = heads - h < GROUP ? heads - h : GROUP;
-        switch (count * 2 + bf16) {
-            case 2: CASE(1, 0); break;
-            case 3: CASE(1, 1); break;
-            case 4: CASE(2, 0); break;
-            case 5: CASE(2, 1); break;
-            case 6: CASE(3, 0); break;
-            case 7: CASE(3, 1); break;
-            case 8: CASE(4, 0); break;
-            default: CASE(4, 1); break;
+/* Queries of one key head. */
+static void attend(const Model *m, const Layer *layer, const Queries *queries, int kv_head, int thread) {
+    const Shape *s = &m->shape;
+    const Pass *pass = queries->pass;
+    const int group = queries->group, count = queries->last - queries->first, depth = head_depth(s), dim = s->head_dim;
+    const int amx = uses_amx(s), size = s->bf16 ? 2 : 4, capacity = s->capacity;
+    const int64_t head = head_at(s, pass->slots[queries->row], kv_head);
+    const char *keys = (const char *)layer->keys + head, *values = (const char *)layer->values + head;
+    float *scores = m->scores + thread * m->scores_size;
+    char *room = (char *)(scores + TOGETHER * capacity);
+    float q[TOGETHER * MAX_HEAD_DIM] __attribute__((aligned(64))), inverse[TOGETHER];
+    float blocks[TOGETHER * MAX_HEAD_DIM] __attribute__((aligned(64)));
+    Sight sights[TOGETHER];
+    v16 highest[TOGETHER];
+    int straight = 1, longest = 0, oldest = capacity;
+    for (int i = 0; i < count; i++) {
+        const int query = queries->first + i, row = queries->row + query / group;
+        const float *from = m->qkv + (int64_t)row * layer->qkv.columns + (kv_head * group + query % group) * dim;
+        for (int d = 0; d < depth; d += LANES)
+            store(q, i * depth + d, d < dim ? *(const v16 *)(from + d) : splat(0.0f), amx ? BF16 : FP32);
+        sights[i] = sight_of(pass, row, layer->window);
+        highest[i] = splat(-__builtin_inff());
+        straight &= sights[i].chain;
+        longest = sights[i].length > longest ? sights[i].length : longest;
+        oldest = sights[i].oldest < oldest ? sights[i].oldest : oldest;
+    }
+    /* Together up to `end`; where a path is scattered, the rest of every row's by itself. */
+    const int end = straight ? up_to(longest, PANEL_PAIR) : sights[0].base / SUMMED * SUMMED;
+    const int start = (oldest < end ? oldest : end) / SUMMED * SUMMED;
+    const int64_t skipped = (int64_t)start * PANEL * size;
+    if (amx) amx_configure(count);
+    score(s, keys + (int64_t)start * depth * size, values + skipped, q, count, sights, start, end, scores, highest);
+    for (int i = 0, rows; i < count; i += rows) {
+        const int left = group - (queries->first + i) % group, to = up_to(sights[i].length, PANEL_PAIR);
+        float *own = scores + (int64_t)i * capacity;
+        rows = straight ? count : count - i < left ? count - i : left; /* queries of one row */
+        if (!straight) {
+            const int64_t at = (int64_t)end * depth * size;
+            if (amx) amx_configure(rows);
+            score(s, sights[i].chain ? keys + at : gathered_keys(s, keys, &sights[i], end, room), 0,
+                  (const char *)q + (int64_t)i * depth * (amx ? 2 : 4), rows, sights + i, end, to, own, highest + i);
+        }
+        for (int j = 0; j < rows; j++)
+            inverse[i + j] = share_out(own + (int64_t)j * capacity, &sights[i + j], start, straight ? end : to, highest[i + j], amx);
+    }
+    if (amx && !straight) amx_configure(count);
+    if (start < end) weigh(s, values + skipped, capacity, scores, count, start, end, 0, blocks);
+    for (int i = 0, rows; !straight && i < count; i += rows) {
+        const int left = group - (queries->first + i) % group, to = up_to(sights[i].length, PANEL_PAIR);
+        const float *own = scores + (int64_t)i * capacity;
+        rows = count - i < left ? count - i : left;
+        if (amx) amx_configure(rows);
+        if (sights[i].chain)
+            weigh(s, values + (int64_t)end * PANEL * size, capacity, own, rows, end, to, start < end, blocks + i * PANEL_PAIR);
+        else
+            weigh(s, gathered_values(s, values, &sights[i], end, to, room), to - end, own, rows, end, to, start < end,
+                  blocks + i * PANEL_PAIR);
+    }
+    for (int i = 0; i < count; i++) {
+        const int query = queries->first + i, row = queries->row + query / group;
+        const int64_t at = (int64_t)row * layer->o.depth + (kv_head * group + query % group) * dim;
+        for (int d = 0; d < dim; d += LANES) {
+            const float *sums = blocks + d / PANEL_PAIR * PANEL_PAIR * TOGETHER + i * PANEL_PAIR + d % PANEL_PAIR;
+            store(m->attended, at + d, *(const v16 *)sums * splat(inverse[i]), input_form(s));
         }
     }
 }

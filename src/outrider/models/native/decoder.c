@@ -1,6 +1,8 @@
 /* What Python calls: a pass in the best instruction set this CPU has, and moves within the cache. */
 #include "decoder.h"
 
+#include "cache.h"
+
 #include <string.h>
 
 #include "pool.h"
@@ -124,18 +126,15 @@ void outrider_product(const Model *m, const Product *product) {
 /* Move cache rows from[i] to to[i] of one slot, in order (see slots.py). */
 void outrider_move(const Model *m, int slot, int count, const int32_t *from, const int32_t *to) {
     const Shape *s = &m->shape;
-    const int dim = s->head_dim, size = s->bf16 ? 2 : 4;
+    const int size = s->bf16 ? 2 : 4;
     for (int l = 0; l < s->layers; l++)
         for (int h = 0; h < s->kv_heads; h++) {
-            const int64_t head = ((int64_t)slot * s->kv_heads + h) * s->capacity * dim * size;
+            const int64_t head = head_at(s, slot, h);
             char *keys = (char *)m->layers[l].keys + head, *values = (char *)m->layers[l].values + head;
-            for (int i = 0; i < count; i++) {
-                memcpy(values + (int64_t)to[i] * dim * size, values + (int64_t)from[i] * dim * size, (size_t)dim * size);
-                const int64_t source = (int64_t)(from[i] / PANEL) * dim * PANEL + from[i] % PANEL;
-                const int64_t target = (int64_t)(to[i] / PANEL) * dim * PANEL + to[i] % PANEL;
-                for (int d = 0; d < dim; d++)
-                    memcpy(keys + (target + (int64_t)d * PANEL) * size, keys + (source + (int64_t)d * PANEL) * size,
-                           (size_t)size);
-            }
+            for (int i = 0; i < count; i++)
+                for (int d = 0; d < s->head_dim; d++) {
+                    memcpy(keys + key_at(s, to[i], d) * size, keys + key_at(s, from[i], d) * size, (size_t)size);
+                    memcpy(values + value_at(s, to[i], d) * size, values + value_at(s, from[i], d) * size, (size_t)size);
+                }
         }
 }

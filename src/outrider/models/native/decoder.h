@@ -12,7 +12,7 @@
 
 typedef struct {
     int32_t layers, hidden, heads, kv_heads, head_dim;
-    int32_t capacity;     /* positions per slot, a multiple of 16 */
+    int32_t capacity;     /* positions per slot, a multiple of 32 */
     int32_t activation;   /* 0 silu, 1 gelu (tanh) */
     int32_t bf16;         /* cache, matrix inputs and weights: 1 bf16, 0 fp32 */
     int32_t integers;     /* matrices are int8 instead and their inputs fp32, multiplied in int8: see gemm_int8.h */
@@ -61,8 +61,7 @@ typedef struct {
     const float *attention_norm_bias, *mlp_norm_bias; /* or NULL; else the norms are LayerNorm */
     const float *q_norm, *k_norm, *attention_out_norm, *mlp_out_norm; /* or NULL */
     const float *cosines, *sines;                                    /* [capacity, head_dim/2] */
-    void *keys;    /* [slots, kv_heads, capacity/16, head_dim, 16]: sixteen positions side by side per dimension */
-    void *values;  /* [slots, kv_heads, capacity, head_dim] */
+    void *keys, *values; /* [slots, kv_heads], each as cache.h says */
     int32_t window; /* 0: everything */
 } Layer;
 
@@ -94,9 +93,9 @@ struct Model {
     void *attended;   /* [rows, depth of o] */
     float *update;    /* [rows, columns of o] */
     void *gated;      /* [rows, depth of down] */
-    float *scores;    /* [threads, heads/kv_heads, capacity] */
+    float *scores;    /* [threads, scores_size]: ROW_TILE rows of capacity, and room for the keys of a head */
     int8_t *scratch;  /* [threads, scratch_size]: rows of inputs as int8 */
-    int64_t scratch_size;
+    int64_t scores_size, scratch_size;
     const int32_t *taps; /* [tap_count]: tap t keeps the residual stream after taps[t] layers */
     int32_t tap_count;
 };

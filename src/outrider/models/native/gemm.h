@@ -42,14 +42,13 @@ static void finish(const Matrix *w, int pair, const float *block, int rows, Form
     }
 }
 
-INLINE const char *panel_at(const Matrix *w, int panel, int bf16) {
-    return (const char *)w->data + (int64_t)panel * w->depth * PANEL * (bf16 ? 2 : 4);
-}
+/* Whether bf16 numbers are multiplied with bf16 ones. */
+INLINE int uses_amx(const Shape *s) { return s->bf16 && s->kernels == KERNELS_AMX; }
 
 /* How matrix inputs are stored. */
 INLINE Form input_form(const Shape *s) {
     if (s->integers || !s->bf16) return FP32;
-    return s->kernels == KERNELS_AMX ? BF16 : ROUNDED;
+    return uses_amx(s) ? BF16 : ROUNDED;
 }
 
 /* Of `left` rows, how many to multiply at once where `most` fit in the registers: as evenly as can be, so that no few rows
@@ -67,16 +66,23 @@ INLINE int rows_at_once(int left, int most) {
 #include "gemm_plain.h"
 #endif
 
-/* All rows against both panels of a pair. The number of rows must be a constant where they are multiplied; however many
- * there are, a row's sums run in the same order. */
-INLINE void pair_of(const Matrix *w, int pair, const float *x, int rows, int bf16, float *block) {
-#define ROWS(COUNT)                                                                                                  \
-    case COUNT:                                                                                                      \
-        kernel(panel, x + (int64_t)r * w->depth, w->depth, COUNT, PANELS(COUNT), bf16, block + r * PANEL_PAIR + half * PANEL); \
+/* All rows of x, `stride` apart, against `depth` of both panels of a pair, which lie `pitch` bytes apart: to block[rows][32],
+ * or `begun`, added to it. The number of rows must be a constant where they are multiplied; however many there are, a row's
+ * sums run in the same order. */
+static void pair_of(const char *panel, int64_t pitch, const float *x, int stride, int depth, int rows, int bf16, int begun,
+                    float *block) {
+    if (!begun)
+        for (int i = 0; i < rows * PANEL_PAIR; i += LANES) *(v16 *)(block + i) = splat(0.0f);
+#define ROWS(COUNT)                                                                                             \
+    case COUNT:                                                                                                 \
+        if (bf16)                                                                                               \
+            kernel(panel, pitch, x + (int64_t)r * stride, stride, depth, COUNT, PANELS(COUNT), 1, out);         \
+        else                                                                                                    \
+            kernel(panel, pitch, x + (int64_t)r * stride, stride, depth, COUNT, PANELS(COUNT), 0, out);         \
         break;
-    for (int half = 0; half < 2; half += PANELS(rows)) {
-        const char *panel = panel_at(w, 2 * pair + half, bf16);
-        for (int r = 0, count; r < rows; r += count) switch (count = rows_at_once(rows - r, KERNEL_ROWS)) {
+    for (int half = 0; half < 2; half += PANELS(rows), panel += pitch) {
+        float *out = block + half * PANEL;
+        for (int r = 0, count; r < rows; r += count, out += count * PANEL_PAIR) switch (count = rows_at_once(rows - r, KERNEL_ROWS)) {
                 ROWS(1)
                 ROWS(2)
                 ROWS(3)
@@ -106,17 +112,17 @@ INLINE void pair_of(const Matrix *w, int pair, const float *x, int rows, int bf1
 static void gemm(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
                  int thread, int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
-    const int bf16 = m->shape.bf16, amx = bf16 && m->shape.kernels == KERNELS_AMX;
+    const int bf16 = m->shape.bf16, amx = uses_amx(&m->shape);
+    const int64_t pitch = (int64_t)w->depth * PANEL * (bf16 ? 2 : 4);
     const int pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
     if (amx) amx_configure(rows);
     for (int pair = first; pair < last; pair++) {
+        const char *panel = (const char *)w->data + 2 * pair * pitch;
         if (amx)
-            pair_amx(w, pair, x, rows, block);
-        else if (bf16)
-            pair_of(w, pair, x, rows, 1, block);
+            pair_amx(panel, pitch, x, w->depth, w->depth, rows, 0, block);
         else
-            pair_of(w, pair, x, rows, 0, block);
+            pair_of(panel, pitch, x, w->depth, w->depth, rows, bf16, 0, block);
         finish(w, pair, block, rows, input_form(&m->shape), epilogue, m->shape.activation, y, y_stride);
     }
 }

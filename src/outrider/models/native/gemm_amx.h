@@ -46,19 +46,25 @@ INLINE void fetch_ahead(const char *at) {
     for (int line = 0; line < STEP_BYTES; line += 64) _mm_prefetch(at + line, _MM_HINT_T1);
 }
 
-/* Up to 32 rows (more than 16: `two`) against two panels. `fresh`: they come from memory. */
+/* Up to 32 rows (more than 16: `two`) against two panels. `fresh`: they come from memory; `begun`: the sums are added to `out`. */
 AMX INLINE void sweep(const char *first, const char *second, const char *x, int64_t stride, int steps, int two, int fresh,
-                      float *out) {
+                      int begun, float *out) {
     const char *low = x + ROW_TILE * stride;
-    _tile_zero(0);
-    _tile_zero(1);
+    const int64_t beyond = 2 * (second - first) - (int64_t)steps * STEP_BYTES;
+    if (begun) {
+        _tile_loadd(0, out, PANEL_PAIR * 4);
+        _tile_loadd(1, out + PANEL, PANEL_PAIR * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
     if (two) {
         _tile_zero(2);
         _tile_zero(3);
     }
     for (int k = 0; k < steps; k++, first += STEP_BYTES, second += STEP_BYTES) {
-        if (fresh) { /* behind a panel's end lies the other; the next pair's lies one further */
-            const int64_t ahead = (int64_t)(STEPS_AHEAD + (k + STEPS_AHEAD < steps ? 0 : steps)) * STEP_BYTES;
+        if (fresh) { /* behind the end of these, the next pair */
+            const int64_t ahead = STEPS_AHEAD * STEP_BYTES + (k + STEPS_AHEAD < steps ? 0 : beyond);
             fetch_ahead(first + ahead);
             fetch_ahead(second + ahead);
         }
@@ -81,30 +87,37 @@ AMX INLINE void sweep(const char *first, const char *second, const char *x, int6
     }
 }
 
-AMX static void pair_amx(const Matrix *w, int pair, const char *x, int rows, float *block) {
-    const int64_t stride = (int64_t)w->depth * 2;
-    const char *first = panel_at(w, 2 * pair, 1), *second = panel_at(w, 2 * pair + 1, 1);
-    const int steps = w->depth / 32;
+/* As pair_of of gemm.h, with x in bf16; tiles are configured for `rows`. `begun`: of at most 16. */
+AMX static void pair_amx(const char *panel, int64_t pitch, const char *x, int stride, int depth, int rows, int begun,
+                         float *block) {
+    const char *first = panel, *second = panel + pitch;
+    const int steps = depth / 32;
+    const int64_t row = (int64_t)stride * 2;
+    if (begun) {
+        sweep(first, second, x, row, steps, 0, 1, 1, block);
+        return;
+    }
     for (int r = 0; r < rows; r += 2 * ROW_TILE) {
-        const char *from = x + r * stride;
+        const char *from = x + r * row;
         float *out = block + r * PANEL_PAIR;
         if (rows - r > ROW_TILE) {
             if (r == 0)
-                sweep(first, second, from, stride, steps, 1, 1, out);
+                sweep(first, second, from, row, steps, 1, 1, 0, out);
             else
-                sweep(first, second, from, stride, steps, 1, 0, out);
+                sweep(first, second, from, row, steps, 1, 0, 0, out);
         } else if (r == 0) {
-            sweep(first, second, from, stride, steps, 0, 1, out);
+            sweep(first, second, from, row, steps, 0, 1, 0, out);
         } else {
-            sweep(first, second, from, stride, steps, 0, 0, out);
+            sweep(first, second, from, row, steps, 0, 0, 0, out);
         }
     }
 }
 #else
 static void amx_configure(int rows) { (void)rows; }
 static void amx_release(void) {}
-static void pair_amx(const Matrix *w, int pair, const char *x, int rows, float *block) {
-    (void)w, (void)pair, (void)x, (void)rows, (void)block;
+static void pair_amx(const char *panel, int64_t pitch, const char *x, int stride, int depth, int rows, int begun,
+                     float *block) {
+    (void)panel, (void)pitch, (void)x, (void)stride, (void)depth, (void)rows, (void)begun, (void)block;
 }
 #endif
 

@@ -5,10 +5,10 @@
 #define KERNEL_ROWS 8
 #define PANELS(ROWS) 1 /* multiplied at once */
 
-/* `rows` (constant, at most KERNEL_ROWS) rows against a panel. */
-INLINE void kernel(const char *panel, const float *x, int depth, int rows, int panels, int bf16, float *block) {
-    (void)panels;
-    UNROLL for (int r = 0; r < rows; r++) *(v16 *)(block + r * PANEL_PAIR) = splat(0.0f);
+/* `rows` (constant, at most KERNEL_ROWS) rows against a panel, added to `block`. */
+INLINE void kernel(const char *panel, int64_t pitch, const float *x, int stride, int depth, int rows, int panels, int bf16,
+                   float *block) {
+    (void)panels, (void)pitch;
     for (int start = 0; start < depth; start += SUMMED) {
         const int stop = depth < start + SUMMED ? depth : start + SUMMED;
         v16 sums[KERNEL_ROWS];
@@ -18,7 +18,7 @@ INLINE void kernel(const char *panel, const float *x, int depth, int rows, int p
             const v16 even = bf16 ? (v16)(both << 16) : ((const v16 *)panel)[k];
             const v16 odd = bf16 ? (v16)(both & 0xffff0000u) : ((const v16 *)panel)[k + 1];
             UNROLL for (int r = 0; r < rows; r++) {
-                const float *in = x + (int64_t)r * depth + k;
+                const float *in = x + (int64_t)r * stride + k;
                 sums[r] = sums[r] + splat(in[0]) * even;
                 sums[r] = sums[r] + splat(in[1]) * odd;
             }

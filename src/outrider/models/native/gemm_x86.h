@@ -15,20 +15,19 @@
 
 #define FETCHED 4096 /* bytes of a panel to ask for before they are needed */
 
-/* Adds one input of every row: it lies at x[r * depth], its weights in `weights`. */
-INLINE void add_input(Part sums[][2 * PARTS], const Part *weights, const float *x, int depth, int rows, int parts) {
+/* Adds one input of every row: it lies at x[r * stride], its weights in `weights`. */
+INLINE void add_input(Part sums[][2 * PARTS], const Part *weights, const float *x, int stride, int rows, int parts) {
     UNROLL for (int r = 0; r < rows; r++) {
-        const Part in = part_of(x[(int64_t)r * depth]);
+        const Part in = part_of(x[(int64_t)r * stride]);
         UNROLL for (int p = 0; p < parts; p++) sums[r][p] = fused_part(in, weights[p], sums[r][p]);
     }
 }
 
-/* `rows` (constant, at most KERNEL_ROWS) rows against `panels` (constant) panels, which lie one behind the other. */
-INLINE void kernel(const char *panel, const float *x, int depth, int rows, int panels, int bf16, float *block) {
+/* `rows` (constant, at most KERNEL_ROWS) rows against `panels` (constant) panels, `pitch` bytes apart, added to `block`. */
+INLINE void kernel(const char *panel, int64_t pitch, const float *x, int stride, int depth, int rows, int panels, int bf16,
+                   float *block) {
     const int parts = panels * PARTS;
     const int64_t size = (int64_t)depth * PANEL * (bf16 ? 2 : 4);
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < parts; p++)
-        keep_part(block + r * PANEL_PAIR + p * PART_LANES, part_of(0.0f));
     for (int start = 0; start < depth; start += SUMMED) {
         const int stop = depth < start + SUMMED ? depth : start + SUMMED;
         Part sums[KERNEL_ROWS][2 * PARTS];
@@ -37,19 +36,20 @@ INLINE void kernel(const char *panel, const float *x, int depth, int rows, int p
             Part even[2 * PARTS], odd[2 * PARTS];
             const char *at[2 * PARTS];
             UNROLL for (int p = 0; p < parts; p++)
-                at[p] = panel + p / PARTS * size + (k * PANEL + p % PARTS * PART_LANES * (bf16 ? 2 : 1)) * (bf16 ? 2 : 4);
+                at[p] = panel + p / PARTS * pitch + (k * PANEL + p % PARTS * PART_LANES * (bf16 ? 2 : 1)) * (bf16 ? 2 : 4);
             UNROLL for (int p = 0; p < parts; p += PARTS) {
-                /* Behind the panels' end lie the next ones. */
-                const char *ahead = at[p] + FETCHED + (at[p] + FETCHED < panel + (p / PARTS + 1) * size ? 0 : (panels - 1) * size);
+                /* Behind the end of these, the next ones. */
+                const int64_t left = size - (int64_t)k * PANEL * (bf16 ? 2 : 4);
+                const char *ahead = at[p] + FETCHED + (FETCHED < left ? 0 : panels * pitch - size);
                 _mm_prefetch(ahead, _MM_HINT_T0);
                 if (!bf16) _mm_prefetch(ahead + 64, _MM_HINT_T0);
             }
             UNROLL for (int p = 0; p < parts; p++)
                 even[p] = bf16 ? even_part((const uint16_t *)at[p]) : part_at((const float *)at[p]);
-            add_input(sums, even, x + k, depth, rows, parts);
+            add_input(sums, even, x + k, stride, rows, parts);
             UNROLL for (int p = 0; p < parts; p++)
                 odd[p] = bf16 ? odd_part((const uint16_t *)at[p]) : part_at((const float *)at[p] + PANEL);
-            add_input(sums, odd, x + k + 1, depth, rows, parts);
+            add_input(sums, odd, x + k + 1, stride, rows, parts);
         }
         UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < parts; p++) {
             float *total = block + r * PANEL_PAIR + p * PART_LANES;

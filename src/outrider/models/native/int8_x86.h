@@ -24,7 +24,7 @@ INLINE Floats bf16_at(const uint16_t *from) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
 }
 INLINE Floats splatted(float x) { return _mm512_set1_ps(x); }
-INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE Floats fused_floats(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 #define ZERO_FLOATS _mm512_setzero_ps()
 #else
 #define TILE_ROWS 4
@@ -41,7 +41,9 @@ INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
 /* The sign is moved to the other factor: two products within ±127 * 127 fit in 16 bits. */
 INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
     const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(inputs, weights));
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    __asm__("" : "+x"(sums)); /* at once: else products are added to one another first, and there are too few registers */
+    return sums;
 }
 #endif
 INLINE Ints decoded(Ints levels, Ints both, int high) {
@@ -56,7 +58,7 @@ INLINE Floats bf16_at(const uint16_t *from) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16));
 }
 INLINE Floats splatted(float x) { return _mm256_set1_ps(x); }
-INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE Floats fused_floats(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 #define ZERO_FLOATS _mm256_setzero_ps()
 #endif
 #define WIDTH (PANEL / VECTORS)
@@ -84,7 +86,7 @@ INLINE Ints begun(const Line *x, int64_t block) {
 
 /* total += sums * scale of the column * scale of the row, the last multiplication fused with the addition. */
 INLINE void add_sums(float *total, Ints sums, Floats scale, float unit) {
-    keep(total, fused(floats_of(sums), scale * splatted(unit), floats_at(total)));
+    keep(total, fused_floats(floats_of(sums), scale * splatted(unit), floats_at(total)));
 }
 
 /* A block of `rows` (constant) rows, `size` inputs of them. */
@@ -97,15 +99,13 @@ INLINE void block_int8(const Panel *w, Line x, int depth, int blocks, int start,
         sums[r][v] = begun(&x, (int64_t)r * blocks + block);
     for (int k = 0; k < size; k += 8, weights += 8 * bytes) {
         for (int line = 0; line < 8 * bytes; line += 64) _mm_prefetch((const char *)weights + EARLIER + line, _MM_HINT_T1);
-        UNROLL for (int four = 0; four < 2; four++) {
-            Ints part[VECTORS];
-            UNROLL for (int v = 0; v < VECTORS; v++)
-                part[v] = coded ? decoded(levels, ints_at(weights + v * 4 * WIDTH), four)
-                                : ints_at(weights + four * 64 + v * 4 * WIDTH);
+        UNROLL for (int four = 0; four < 2; four++) UNROLL for (int v = 0; v < VECTORS; v++) {
+            const Ints part = coded ? decoded(levels, ints_at(weights + v * 4 * WIDTH), four)
+                                    : ints_at(weights + four * 64 + v * 4 * WIDTH);
             UNROLL for (int r = 0; r < rows; r++) {
                 int32_t inputs;
                 memcpy(&inputs, in + (int64_t)r * depth + k + four * 4, 4);
-                UNROLL for (int v = 0; v < VECTORS; v++) sums[r][v] = added(sums[r][v], part[v], ints_of(inputs));
+                sums[r][v] = added(sums[r][v], part, ints_of(inputs));
             }
         }
     }

@@ -95,6 +95,7 @@ class Model(Structure):
             (name, c_void_p)
             for name in ("residual", "normed", "qkv", "attended", "update", "gated", "scores", "scratch")
         ],
+        ("scores_size", c_int64),
         ("scratch_size", c_int64),
         ("taps", c_void_p),
         ("tap_count", c_int32),

@@ -156,32 +156,60 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
         if (norm && !s->qk_norm_wide) rms_norm(x, norm, dim, s->norm_eps, x, 0, FP32);
         rotate(x, cosines, sines, dim);
     }
-    const int64_t head = ((int64_t)slot * s->kv_heads + kv_head) * s->capacity * dim;
-    const int64_t at = head + (int64_t)(index / LANES) * dim * LANES + index % LANES;
+    const int64_t head = head_at(s, slot, kv_head);
+    char *keys = (char *)layer->keys + head, *values = (char *)layer->values + head;
     for (int d = 0; d < dim; d += LANES) {
-        uint16_t narrow_key[LANES];
-        if (s->bf16) *(h16 *)narrow_key = narrow(*(const v16 *)(key + d));
+        uint16_t narrow_key[LANES], narrow_value[LANES];
+        *(h16 *)narrow_key = narrow(*(const v16 *)(key + d));
+        *(h16 *)narrow_value = narrow(*(const v16 *)(value + d));
         for (int j = 0; j < LANES; j++) {
-            if (s->bf16)
-                ((uint16_t *)layer->keys)[at + (int64_t)(d + j) * LANES] = narrow_key[j];
-            else
-                ((float *)layer->keys)[at + (int64_t)(d + j) * LANES] = key[d + j];
+            const int64_t key_to = key_at(s, index, d + j), value_to = value_at(s, index, d + j);
+            if (s->bf16) {
+                ((uint16_t *)keys)[key_to] = narrow_key[j];
+                ((uint16_t *)values)[value_to] = narrow_value[j];
+            } else {
+                ((float *)keys)[key_to] = key[d + j];
+                ((float *)values)[value_to] = value[d + j];
+            }
         }
-        store(layer->values, head + (int64_t)index * dim + d, *(const v16 *)(value + d), s->bf16 ? BF16 : FP32);
     }
 }
 
-static void attend_row(const Model *m, const Layer *layer, const Pass *pass, int row, int kv_head, int thread) {
+/* Rows of one slot behind the same prefix, from `row` on: how many. */
+INLINE int run_length(const Pass *pass, int row) {
+    int next = row + 1;
+    while (next < pass->rows && pass->slots[next] == pass->slots[row] && pass->bases[next] == pass->bases[row]) next++;
+    return next - row;
+}
+
+/* In how many parts the queries of a run are taken: as few as can be, unless some threads would have nothing to do. */
+static int parts_of(const Shape *s, int queries, int rows_are_all, int threads) {
+    const int fewest = (queries + TOGETHER - 1) / TOGETHER, most = rows_are_all ? queries : fewest;
+    const int begin = uses_amx(s) ? TOGETHER : 4; /* what a part costs, in queries, however few it has */
+    int best = fewest, least = 0;
+    for (int parts = fewest; parts <= most; parts++) {
+        const int each = (queries + parts - 1) / parts, turns = (parts * s->kv_heads + threads - 1) / threads;
+        const int cost = turns * (each + begin);
+        if (!least || cost < least) best = parts, least = cost;
+    }
+    return best;
+}
+
+/* The share of `thread` in the attention of all rows. */
+static void attend_all(const Model *m, const Layer *layer, const Pass *pass, int thread, int threads) {
     const Shape *s = &m->shape;
-    const int dim = s->head_dim, group = s->heads / s->kv_heads, start = pass->starts[row];
-    RowPath path = {.base = pass->bases[row], .path = pass->paths + start, .chain = 1, .cap = s->attention_cap};
-    path.length = path.base + pass->starts[row + 1] - start;
-    for (int i = 0; i < path.length - path.base; i++) path.chain &= path.path[i] == path.base + i;
-    const int64_t head = ((int64_t)pass->slots[row] * s->kv_heads + kv_head) * s->capacity * dim * (s->bf16 ? 2 : 4);
-    attend(&path, m->qkv + (int64_t)row * layer->qkv.columns + kv_head * group * dim, (const char *)layer->keys + head,
-           (const char *)layer->values + head, group, dim, layer->window, s->attention_scale, s->bf16,
-           m->scores + (int64_t)thread * 4 * s->capacity, s->capacity, m->attended,
-           (int64_t)row * layer->o.depth + kv_head * group * dim, input_form(s));
+    const int group = s->heads / s->kv_heads;
+    int task = 0;
+    for (int row = 0, rows; row < pass->rows; row += rows) {
+        rows = run_length(pass, row);
+        const int queries = rows * group, parts = parts_of(s, queries, rows == pass->rows, threads);
+        for (int kv_head = 0; kv_head < s->kv_heads; kv_head++) /* a head's queries find its keys in the cache */
+            for (int part = 0; part < parts; part++)
+                if (task++ % threads == thread) {
+                    const Queries some = {pass, row, group, queries * part / parts, queries * (part + 1) / parts};
+                    attend(m, layer, &some, kv_head, thread);
+                }
+    }
 }
 
 /* What goes into a layer's qkv; for the first of a drafting head the token's embedding comes in here. */
@@ -226,8 +254,8 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
         pool_barrier();
     }
     SHARE(heads) prepare_head(m, layer, pass, i % rows, i / rows);
-    if (rows > 1) pool_barrier(); /* one row's heads are this thread's own */
-    SHARE(heads) attend_row(m, layer, pass, i % rows, i / rows, thread); /* a head's rows find its keys in the cache */
+    if (rows > 1 || parts_of(s, s->heads / s->kv_heads, 1, threads) > 1) pool_barrier(); /* else heads are this thread's own */
+    attend_all(m, layer, pass, thread, threads);
     pool_barrier();
     product(m, &layer->o, m->attended, rows, PLAIN, m->update, layer->o.columns, thread, threads);
     pool_barrier();

@@ -41,6 +41,8 @@ CAPABILITIES = frozenset(Capability) - {Capability.EXPERTS}
 """What the kernels compute of what only some models need."""
 
 LANES = 16
+_TOGETHER = 16
+"""Queries that attention takes at once (attention.h)."""
 MAX_HEAD_DIM = 256
 
 
@@ -95,7 +97,9 @@ class NativeStack(StaticCache):
         self._timer: Timer | None = None
         self._kept: list[Tensor] = []
         """Everything the C side points into."""
-        capacity = -(-max_context // LANES) * LANES
+        capacity = -(-max_context // PAIR) * PAIR
+        self._depth = -(-a.head_dim // PAIR) * PAIR
+        """Of a head in the cache, padded."""
         self._layers = (Layer * len(a.layers))()
         self._fill_layers(layers, capacity)
         self._taps = array("i")
@@ -149,9 +153,12 @@ class NativeStack(StaticCache):
         self._kernels.outrider_move(byref(self._model), slot, len(source), *addresses)
 
     def _copy(self, source: int, target: int, length: int) -> None:
-        # Keys lie in panels of LANES positions; of values, as many positions take as many elements.
-        elements = -(-length // LANES) * LANES * self.architecture.head_dim
-        self._cache[:, :, target, :, :elements] = self._cache[:, :, source, :, :elements]
+        # Keys lie in panels of LANES positions, values in panels of LANES dimensions (cache.h).
+        keys, values = self._cache[:, 0], self._cache[:, 1]
+        values = values.view(*values.shape[:3], self._depth // LANES, -1)
+        positions = -(-length // LANES) * LANES
+        keys[:, target, :, : positions * self._depth] = keys[:, source, :, : positions * self._depth]
+        values[:, target, :, :, : positions * LANES] = values[:, source, :, :, : positions * LANES]
 
     def _run(self, batch: Sequence[Rows]) -> _Run:
         """Enter the batch's rows into the cache and prepare the passes through them."""
@@ -172,7 +179,7 @@ class NativeStack(StaticCache):
     def _fill_layers(self, packed: list[PackedLayer], capacity: int) -> None:
         a = self.architecture
         tables = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
-        shape = (len(packed), 2, self.max_batch, a.kv_heads, capacity * a.head_dim)
+        shape = (len(packed), 2, self.max_batch, a.kv_heads, capacity * self._depth)
         self._cache = lazy_zeros(shape, self.dtype, self.device)
         for i, (layer, weights, room) in enumerate(zip(self._layers, packed, self._cache, strict=True)):
             for name in MATRICES:
@@ -205,7 +212,8 @@ class NativeStack(StaticCache):
             most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
             m.scratch_size = -(-most // 64) * 64
         m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
-        m.scores = self._keep(torch.zeros(threads * 4 * capacity, dtype=wide))
+        m.scores_size = capacity * (_TOGETHER + self._depth)
+        m.scores = self._keep(lazy_zeros((threads * m.scores_size,), wide, self.device))
 
     def _matrix(self, matrix: PackedMatrix) -> Matrix:
         return Matrix(

@@ -36,7 +36,7 @@ class Timer:
         model, a = stack._model, stack.architecture
         self._layers = len(a.layers)
         self._turn = 0
-        shape = (2, a.kv_heads, model.shape.capacity * a.head_dim)
+        shape = (2, a.kv_heads, model.shape.capacity * stack._depth)
         self._cache = lazy_zeros(shape, stack.dtype, stack.device)
         slices = _SLICES if model.head.columns >= _LARGE else 1
         self._columns = model.head.columns // slices // PAIR * PAIR

@@ -108,11 +108,21 @@ INLINE float max_lane(v16 a) {
     return vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(x.q[0], x.q[1]), vmaxnmq_f32(x.q[2], x.q[3])));
 }
 #else
+#if defined(WITH_AVX512)
+INLINE v16 maximum(v16 a, v16 b) { return (v16)_mm512_max_ps((__m512)a, (__m512)b); } /* b where either is no number */
+#else
 INLINE v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
+#endif
 
+#if defined(WITH_AVX512)
+INLINE v16 clamped(v16 x, float low, float high) { /* of two, the instructions take the second where the first is no number */
+    return (v16)_mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), (__m512)x));
+}
+#else
 INLINE v16 clamped(v16 x, float low, float high) {
     return choose(x < splat(low), splat(low), choose(x > splat(high), splat(high), x));
 }
+#endif
 
 INLINE int any_above(v16 a, v16 b) {
     const i16 mask = a > b;
@@ -134,23 +144,42 @@ INLINE float max_lane(v16 x) {
 }
 #endif
 
+/* a * b + c, rounded once where the CPU can. */
+INLINE v16 fused(v16 a, v16 b, v16 c) {
+#if defined(__aarch64__)
+    Quads x = {a}, y = {b}, z = {c};
+    UNROLL for (int i = 0; i < 4; i++) z.q[i] = vfmaq_f32(z.q[i], x.q[i], y.q[i]);
+    return z.all;
+#elif defined(WITH_AVX512)
+    return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(WITH_AVX2)
+    typedef union {
+        v16 all;
+        __m256 half[2];
+    } Halves;
+    Halves x = {a}, y = {b}, z = {c};
+    UNROLL for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
+    return z.all;
+#else
+    return a * b + c;
+#endif
+}
+
 /* e^x within 2 ulp for x in [-87, 88]; clamped outside. x = n ln2 + r, |r| <= ln2/2, e^r by a polynomial. */
 INLINE v16 exponential(v16 x) {
     x = clamped(x, -87.0f, 88.0f);
     const v16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to the nearest integer */
-    v16 shifted = x * splat(1.44269504088896341f) + magic;
-    v16 n = shifted - magic;
-    v16 r = x - n * splat(0.693145751953125f);
-    r = r - n * splat(1.42860682030941723e-6f);
+    const v16 shifted = fused(x, splat(1.44269504088896341f), magic), n = shifted - magic;
+    v16 r = fused(n, splat(-0.693145751953125f), x);
+    r = fused(n, splat(-1.42860682030941723e-6f), r);
     v16 p = splat(1.9875691500e-4f);
-    p = p * r + splat(1.3981999507e-3f);
-    p = p * r + splat(8.3334519073e-3f);
-    p = p * r + splat(4.1665795894e-2f);
-    p = p * r + splat(1.6666665459e-1f);
-    p = p * r + splat(5.0000001201e-1f);
-    p = p * r * r + r + splat(1.0f);
-    i16 exponent = __builtin_convertvector(n, i16);
-    return (v16)((i16)p + (exponent << 23));
+    p = fused(p, r, splat(1.3981999507e-3f));
+    p = fused(p, r, splat(8.3334519073e-3f));
+    p = fused(p, r, splat(4.1665795894e-2f));
+    p = fused(p, r, splat(1.6666665459e-1f));
+    p = fused(p, r, splat(5.0000001201e-1f));
+    p = fused(p * r, r, r) + splat(1.0f);
+    return (v16)((i16)p + ((i16)shifted << 23)); /* n is in the last bits of what it was added to */
 }
 
 INLINE v16 silu(v16 x) { return x / (splat(1.0f) + exponential(-x)); }
