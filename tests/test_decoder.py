@@ -37,6 +37,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6.0,
+}
+PADDING = {"pad_token_id": 0}
+"""Where the family's own lies beyond so small a vocabulary."""
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-bias": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -45,15 +54,34 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen2-window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "qwen3": {"model_type": "qwen3"},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
+    "qwen3-moe": {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     "gemma": {"model_type": "gemma"},
+    "gemma2": {"model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 24, **CAPS},
+    "gemma2-uncapped": {"model_type": "gemma2", "sliding_window": 6, **dict.fromkeys(CAPS)},
     "gemma3": {"model_type": "gemma3_text", "sliding_window": 6, "query_pre_attn_scalar": 24},
+    "gemma3-capped": {"model_type": "gemma3_text", "sliding_window": 6, "final_logit_softcapping": 2.0},
+    "phi3": {"model_type": "phi3", "sliding_window": 7, **PADDING},
+    "phi3-partial": {"model_type": "phi3", "partial_rotary_factor": 0.75, **PADDING},
+    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5, **PADDING},
+    "smollm3-marked": {"model_type": "smollm3", "no_rope_layers": [0, 1, 0], **PADDING},
+    "olmo2": {"model_type": "olmo2"},
+    "granite": {"model_type": "granite", **MULTIPLIERS},
+    "stablelm": {"model_type": "stablelm", "num_attention_heads": 3, "num_key_value_heads": 1},
+    "stablelm-bias": {
+        "model_type": "stablelm",
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "use_qkv_bias": True,
+        "partial_rotary_factor": 0.5,
+    },
 }
 
 
 def reference(name: str) -> Any:
     torch.manual_seed(0)
     options = dict(ARCHITECTURES[name])
-    config = AutoConfig.for_model(options.pop("model_type"), **SMALL, **options)
+    config = AutoConfig.for_model(options.pop("model_type"), **{**SMALL, **options})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for parameter in model.parameters():  # biases and norms start at 0 and 1: make every term matter
         torch.nn.init.normal_(parameter, std=0.2)
@@ -80,6 +108,9 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module", params=["torch", "torch-bitwise", "native"])
 def pair(request: pytest.FixtureRequest, model: Any) -> tuple[Any, LanguageModel]:
+    if request.param == "native" and (against := obstacle(Architecture.from_config(model.config.to_dict()), FP32)):
+        assert against == "it does not do experts"
+        pytest.skip(against)
     return model, decoder_of(model, request.param, threads=2)
 
 
@@ -126,6 +157,22 @@ def test_tree_rows_see_their_own_path_only(pair: tuple[Any, LanguageModel]) -> N
         decoder.close(slot)
 
 
+def test_a_row_by_itself_has_the_same_bits(pair: tuple[Any, LanguageModel]) -> None:
+    """Level C in every family: one token a pass against all in one."""
+    _, decoder = pair
+    assert isinstance(decoder, NativeDecoder | TorchDecoder)
+    if not decoder.bitwise:
+        pytest.skip("the fast PyTorch decoder does not promise it")
+    tokens = random.Random(4).choices(range(97), k=20)
+    slot = decoder.open()
+    together = decoder.forward([Rows.chain(slot, tokens)]).clone()
+    decoder.commit(slot, [])
+    for token, row in zip(tokens, together, strict=True):
+        assert torch.equal(decoder.forward([Rows.chain(slot, [token])])[0], row)
+        decoder.commit(slot, [0])
+    decoder.close(slot)
+
+
 def rounded(model: Any) -> Any:
     """The model with every matrix replaced by what its int8 form stands for, and so what goes into it."""
     for module in model.modules():
@@ -149,6 +196,19 @@ def test_int8_is_the_rounded_model(name: str, kernels: str) -> None:
     ours = decoder.forward([Rows.chain(decoder.open(), tokens)])
     exact = logits_of(rounded(reference(name)), tokens)
     assert (ours - exact).std() < 0.03 * exact.std()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmo2", "granite", "stablelm", "gemma2"])
+def test_threads_change_no_bit(name: str) -> None:
+    """With few rows in int8 every thread adds and normalises all of them for itself."""
+    model = reference(name)
+    alone, together = (decoder_of(model, "native", INT8, threads=threads) for threads in (1, 3))
+    slots = alone.open(), together.open()
+    for tokens in ([1, 2, 3], [4], [5, 6, 7, 8, 9], list(range(40))):
+        one, three = (
+            decoder.forward([Rows.chain(slot, tokens)]) for decoder, slot in zip((alone, together), slots, strict=True)
+        )
+        assert torch.equal(one, three)
 
 
 def test_results_are_kept_while_someone_looks_at_them() -> None:

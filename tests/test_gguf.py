@@ -32,19 +32,26 @@ SMALL = {
 
 
 def blocks(type_name: str, rows: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Valid encoded rows: quantised numbers, or for the K types random codes under sane scales."""
+    """Valid encoded rows: quantised numbers, or for the types `gguf` only reads random codes under sane scales."""
     kind = GGMLQuantizationType[type_name]
     rng = np.random.default_rng(len(type_name) * rows)
-    if not type_name.endswith("_K"):
+    if not type_name.endswith("_K") and not type_name.startswith("IQ"):
         numbers = rng.standard_normal((rows, width), dtype=np.float32)
         return np.ascontiguousarray(quantize(numbers, kind)).view(np.uint8).reshape(rows, -1)
     block, size = GGML_QUANT_SIZES[kind]
     raw = rng.integers(0, 256, (rows * width // block, size), dtype=np.uint8)
     scales = rng.uniform(1e-3, 1e-2, (len(raw), 2)).astype(np.float16).view(np.uint8)
-    if type_name == "Q6_K":
-        raw[:, -2:] = scales[:, :2]
-    else:
-        raw[:, :4] = scales
+    match type_name:
+        case "Q3_K" | "Q6_K":
+            raw[:, -2:] = scales[:, :2]
+        case "Q2_K":
+            raw[:, -4:] = scales
+        case "IQ1_M":  # a scale in four pieces, of which the last has its exponent
+            raw[:, -1] = raw[:, -1] & 0x0F | 0x20
+        case "Q4_K" | "Q5_K":
+            raw[:, :4] = scales
+        case _:
+            raw[:, :2] = scales[:, :2]
     return raw.reshape(rows, -1)
 
 
@@ -86,9 +93,9 @@ def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:
 
 def test_unsupported_number_format_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    raw = np.zeros((1, 84), np.uint8)
-    write_gguf(path, "llama", {}, {"t": (raw, GGMLQuantizationType.Q2_K)})
-    with pytest.raises(ModelError, match="t is stored as Q2_K"):
+    raw = np.zeros((1, 54), np.uint8)
+    write_gguf(path, "llama", {}, {"t": (raw, GGMLQuantizationType.TQ1_0)})
+    with pytest.raises(ModelError, match="t is stored as TQ1_0"):
         GGUFFile.open(path)
 
 
@@ -238,8 +245,8 @@ def test_damaged_header_never_escapes_as_another_error(whole_file: bytes, tmp_pa
     [
         ({"general.architecture": "mamba"}, "mamba"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
-        ({"llama.expert_count": 8}, "mixture of experts"),
-        ({"split.count": 3}, "llama-gguf-split"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"split.count": 3}, "keep the name it was given"),
         ({"tokenizer.ggml.model": "bert"}, "'bert'"),
         ({"tokenizer.ggml.pre": "poro-chat"}, "'poro-chat'"),
         ({"tokenizer.ggml.tokens": None}, "no vocabulary"),
@@ -255,6 +262,50 @@ def test_what_a_file_lacks_is_named(change: dict[str, Any], message: str, whole_
     write_gguf(path, arch, {key: value for key, value in metadata.items() if value is not None}, tensors)
     with pytest.raises(ModelError, match=message):
         open_checkpoint(str(path), SilentProgress())
+
+
+@pytest.fixture
+def parts(whole_file: bytes, tmp_path: Path) -> list[Path]:
+    """The file as llama-gguf-split cuts it: all metadata in the first part, tensors in turn."""
+    source = _open_bytes(whole_file, tmp_path / "whole.bin")
+    names = list(source.tensors)
+    paths = [tmp_path / f"tiny-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    for number, path in enumerate(paths):
+        metadata = {
+            key: value for key, value in source.metadata.items() if key != "general.architecture" and not number
+        }
+        metadata |= {"split.no": number, "split.count": 3, "split.tensors.count": len(names)}
+        tensors = {name: source.read(name, torch.float32).numpy() for name in names[number::3]}
+        write_gguf(path, source.metadata["general.architecture"], metadata, tensors)
+    return paths
+
+
+def test_a_model_in_parts_is_read_from_all_of_them(parts: list[Path], tmp_path: Path) -> None:
+    whole = open_checkpoint(str(tmp_path / "whole.bin"), SilentProgress())
+    expected = dict(whole.tensors(torch.float32))
+    for given in (parts[0], tmp_path):  # also as the only model of a folder
+        checkpoint = open_checkpoint(str(given), SilentProgress())
+        assert checkpoint.config == whole.config
+        found = dict(checkpoint.tensors(torch.float32))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_what_is_wrong_with_parts_is_named(parts: list[Path], tmp_path: Path) -> None:
+    def refused(path: Path, message: str) -> None:
+        with pytest.raises(ModelError, match=message):
+            open_checkpoint(str(path), SilentProgress())
+
+    refused(parts[1], "not the first part of its model; name that one, tiny-00001-of-00003.gguf")
+    parts[2].rename(tmp_path / "elsewhere.gguf")
+    refused(parts[0], r"missing beside it: tiny-00003-of-00003\.gguf")
+    parts[2].write_bytes(parts[1].read_bytes())
+    refused(parts[0], "tiny-00003-of-00003.gguf is not part 3 of 3")
+    tensors = {"token_embd.weight": np.zeros((4, 4), np.float32)}
+    write_gguf(parts[2], "llama", {"split.no": 2, "split.count": 3}, tensors)
+    refused(parts[0], "holds token_embd.weight, which another part holds, too")
+    write_gguf(parts[2], "llama", {"split.no": 2, "split.count": 3}, {"t": np.zeros((4, 4), np.float32)})
+    refused(parts[0], "hold .* tensors, not")
 
 
 def test_unknown_tensor_is_named(whole_file: bytes, tmp_path: Path) -> None:

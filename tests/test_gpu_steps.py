@@ -29,6 +29,7 @@ from outrider.drafters.router import router
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.models.architecture import Architecture, LayerShape, Rope
+from outrider.models.cuda import expressible
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.params import SamplingParams
@@ -76,9 +77,22 @@ def draft() -> CudaDecoder:
     return gpu_decoder(DRAFT)
 
 
-def test_logits_are_those_of_the_pytorch_decoder() -> None:
-    """Biases, norms of queries and keys, a sliding layer; a prompt, a tree, and the rows a commit moved."""
-    rich = replace(TARGET, qkv_bias=True, qk_norm=True, tied=False, layers=(LayerShape(0, 0), LayerShape(0, 6)))
+RICH: dict[str, dict[str, Any]] = {
+    "norms": {"qkv_bias": True, "qk_norm": True, "tied": False, "layers": (LayerShape(0, 0), LayerShape(0, 6))},
+    "multipliers": {"residual_scale": 0.3, "logit_scale": 1 / 6, "embed_scale": 3.0},
+    "half-turned": {
+        "layers": (LayerShape(0, 0), LayerShape(1, 0)),
+        "ropes": (Rope(1e4, 16, still=8), Rope(1e4, 16, still=16)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", RICH)
+def test_logits_are_those_of_the_pytorch_decoder(name: str) -> None:
+    """Biases, norms of queries and keys, a sliding layer; multipliers; layers that turn a part of a head, or nothing.
+    A prompt, a tree, and the rows a commit moved."""
+    rich = replace(TARGET, **RICH[name])
+    assert expressible(rich)
     reference = TorchDecoder.load(
         rich, _rich_weights(rich), torch.float32, DEVICE, max_batch=2, max_context=CONTEXT, bitwise=False
     )

@@ -113,8 +113,13 @@ def made(metadata: dict[str, Any]) -> Tokenizer:
         ("default", ["it", "'", "s", " ", "123", "456", "7", " ", ",\"", "\n"]),
         (None, ["it", "'", "s", " ", "123", "456", "7", " ", ",\"", "\n"]),
         ("smollm", ["it", "'s", " ", *"1234567", " ,\"", "\n"]),
+        ("refact", ["it", "'s", " ", *"1234567", " ,\"", "\n"]),
+        ("olmo", ["it", "'s", " 1234567", " ,\"", "\n"]),
         ("qwen2", ["it", "'s", " ", *"1234567", " ,\"\n"]),
+        ("stablelm2", ["it", "'s", " ", *"1234567", " ,\"\n"]),
         ("llama-bpe", ["it", "'s", " ", "123", "456", "7", " ,\"\n"]),
+        ("dbrx", ["it", "'s", " ", "123", "456", "7", " ,\"\n"]),
+        ("smaug-bpe", ["it", "'s", " ", "123", "456", "7", " ,\"\n"]),
         ("tekken", ["it", "'s", " ", *"1234567", " ,\"\n"]),
     ],
 )  # fmt: skip
@@ -186,6 +191,22 @@ def test_sentencepiece_agrees_with_transformers() -> None:
         ids = SPM.encode(text)
         assert ids == reference.encode(text)
         assert SPM.decode(ids) == reference.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def test_phi3_control_tokens_swallow_what_follows() -> None:
+    """As its own tokenizer has it: the template's line break behind <|user|> is no token, one behind <s> is."""
+    tokens = [*SPM_TOKENS, "<|user|>"]
+    metadata = spm_metadata() | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*spm_metadata()["tokenizer.ggml.token_type"], 3],
+        "tokenizer.ggml.scores": [*SPM_SCORES, 0.0],
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    user, newline = tokens.index("<|user|>"), tokens.index("<0x0A>")
+    kept = build_tokenizer(metadata).encode("<|user|>\n<s>\n").ids
+    phi = build_tokenizer({**metadata, "general.architecture": "phi3"}).encode("<|user|>\n<s>\n").ids
+    assert [kept.count(newline), phi.count(newline)] == [2, 1]
+    assert phi[0] == kept[0] == user
 
 
 def test_sentencepiece_without_prefix_and_with_defined_tokens() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +95,17 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
+def gguf_arch(model_type: str) -> str:
+    """What llama.cpp calls a model type of transformers."""
+    others = {"gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    return others.get(model_type, model_type)
+
+
 def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: Any) -> None:
     """A transformers model as a GGUF file of its architecture, in F32. `extra` adds to what the converter says of the
     shape; None leaves a key out."""
     config = model.config.to_dict()
-    arch = {"gemma3_text": "gemma3", "mistral": "llama"}.get(config["model_type"], config["model_type"])
+    arch = gguf_arch(config["model_type"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     shape = {
         "block_count": config["num_hidden_layers"],
@@ -110,12 +116,16 @@ def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: An
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        **(
+            {"attention.layer_norm_epsilon": config["layer_norm_eps"]}
+            if arch == "stablelm"
+            else {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]}
+        ),
         **extra,
     }
     names = converter_names(arch, config["num_hidden_layers"])
     tensors = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _one_by_one(model.state_dict()):
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
         tensors[names(name)] = _as_converter(name, tensor, arch, config).numpy()
@@ -123,6 +133,17 @@ def write_hf_model(path: Path, model: Any, metadata: dict[str, Any], **extra: An
         tensors["rope_freqs.weight"] = _rotary_divisors(rope, head_dim)
     named = {f"{arch}.{key}": value for key, value in shape.items() if value is not None}
     write_gguf(path, arch, {**named, **metadata}, tensors)
+
+
+def _one_by_one(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """transformers has gate and up of all experts in one; the converter makes a tensor of each for all experts."""
+    for name, tensor in state.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            at = name.removesuffix("gate_up_proj")
+            yield from ((f"{at}gate_proj.weight", gate.contiguous()), (f"{at}up_proj.weight", up.contiguous()))
+        else:
+            yield (name if name.endswith((".weight", ".bias")) else f"{name}.weight"), tensor
 
 
 def converter_names(arch: str, layers: int) -> Callable[[str], str]:
@@ -142,7 +163,7 @@ def _as_converter(name: str, tensor: torch.Tensor, arch: str, config: dict[str, 
     """What llama.cpp's converter does to the numbers."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     part = name.split(".")[-2]
-    if arch == "llama" and part in heads:
+    if arch in ("llama", "smollm3", "granite") and part in heads:
         halves = tensor.reshape(heads[part], 2, -1, *tensor.shape[1:])
         return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
     if arch.startswith("gemma") and name.endswith("norm.weight"):

@@ -68,12 +68,13 @@ SHAPES: Mapping[str, Architecture] = {
 
 def check_llama_like(a: Architecture) -> None:
     """Raise `ModelError` for what these shapes cannot say."""
-    extras = {
+    extras: dict[str, bool] = {
         "biases": a.qkv_bias or a.output_bias or a.mlp_bias,
         "query and key norms": a.qk_norm,
         "norm offsets": a.norm_offset != 0,
-        "norms after attention and MLP": a.sandwich_norms,
         "scaled embeddings": a.embed_scale != 1,
+        "heads that do not turn whole": any(rope.still for rope in a.ropes),
+        **dict.fromkeys(a.needs, True),
     }
     if found := [name for name, present in extras.items() if present]:
         raise ModelError(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Literal
 
 from outrider.errors import ModelError
@@ -28,6 +29,20 @@ class UnsupportedArchitecture(ModelError):
     """A config the fast decoder cannot express."""
 
 
+class Capability(StrEnum):
+    """What a model may need beyond what every decoder of ours computes; each of them says which of these it does."""
+
+    SANDWICH_NORMS = "norms after attention and MLP"
+    NO_PRE_NORMS = "layers without norms before attention and MLP"
+    WIDE_QK_NORM = "query and key norms over all heads together"
+    LAYER_NORM = "LayerNorm"
+    RESIDUAL_SCALE = "a residual multiplier"
+    LOGIT_SCALE = "a logit multiplier"
+    LOGIT_CAP = "capped logits"
+    ATTENTION_CAP = "capped attention"
+    EXPERTS = "experts"
+
+
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
     """Llama 3.1 stretches only the slow frequencies, with a smooth passage between the two regimes."""
@@ -39,12 +54,19 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: frequencies theta^(-2j/dim), divided by `factor` (all, or as `llama3` says)."""
+    """Rotary positions: frequencies theta^(-2j/turned), divided by `factor` (all, or as `llama3` says)."""
 
     theta: float
     dim: int
+    """Numbers of a head."""
     factor: float = 1.0
     llama3: Llama3Scaling | None = None
+    still: int = 0
+    """Numbers at the end of a head that do not turn: all of them in a layer that knows no positions."""
+
+    @property
+    def turned(self) -> int:
+        return self.dim - self.still
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +79,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A pre-norm decoder with grouped-query attention and a gated MLP, and the options its families differ in."""
+    """A decoder with grouped-query attention and a gated MLP, and the options its families differ in."""
 
     family: str
     vocab_size: int
@@ -79,9 +101,26 @@ class Architecture:
     norm_offset: float = 0.0
     """Gemma stores RMSNorm weights minus one; added once, at load."""
     sandwich_norms: bool = False
-    """Gemma 3 also normalises what attention and MLP give back."""
+    """Gemma 2 and 3 also normalise what attention and MLP give back."""
+    pre_norms: bool = True
+    """OLMo 2 normalises nothing but that."""
+    qk_norm_wide: bool = False
+    """A query or key norm is over all heads together, not over each."""
+    layer_norm: bool = False
+    """LayerNorm with a bias, not RMSNorm."""
     embed_scale: float = 1.0
     attention_scale: float = 0.0
+    residual_scale: float = 1.0
+    """Of what attention and MLP add."""
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    """Logits are cap * tanh(logit / cap); 0: as they are. So are attention's scores."""
+    attention_cap: float = 0.0
+    experts: int = 0
+    """MLPs of a layer, of which a router chooses `experts_used` for each row; 0: one MLP and no router."""
+    experts_used: int = 0
+    experts_normalised: bool = False
+    """The shares of those chosen add up to 1."""
 
     @property
     def q_width(self) -> int:
@@ -91,12 +130,32 @@ class Architecture:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def needs(self) -> frozenset[Capability]:
+        asked = {
+            Capability.SANDWICH_NORMS: self.sandwich_norms,
+            Capability.NO_PRE_NORMS: not self.pre_norms,
+            Capability.WIDE_QK_NORM: self.qk_norm_wide,
+            Capability.LAYER_NORM: self.layer_norm,
+            Capability.RESIDUAL_SCALE: self.residual_scale != 1.0,
+            Capability.LOGIT_SCALE: self.logit_scale != 1.0,
+            Capability.LOGIT_CAP: self.logit_cap != 0.0,
+            Capability.ATTENTION_CAP: self.attention_cap != 0.0,
+            Capability.EXPERTS: self.experts != 0,
+        }
+        return frozenset(capability for capability, needed in asked.items() if needed)
+
+    def lacking(self, has: frozenset[Capability]) -> str | None:
+        """In words, what a decoder with these capabilities cannot do of this; None: it can do all."""
+        return ", ".join(sorted(self.needs - has)) or None
+
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> Architecture:
         family = str(config.get("model_type", "")).lower()
         options = _FAMILIES.get(family)
         if options is None:
             raise UnsupportedArchitecture(f"the fast decoder does not know the architecture {family!r}")
+        config = {**_DEFAULTS.get(family, {}), **config}
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         head_dim = int(config.get("head_dim") or hidden // heads)
         activation = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
@@ -104,12 +163,19 @@ class Architecture:
             activation = "gelu_pytorch_tanh"  # what the family has always computed, whatever its first configs said
         if activation not in _ACTIVATIONS:
             raise UnsupportedArchitecture(f"the fast decoder does not know the activation {activation!r}")
-        for key in ("final_logit_softcapping", "attn_logit_softcapping"):
-            if config.get(key):
-                raise UnsupportedArchitecture(f"the fast decoder does not do {key}")
+        if int(config.get("decoder_sparse_step") or 1) != 1:
+            raise UnsupportedArchitecture("the fast decoder does not do experts in some layers only")
+        for key, option in _DECLINED.items():
+            if config.get(key) and option not in options:
+                raise UnsupportedArchitecture(f"the fast decoder does not do {key} in {family} models")
         bias = "attention_bias" in options and bool(config.get("attention_bias", False))
         ropes, layers = _layers(family, config, head_dim)
         scalar = config.get("query_pre_attn_scalar")
+        experts = int(config.get("num_experts") or config["num_local_experts"]) if "experts" in options else 0
+
+        def multiplier(key: str, otherwise: float = 1.0) -> float:
+            return float(config.get(key, 1.0)) if "multipliers" in options else otherwise
+
         return Architecture(
             family=family,
             vocab_size=int(config["vocab_size"]),
@@ -117,33 +183,80 @@ class Architecture:
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=head_dim,
-            mlp=int(config["intermediate_size"]),
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            mlp=int(config["moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"]),
+            norm_eps=float(config.get("layer_norm_eps" if "layer_norm" in options else "rms_norm_eps", 1e-6)),
             max_context=int(config.get("max_position_embeddings", 2048)),
             layers=layers,
             ropes=ropes,
-            tied=bool(config.get("tie_word_embeddings", family.startswith("gemma"))),
+            tied=bool(config.get("tie_word_embeddings", False)),
             activation=_ACTIVATIONS[activation],
-            qkv_bias=bias or "qkv_bias" in options,
+            qkv_bias=bias or "qkv_bias" in options or ("use_qkv_bias" in options and bool(config.get("use_qkv_bias"))),
             output_bias=bias,
             mlp_bias="mlp_bias" in options and bool(config.get("mlp_bias", False)),
             qk_norm="qk_norm" in options,
             norm_offset=1.0 if "norm_offset" in options else 0.0,
             sandwich_norms="sandwich_norms" in options,
-            embed_scale=math.sqrt(hidden) if "embed_scale" in options else 1.0,
-            attention_scale=1.0 / math.sqrt(float(scalar) if scalar else head_dim),
+            pre_norms="no_pre_norms" not in options,
+            qk_norm_wide="qk_norm_wide" in options,
+            layer_norm="layer_norm" in options,
+            embed_scale=math.sqrt(hidden) if "embed_scale" in options else multiplier("embedding_multiplier"),
+            attention_scale=multiplier("attention_multiplier", 1.0 / math.sqrt(float(scalar) if scalar else head_dim)),
+            residual_scale=multiplier("residual_multiplier"),
+            logit_scale=1.0 / multiplier("logits_scaling"),
+            logit_cap=float(config.get("final_logit_softcapping") or 0.0),
+            attention_cap=float(config.get("attn_logit_softcapping") or 0.0),
+            experts=experts,
+            experts_used=int(config["num_experts_per_tok"]) if experts else 0,
+            experts_normalised="experts_normalised" in options or bool(config.get("norm_topk_prob")),
         )
 
 
-# What each family always has, and under `attention_bias` and `mlp_bias` whether it reads these keys of its config:
+_GEMMA = frozenset({"attention_bias", "norm_offset", "embed_scale"})
+
+# What each family always has, and which keys of its config it reads (`attention_bias`, `mlp_bias`, `use_qkv_bias`, …):
 # transformers' Qwen2 has biases on queries, keys and values and on nothing else, whatever its config says.
 _FAMILIES: Mapping[str, frozenset[str]] = {
     "llama": frozenset({"attention_bias", "mlp_bias"}),
     "mistral": frozenset(),
     "qwen2": frozenset({"qkv_bias"}),
+    "mixtral": frozenset({"experts", "experts_normalised"}),
     "qwen3": frozenset({"attention_bias", "qk_norm"}),
-    "gemma": frozenset({"attention_bias", "norm_offset", "embed_scale"}),
-    "gemma3_text": frozenset({"attention_bias", "norm_offset", "embed_scale", "qk_norm", "sandwich_norms"}),
+    "qwen3_moe": frozenset({"attention_bias", "qk_norm", "experts"}),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA | {"sandwich_norms", "logit_cap", "attention_cap"},
+    "gemma3_text": _GEMMA | {"qk_norm", "sandwich_norms", "logit_cap"},
+    "phi3": frozenset({"partial_rotary"}),
+    "smollm3": frozenset({"attention_bias", "mlp_bias"}),
+    "olmo2": frozenset({"attention_bias", "qk_norm", "qk_norm_wide", "sandwich_norms", "no_pre_norms"}),
+    "granite": frozenset({"attention_bias", "mlp_bias", "multipliers"}),
+    "stablelm": frozenset({"use_qkv_bias", "layer_norm", "partial_rotary"}),
+}
+
+# What transformers takes where a family's config.json says nothing, as far as it differs from what most take.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma": {"tie_word_embeddings": True},
+    "gemma2": {
+        "tie_word_embeddings": True,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+    "gemma3_text": {"tie_word_embeddings": True},
+    "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "phi3": {"rms_norm_eps": 1e-5},
+    "smollm3": {"tie_word_embeddings": True, "rope_theta": 2e6},
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "stablelm": {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+}
+
+# Keys that change what a model computes, and the option a family has that does so.
+_DECLINED = {
+    "final_logit_softcapping": "logit_cap",
+    "attn_logit_softcapping": "attention_cap",
+    "use_parallel_residual": "parallel_residual",
+    "qk_layernorm": "qk_layernorm",
+    "mlp_only_layers": "mlp_only_layers",
 }
 
 
@@ -151,16 +264,18 @@ def _layers(family: str, config: Mapping[str, Any], head_dim: int) -> tuple[tupl
     """Rotary tables and the per-layer choice among them, with the window where the layer slides."""
     count = int(config["num_hidden_layers"])
     window = int(config.get("sliding_window") or 0)
-    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+    if family.startswith(("qwen", "smollm")) and not config.get("use_sliding_window", False):
         window = 0
     kinds = config.get("layer_types")
-    if kinds is None and family == "gemma3_text":
-        pattern = int(config.get("sliding_window_pattern") or 6)
+    if kinds is None and family in _PATTERNS:
+        pattern = int(config.get("sliding_window_pattern") or _PATTERNS[family])
         kinds = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(count)]
     elif kinds is None and family.startswith("qwen"):
         first = int(config.get("max_window_layers", count))
         kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(count)]
-    elif kinds is None or family == "mistral":
+    elif kinds is None and family == "smollm3" and window:
+        raise UnsupportedArchitecture("the fast decoder does not know which layers of this smollm3 model slide")
+    elif kinds is None or family in ("mistral", "mixtral"):
         kinds = ["sliding_attention" if window else "full_attention"] * count
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
         raise UnsupportedArchitecture(f"the fast decoder does not do {', '.join(sorted(unknown))} layers")
@@ -171,7 +286,22 @@ def _layers(family: str, config: Mapping[str, Any], head_dim: int) -> tuple[tupl
     shapes = tuple(
         LayerShape(rope=index.get(kind, 0), window=window if kind == "sliding_attention" else 0) for kind in kinds
     )
-    return ropes, shapes
+    return _without_positions(config, ropes, shapes) if family == "smollm3" else (ropes, shapes)
+
+
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6}
+"""Every so manieth layer sees everything."""
+
+
+def _without_positions(
+    config: Mapping[str, Any], ropes: tuple[Rope, ...], shapes: tuple[LayerShape, ...]
+) -> tuple[tuple[Rope, ...], tuple[LayerShape, ...]]:
+    """Layers that `no_rope_layers` marks with 0 turn nothing."""
+    every = int(config.get("no_rope_layer_interval") or 4)
+    turns = config.get("no_rope_layers") or [(i + 1) % every for i in range(len(shapes))]
+    still = replace(ropes[0], still=ropes[0].dim)
+    chosen = (shape if turn else replace(shape, rope=len(ropes)) for shape, turn in zip(shapes, turns, strict=True))
+    return (*ropes, still), tuple(chosen)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -188,11 +318,14 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any], head_dim: int) -> Rope:
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
-    if float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UnsupportedArchitecture("the fast decoder does not do partial rotary embeddings")
+    part = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    family = str(config["model_type"]).lower()
+    turned = int(head_dim * part + 1e-6)
+    if part != 1.0 and ("partial_rotary" not in _FAMILIES[family] or kind != "default" or turned % 2):
+        raise UnsupportedArchitecture(f"the fast decoder does not turn {part:g} of a head in this {family} model")
     theta = float(parameters.get("rope_theta") or 10_000.0)
     if kind == "default":
-        return Rope(theta, head_dim)
+        return Rope(theta, head_dim, still=head_dim - turned)
     if kind == "linear":
         return Rope(theta, head_dim, float(parameters["factor"]))
     if kind == "llama3":

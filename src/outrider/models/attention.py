@@ -31,24 +31,42 @@ def visibility(span: Span, window: int, device: torch.device) -> Tensor:
     return mask.to(device)
 
 
+def capped(x: Tensor, cap: float) -> Tensor:
+    """Bent so that nothing exceeds `cap`; 0: as it is."""
+    return cap * (x / cap).tanh() if cap else x
+
+
 def masked(
-    q: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], masks: Sequence[Tensor], scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: Sequence[Span],
+    masks: Sequence[Tensor],
+    scale: float,
+    cap: float = 0.0,
 ) -> Tensor:
-    """q [rows, heads, dim]; keys, values [slots, kv_heads, capacity, dim] → [rows, heads, dim]."""
+    """q [rows, heads, dim]; keys, values [slots, kv_heads, capacity, dim] → [rows, heads, dim]. `cap`: of scores."""
     out = torch.empty_like(q)
     start = 0
     for span, mask in zip(spans, masks, strict=True):
         stop = start + len(span.paths)
-        out[start:stop] = scaled_dot_product_attention(
-            q[start:stop].transpose(0, 1)[None],
-            keys[span.slot, :, : span.end][None],
-            values[span.slot, :, : span.end][None],
-            attn_mask=mask,
-            scale=scale,
-            enable_gqa=True,
-        )[0].transpose(0, 1)
+        some, k, v = q[start:stop].transpose(0, 1), keys[span.slot, :, : span.end], values[span.slot, :, : span.end]
+        if cap:
+            attended = _with_cap(some, k, v, mask, scale, cap)
+        else:
+            attended = scaled_dot_product_attention(
+                some[None], k[None], v[None], attn_mask=mask, scale=scale, enable_gqa=True
+            )[0]
+        out[start:stop] = attended.transpose(0, 1)
         start = stop
     return out
+
+
+def _with_cap(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
+    """What PyTorch's fused attention cannot do. q [heads, rows, dim], keys and values [kv_heads, positions, dim]."""
+    keys, values = (x.repeat_interleave(len(q) // len(x), 0) for x in (keys, values))
+    scores = capped((q @ keys.transpose(1, 2)).float() * scale, cap).masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1).to(q.dtype) @ values
 
 
 def path_index(spans: Sequence[Span], window: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,7 +85,9 @@ def path_index(spans: Sequence[Span], window: int, device: torch.device) -> tupl
     return slots.to(device), index.where(seen, 0).to(device), seen.to(device)
 
 
-def blocked(q: Tensor, keys: Tensor, values: Tensor, index: tuple[Tensor, ...], scale: float) -> Tensor:
+def blocked(
+    q: Tensor, keys: Tensor, values: Tensor, index: tuple[Tensor, ...], scale: float, cap: float = 0.0
+) -> Tensor:
     """As `masked`, with the reduction order fixed. Sums run inside a block, then over blocks in order of position;
     a block that a row does not see adds exact zeros, so it does not matter how many such blocks there are."""
     slots, positions, seen = index
@@ -80,7 +100,7 @@ def blocked(q: Tensor, keys: Tensor, values: Tensor, index: tuple[Tensor, ...], 
         block = keys[slots[:, None], :, at].float().transpose(1, 2)  # [rows, kv_heads, BLOCK, dim]
         scores.append((grouped * block[:, :, None]).sum(-1) * scale)
     # [rows, kv_heads, group, positions]
-    score = torch.cat(scores, -1).masked_fill(~seen[:, None, None], float("-inf"))
+    score = capped(torch.cat(scores, -1), cap).masked_fill(~seen[:, None, None], float("-inf"))
     weight = (score - score.amax(-1, keepdim=True)).exp()
     total = torch.zeros_like(weight[..., :1])
     out = torch.zeros_like(grouped[..., 0, :])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from outrider.models.architecture import Architecture
-from outrider.models.attention import blocked, masked, path_index, visibility
+from outrider.models.attention import blocked, capped, masked, path_index, visibility
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.slots import Span, StaticCache, wanted_rows
@@ -95,8 +95,8 @@ class TorchDecoder(StaticCache):
         if self._taps:
             self.features = torch.cat([states[tap] for tap in self._taps], dim=-1)
         wanted = wanted_rows(batch)
-        x = self._norm(x[torch.tensor(wanted, dtype=torch.long, device=self.device)], self._weights.norm)
-        return self._head(x)
+        x = x[torch.tensor(wanted, dtype=torch.long, device=self.device)]
+        return self._logits(self._norm(x, self._weights.norm, self._weights.norm_bias))
 
     @torch.inference_mode()
     def measure(self, rows: int, context: int) -> float:
@@ -107,7 +107,7 @@ class TorchDecoder(StaticCache):
         positions = torch.full((rows,), context, device=self.device)
         keys = torch.zeros(1, a.kv_heads, context + rows, a.head_dim, dtype=self.dtype, device=self.device)
         step = _Step(a, [span], positions, self._rotations, self.bitwise)
-        x = self.embed(torch.zeros(rows, dtype=torch.long, device=self.device))
+        x = self.embed(torch.arange(rows, device=self.device) % a.vocab_size)  # others, so that they choose experts
         self._measured = (self._measured + 1) % len(a.layers)
         part = self._weights.head[:: len(a.layers)].contiguous()
         started = self._now()
@@ -134,14 +134,21 @@ class TorchDecoder(StaticCache):
     def _layer(self, index: int, x: Tensor, step: _Step, keys: Tensor, values: Tensor) -> Tensor:
         """[rows, hidden] → the same; `keys` and `values`: its cache [slots, kv_heads, capacity, head_dim]."""
         w = self._weights.layers[index]
-        x = x + self._attention(index, w, self._norm(x, w.attention_norm), step, keys, values)
-        return x + self._mlp(w, self._norm(x, w.mlp_norm))
+        normed = self._norm(x, w.attention_norm, w.attention_norm_bias)
+        x = x + self._scaled(self._attention(index, w, normed, step, keys, values))
+        return x + self._scaled(self._mlp(w, self._norm(x, w.mlp_norm, w.mlp_norm_bias)))
+
+    def _scaled(self, update: Tensor) -> Tensor:
+        scale = self.architecture.residual_scale
+        return update if scale == 1.0 else update * scale
 
     def _attention(self, index: int, w: LayerWeights, x: Tensor, step: _Step, keys: Tensor, values: Tensor) -> Tensor:
         a, rows = self.architecture, x.shape[0]
         q, k, v = torch.split(self._linear(x, w.qkv, w.qkv_bias), [a.q_width, a.kv_width, a.kv_width], dim=-1)
+        if a.qk_norm and a.qk_norm_wide:
+            q, k = self._norm(q, w.q_norm), self._norm(k, w.k_norm)
         q, k = q.view(rows, a.heads, a.head_dim), k.view(rows, a.kv_heads, a.head_dim)
-        if w.q_norm is not None and w.k_norm is not None:
+        if a.qk_norm and not a.qk_norm_wide:
             q, k = self._norm(q, w.q_norm), self._norm(k, w.k_norm)
         q, k = step.rotate(index, q), step.rotate(index, k)
         start = 0
@@ -155,13 +162,41 @@ class TorchDecoder(StaticCache):
         return out if w.attention_out_norm is None else self._norm(out, w.attention_out_norm)
 
     def _mlp(self, w: LayerWeights, x: Tensor) -> Tensor:
-        gate, up = self._linear(x, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
-        active = silu(gate) if self.architecture.activation == "silu" else gelu(gate, approximate="tanh")
-        out = self._linear(active * up, w.down, w.down_bias)
+        if w.router is None:
+            out = self._linear(self._gated(self._linear(x, w.gate_up, w.gate_up_bias)), w.down, w.down_bias)
+        else:
+            out = self._experts(w, w.router, x)
         return out if w.mlp_out_norm is None else self._norm(out, w.mlp_out_norm)
 
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        def gated(rows: Tensor) -> Tensor:
+            gate, up = rows.chunk(2, dim=-1)
+            return (silu(gate) if self.architecture.activation == "silu" else gelu(gate, approximate="tanh")) * up
+
+        return self._in_fixed_rows(gate_up, gated)  # PyTorch's gelu of one row may be another function than of several
+
+    def _experts(self, w: LayerWeights, router: Tensor, x: Tensor) -> Tensor:
+        """Every row through its own experts, added up in the order of their numbers whatever other rows chose."""
+        a = self.architecture
+        shares, chosen = self._linear(x, router, None).float().softmax(-1).topk(a.experts_used)
+        if a.experts_normalised:
+            shares = shares / shares.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, place = (chosen == expert).nonzero(as_tuple=True)
+            y = self._gated(self._linear(x[rows], w.gate_up[expert], None))
+            out[rows] += self._linear(y, w.down[expert], None) * shares[rows, place, None].to(x.dtype)
+        return out
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """fp32, of normalised states."""
+        a, logits = self.architecture, self._head(x)
+        if a.logit_scale != 1.0:
+            logits = logits * a.logit_scale
+        return self._in_fixed_rows(logits, lambda rows: capped(rows, a.logit_cap)) if a.logit_cap else logits
+
     def _head(self, x: Tensor) -> Tensor:
-        """fp32 logits. bf16 logits tie exactly at one position in sixty; accumulating into fp32 keeps them apart."""
+        """In fp32. bf16 logits tie exactly at one position in sixty; accumulating into fp32 keeps them apart."""
         if self.device.type == "cuda" and self.dtype != torch.float32:
             weight = self._weights.head.t()
             return self._in_fixed_rows(x, lambda rows: torch.mm(rows, weight, out_dtype=torch.float32))
@@ -171,11 +206,18 @@ class TorchDecoder(StaticCache):
         typed = None if bias is None else bias.to(x.dtype)
         return self._in_fixed_rows(x, lambda rows: linear(rows, weight, typed))
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """RMSNorm, LayerNorm where there is a bias, nothing where there is no weight."""
+        if weight is None or not len(weight):
+            return x
+
         def norm(rows: Tensor) -> Tensor:
             wide = rows.float()
+            if bias is not None:
+                wide = wide - wide.mean(-1, keepdim=True)
             scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.architecture.norm_eps)
-            return (wide * scale * weight).to(x.dtype)
+            scaled = wide * scale * weight
+            return (scaled if bias is None else scaled + bias).to(x.dtype)
 
         return self._in_fixed_rows(x, norm)
 
@@ -208,11 +250,11 @@ class _Step:
         return rotated(x, cos, sin)
 
     def attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        window, scale = self._a.layers[layer].window, self._a.attention_scale
+        window, scale, cap = self._a.layers[layer].window, self._a.attention_scale, self._a.attention_cap
         if self._bitwise:
             parts = zip(fixed_rows(q), self._indices[window], strict=True)
-            return torch.cat([blocked(part, keys, values, index, scale) for part, index in parts])[: q.shape[0]]
-        return masked(q, keys, values, self.spans, self._masks[window], scale)
+            return torch.cat([blocked(part, keys, values, index, scale, cap) for part, index in parts])[: q.shape[0]]
+        return masked(q, keys, values, self.spans, self._masks[window], scale, cap)
 
 
 def fixed_rows(x: Tensor) -> tuple[Tensor, ...]:

@@ -5,30 +5,37 @@ Filled one checkpoint tensor at a time, so loading never holds more than the wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.models.architecture import Architecture
+from outrider.models.architecture import Architecture, Rope
 from outrider.models.memory import give_back, lazy_zeros
 from outrider.models.precision import blocks, quantise
+from outrider.models.rotary import paired
 
 
 @dataclass(slots=True)
 class LayerWeights:
     """One layer. Linear weights are [out, in] in the dtype asked for; norms and biases are fp32,
-    and so are scales, [out, blocks] of an int8 one (`quantise`)."""
+    and so are scales, [out, blocks] of an int8 one (`quantise`). With a router, gate_up and down are
+    [experts, out, in]."""
 
     qkv: Tensor
     o: Tensor
     gate_up: Tensor
     down: Tensor
     attention_norm: Tensor
+    """Empty where the family has no norms before attention and MLP."""
     mlp_norm: Tensor
+    attention_norm_bias: Tensor | None = None
+    """Then the norm is LayerNorm."""
+    mlp_norm_bias: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     attention_out_norm: Tensor | None = None
@@ -41,6 +48,8 @@ class LayerWeights:
     o_scales: Tensor | None = None
     gate_up_scales: Tensor | None = None
     down_scales: Tensor | None = None
+    router: Tensor | None = None
+    """[experts, hidden]"""
 
 
 L = TypeVar("L")
@@ -56,6 +65,7 @@ class DecoderWeights(Generic[L]):
     """[vocab, hidden]; the embedding itself where the two are tied."""
     norm: Tensor
     layers: list[L]
+    norm_bias: Tensor | None = None
     embedding_scales: Tensor | None = None
     head_scales: Tensor | None = None
 
@@ -66,8 +76,12 @@ class _Place:
 
     values: Tensor
     scales: Tensor | None = None
+    order: Tensor | None = None
+    """Of its rows; None: as they come."""
 
     def fill(self, tensor: Tensor) -> None:
+        if self.order is not None:
+            tensor = tensor[self.order]
         if self.scales is None:
             self.values.copy_(tensor)
         else:
@@ -80,6 +94,9 @@ class _Matrix:
 
     values: Tensor
     scales: Tensor | None
+
+    def expert(self, number: int) -> _Matrix:
+        return _Matrix(self.values[number], None if self.scales is None else self.scales[number])
 
     def parts(self, sizes: list[int]) -> list[_Place]:
         scales = [None] * len(sizes) if self.scales is None else torch.split(self.scales, sizes)
@@ -102,9 +119,9 @@ def load_weights(
     weights: DecoderWeights[L]
     weights, layers, places = _allocate(architecture, dtype, device)
     missing = set(places)
+    left = Counter(map(_layer_of, places))
     finished: list[L | None] = [None] * len(layers)
-    for name, tensor in tensors:
-        name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
+    for name, tensor in _unfused(architecture, tensors):
         place = places.pop(name, None)
         if place is None:
             if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
@@ -119,16 +136,50 @@ def load_weights(
             place.values.add_(architecture.norm_offset)
         missing.discard(name)
         del place  # a view that would keep the layer's memory
-        prefix, _, rest = name.partition(".")
-        number = rest.partition(".")[0]
-        if prefix == "layers" and not any(other.startswith(f"layers.{number}.") for other in missing):
-            finished[int(number)] = finish(layers.pop(int(number)))
+        number = _layer_of(name)
+        left[number] -= 1
+        if number is not None and not left[number]:
+            finished[number] = finish(layers.pop(number))
             give_back()
     if missing:
         some = ", ".join(sorted(missing)[:3])
         raise ModelError(f"the checkpoint lacks {len(missing)} tensors ({some}, …); is the download complete?")
     weights.layers = [layer for layer in finished if layer is not None]
     return weights
+
+
+def _layer_of(name: str) -> int | None:
+    kind, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if kind == "layers" else None
+
+
+def _unfused(a: Architecture, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Names without what stands before a decoder's own; what a checkpoint has in one tensor, each by itself."""
+    for name, tensor in tensors:
+        name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
+        for theirs, ours in _MIXTRAL.items():
+            name = name.replace(theirs, ours)
+        yield from _parts(a, name, tensor)
+
+
+_MIXTRAL = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
+
+
+def _parts(a: Architecture, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    together = {
+        "qkv_proj": (("q_proj", "k_proj", "v_proj"), [a.q_width, a.q_width + a.kv_width]),
+        "gate_up_proj": (("gate_proj", "up_proj"), [a.mlp]),
+    }
+    parent, _, part = name.removesuffix(".weight").rpartition(".")
+    if tensor.dim() == 3:  # of all experts
+        for number, own in enumerate(tensor):
+            yield from _parts(a, f"{parent}.{number}.{part}.weight", own)
+    elif part in together:
+        names, cuts = together[part]
+        for piece, rows in zip(names, tensor.tensor_split(cuts), strict=True):
+            yield f"{parent}.{piece}.weight", rows
+    else:
+        yield name, tensor
 
 
 def _allocate(
@@ -141,32 +192,43 @@ def _allocate(
     def vector(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.float32, device=device)
 
-    def matrix(rows: int, columns: int) -> _Matrix:
-        values = lazy_zeros((rows, columns), dtype, device)
-        scales = torch.empty(rows, blocks(columns), device=device) if dtype == torch.int8 else None
+    def matrix(rows: int, columns: int, experts: int = 0) -> _Matrix:
+        count = (experts,) if experts else ()
+        values = lazy_zeros((*count, rows, columns), dtype, device)
+        scales = torch.empty(*count, rows, blocks(columns), device=device) if dtype == torch.int8 else None
         return _Matrix(values, scales)
 
     embedding = matrix(a.vocab_size, a.hidden)
     head = embedding if a.tied else matrix(a.vocab_size, a.hidden)
     weights: DecoderWeights[L] = DecoderWeights(
-        embedding.values, head.values, vector(a.hidden), [], embedding.scales, head.scales
+        embedding.values,
+        head.values,
+        vector(a.hidden),
+        [],
+        vector(a.hidden) if a.layer_norm else None,
+        embedding.scales,
+        head.scales,
     )
     places["embed_tokens.weight"] = _Place(embedding.values, embedding.scales)
     places["norm.weight"] = _Place(weights.norm)
+    if weights.norm_bias is not None:
+        places["norm.bias"] = _Place(weights.norm_bias)
     if not a.tied:
         places["lm_head.weight"] = _Place(head.values, head.scales)
     for i in range(len(a.layers)):
         qkv, o = matrix(a.q_width + 2 * a.kv_width, a.hidden), matrix(a.hidden, a.q_width)
-        gate_up, down = matrix(2 * a.mlp, a.hidden), matrix(a.hidden, a.mlp)
+        gate_up, down = matrix(2 * a.mlp, a.hidden, a.experts), matrix(a.hidden, a.mlp, a.experts)
         layer = LayerWeights(
             qkv=qkv.values,
             o=o.values,
             gate_up=gate_up.values,
             down=down.values,
-            attention_norm=vector(a.hidden),
-            mlp_norm=vector(a.hidden),
-            q_norm=vector(a.head_dim) if a.qk_norm else None,
-            k_norm=vector(a.head_dim) if a.qk_norm else None,
+            attention_norm=vector(a.hidden if a.pre_norms else 0),
+            mlp_norm=vector(a.hidden if a.pre_norms else 0),
+            attention_norm_bias=vector(a.hidden) if a.layer_norm else None,
+            mlp_norm_bias=vector(a.hidden) if a.layer_norm else None,
+            q_norm=vector(a.q_width if a.qk_norm_wide else a.head_dim) if a.qk_norm else None,
+            k_norm=vector(a.kv_width if a.qk_norm_wide else a.head_dim) if a.qk_norm else None,
             attention_out_norm=vector(a.hidden) if a.sandwich_norms else None,
             mlp_out_norm=vector(a.hidden) if a.sandwich_norms else None,
             qkv_bias=vector(a.q_width + 2 * a.kv_width) if a.qkv_bias else None,
@@ -177,32 +239,53 @@ def _allocate(
             o_scales=o.scales,
             gate_up_scales=gate_up.scales,
             down_scales=down.scales,
+            router=matrix(a.experts, a.hidden).values if a.experts else None,
         )
         layers[i] = layer
         q, k, v = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
         fused: list[tuple[tuple[str, ...], _Matrix, Tensor | None, list[int]]] = [
             ((q, k, v), qkv, layer.qkv_bias, [a.q_width, a.kv_width, a.kv_width]),
             (("self_attn.o_proj",), o, layer.o_bias, [a.hidden]),
-            (("mlp.gate_proj", "mlp.up_proj"), gate_up, layer.gate_up_bias, [a.mlp, a.mlp]),
-            (("mlp.down_proj",), down, layer.down_bias, [a.hidden]),
         ]
+        for at, its_gate_up, its_down in _mlps(a.experts, gate_up, down):
+            gate_and_up = f"{at}.gate_proj", f"{at}.up_proj"
+            fused.append((gate_and_up, its_gate_up, layer.gate_up_bias, [a.mlp, a.mlp]))
+            fused.append(((f"{at}.down_proj",), its_down, layer.down_bias, [a.hidden]))
+        if layer.router is not None:
+            places[f"layers.{i}.mlp.gate.weight"] = _Place(layer.router)
+        rope = a.ropes[a.layers[i].rope]
+        orders = {q: _turning(rope, a.heads), k: _turning(rope, a.kv_heads)}
         for names, weight, bias, sizes in fused:
             for name, place in zip(names, weight.parts(sizes), strict=True):
-                places[f"layers.{i}.{name}.weight"] = place
+                places[f"layers.{i}.{name}.weight"] = replace(place, order=orders.get(name))
             if bias is not None:
                 for name, part in zip(names, torch.split(bias, sizes), strict=True):
-                    places[f"layers.{i}.{name}.bias"] = _Place(part)
+                    places[f"layers.{i}.{name}.bias"] = _Place(part, order=orders.get(name))
         mlp_norm = "pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"
-        norms = {
-            "input_layernorm": layer.attention_norm,
-            mlp_norm: layer.mlp_norm,
-            "self_attn.q_norm": layer.q_norm,
-            "self_attn.k_norm": layer.k_norm,
-        }
+        norms = {"self_attn.q_norm.weight": layer.q_norm, "self_attn.k_norm.weight": layer.k_norm}
+        if a.pre_norms:
+            norms["input_layernorm.weight"], norms[f"{mlp_norm}.weight"] = layer.attention_norm, layer.mlp_norm
+        if a.layer_norm:
+            norms["input_layernorm.bias"], norms[f"{mlp_norm}.bias"] = layer.attention_norm_bias, layer.mlp_norm_bias
         if a.sandwich_norms:
-            norms["post_attention_layernorm"] = layer.attention_out_norm
-            norms["post_feedforward_layernorm"] = layer.mlp_out_norm
+            norms["post_attention_layernorm.weight"] = layer.attention_out_norm
+            norms["post_feedforward_layernorm.weight"] = layer.mlp_out_norm
         for name, norm in norms.items():
             if norm is not None:
-                places[f"layers.{i}.{name}.weight"] = _Place(norm)
+                places[f"layers.{i}.{name}"] = _Place(norm)
     return weights, layers, places
+
+
+def _mlps(experts: int, gate_up: _Matrix, down: _Matrix) -> Iterator[tuple[str, _Matrix, _Matrix]]:
+    """Every MLP of a layer under its name."""
+    if not experts:
+        yield "mlp", gate_up, down
+    for number in range(experts):
+        yield f"mlp.experts.{number}", gate_up.expert(number), down.expert(number)
+
+
+def _turning(rope: Rope, heads: int) -> Tensor | None:
+    """The order of the rows of so many heads in which decoders turn them; None: as checkpoints have them."""
+    if rope.still in (0, rope.dim):
+        return None
+    return (torch.arange(heads)[:, None] * rope.dim + paired(rope)).flatten()

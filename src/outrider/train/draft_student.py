@@ -166,8 +166,9 @@ def draft_from_target(
 ) -> DraftModule:
     """`layers` of the target's layers, evenly spread, its embedding and its norm."""
     a = architecture
-    plain = not (a.qkv_bias or a.output_bias or a.mlp_bias or a.qk_norm or a.sandwich_norms or a.embed_scale != 1.0)
-    if not plain or a.activation != "silu" or not a.tied or any(layer.window for layer in a.layers):
+    plain = not (a.qkv_bias or a.output_bias or a.mlp_bias or a.qk_norm or a.needs or a.embed_scale != 1.0)
+    positions = any(layer.window for layer in a.layers) or any(rope.still for rope in a.ropes)
+    if not plain or a.activation != "silu" or not a.tied or positions:
         raise DrafterError(
             f"a draft model can be cut from a plain Llama with tied embeddings only, not from this {a.family}; "
             "train a head instead (without --draft-model)"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from outrider.models import rotary
-from outrider.models.architecture import Architecture
+from outrider.models.architecture import Architecture, Capability
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.train.arithmetic import Arithmetic, arithmetic_for
 
@@ -27,6 +27,8 @@ class Reading:
 
 class Teacher:
     """Texts are padded on the right; attention is causal, so padding changes nothing before it."""
+
+    capabilities = frozenset({Capability.SANDWICH_NORMS})
 
     def __init__(
         self,

@@ -185,7 +185,10 @@ class TargetWorkshop:
 
 def _readable(target: Checkpoint) -> Architecture:
     try:
-        return Architecture.from_config(target.config)
+        architecture = Architecture.from_config(target.config)
+        if unknown := architecture.lacking(Teacher.capabilities):
+            raise UnsupportedArchitecture(f"training does not do {unknown}")
+        return architecture
     except UnsupportedArchitecture as reason:
         raise TrainingError(
             f"the hidden states of {target.name} cannot be read ({reason}); "

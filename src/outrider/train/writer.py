@@ -136,10 +136,8 @@ class Writer:
 
 def check(a: Architecture, context: int) -> None:
     """Refuse what the writer cannot run."""
-    if a.sandwich_norms:
-        raise TrainingError(
-            f"sampling in bulk does not know {a.family} models: they normalise what attention gives back."
-        )
+    if unknown := a.lacking(frozenset()):
+        raise TrainingError(f"sampling in bulk does not know {a.family} models: they have {unknown}.")
     if not 2 <= context <= a.max_context:
         raise TrainingError(
             f"the context must be 2 to {a.max_context} tokens, the most this model takes, not {context}."

@@ -15,7 +15,7 @@ from outrider.errors import ModelError, shown
 from outrider.models.checkpoints import catalog, hub
 from outrider.models.checkpoints.convert import GGUF_NAME
 from outrider.models.checkpoints.gguf_config import generation_config, model_config
-from outrider.models.checkpoints.gguf_file import GGUFFile
+from outrider.models.checkpoints.gguf_file import GGUFFile, is_later_part
 from outrider.models.checkpoints.gguf_tokenizer import build_tokenizer, special_tokens
 from outrider.models.checkpoints.gguf_weights import GGUFWeights
 from outrider.models.checkpoints.hf_folder import folder_tokenizer, read_json
@@ -100,7 +100,7 @@ def _open_gguf(name: str, path: Path, progress: Progress) -> Checkpoint:
 
 def _open_folder(name: str, path: Path, progress: Progress) -> Checkpoint:
     if not (path / "config.json").is_file():
-        files = sorted(path.glob("*.gguf"))
+        files = sorted(file for file in path.glob("*.gguf") if not is_later_part(file))
         if len(files) == 1:
             return _open_gguf(name, files[0], progress)
         if files:

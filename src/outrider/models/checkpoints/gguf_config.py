@@ -12,14 +12,24 @@ import torch
 from outrider.errors import ModelError
 from outrider.models.checkpoints.gguf_file import GGUFFile
 
-# GGUF architecture → (model_type, class name transformers knows it by). Mistral is written as llama.
+# GGUF architecture → (model_type, class name transformers knows it by). Mistral and Mixtral are written as llama.
 _ARCHITECTURES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "gemma": ("gemma", "GemmaForCausalLM"),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "phi3": ("phi3", "Phi3ForCausalLM"),
+    "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM"),
+    "granite": ("granite", "GraniteForCausalLM"),
+    "stablelm": ("stablelm", "StableLmForCausalLM"),
 }
+
+_PARTIAL_ROTARY = frozenset({"phi3", "stablelm"})
+"""Architectures that may turn a part of a head only."""
 
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -56,17 +66,15 @@ def architecture(file: GGUFFile) -> str:
 
 def model_config(file: GGUFFile) -> dict[str, Any]:
     """The `config.json` of the model in the file."""
-    if file.metadata.get("split.count", 1) > 1:
-        raise ModelError(f"{file.path} is one part of a model in several files; join them (llama-gguf-split --merge).")
     keys = _Keys(file, architecture(file))
     model_type, class_name = _ARCHITECTURES[keys.arch]
-    if keys.integer("expert_count", 0):
-        raise ModelError(f"{file.path} is a mixture of experts, which Outrider cannot read from GGUF.")
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    key_heads = keys.integer("attention.head_count_kv", heads)
     layers = keys.integer("block_count")
+    projection, its_heads = ("attn_qkv", heads + 2 * key_heads) if keys.arch == "phi3" else ("attn_q", heads)
     try:
         vocabulary = file.tensors["token_embd.weight"].shape[0]
-        query_rows = file.tensors["blk.0.attn_q.weight"].shape[0]
+        head_dim = file.tensors[f"blk.0.{projection}.weight"].shape[0] // its_heads
     except KeyError as error:
         raise ModelError(f"{file.path} has no tensor {error}; it does not hold a whole language model.") from error
     config: dict[str, Any] = {
@@ -77,19 +85,23 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "intermediate_size": keys.integer("feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
-        "head_dim": query_rows // heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head_dim,
         "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "hidden_act": "gelu_pytorch_tanh" if keys.arch.startswith("gemma") else "silu",
     }
-    if (turned := keys.integer("rope.dimension_count", config["head_dim"])) != config["head_dim"]:
-        raise ModelError(
-            f"{file.path} turns {turned} of {config['head_dim']} numbers of a head by position; Outrider turns all."
-        )
-    if scaling := _rope_scaling(keys, config["head_dim"], config["rope_theta"]):
+    if keys.arch == "stablelm":
+        config["layer_norm_eps"] = keys.number("attention.layer_norm_epsilon")
+    else:
+        config["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
+    turned = keys.integer("rope.dimension_count", head_dim)
+    if keys.arch in _PARTIAL_ROTARY:
+        config["partial_rotary_factor"] = turned / head_dim
+    elif turned != head_dim:
+        raise ModelError(f"{file.path} turns {turned} of {head_dim} numbers of a head by position; Outrider turns all.")
+    if scaling := _rope_scaling(keys, head_dim, config["rope_theta"]):
         config["rope_scaling"] = scaling
     for option, parts in biases(keys.arch).items():
         config[option] = any(f"blk.{i}.{part}.bias" in file.tensors for i in range(layers) for part in parts)
@@ -103,12 +115,18 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
 def biases(arch: str) -> Mapping[str, Sequence[str]]:
     """Config options that give an architecture biases, and the GGUF tensors each of them gives one to.
 
-    Qwen2 has no such option: its queries, keys and values always have biases and nothing else does.
+    Qwen2 has no such option: its queries, keys and values always have biases and nothing else does. Phi 3 has none.
     """
-    options = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")}
-    if arch == "llama":
-        return {**options, "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
-    return {} if arch == "qwen2" else options
+    inputs = ("attn_q", "attn_k", "attn_v")
+    options = {"attention_bias": (*inputs, "attn_output")}
+    match arch:
+        case "llama" | "smollm3" | "granite":
+            return {**options, "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
+        case "stablelm":
+            return {"use_qkv_bias": inputs}
+        case "qwen2" | "phi3":
+            return {}
+    return options
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
@@ -170,6 +188,11 @@ def _shortest(value: float) -> float:
 def _rope_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any] | None:
     if "rope_freqs.weight" in keys.file.tensors:
         return _llama3_scaling(keys, head_dim, theta)
+    if "rope_factors_long.weight" in keys.file.tensors:
+        raise ModelError(
+            f"{keys.file.path} stretches its rotary frequencies with the length of the text (longrope), which Outrider "
+            "cannot read from GGUF. Use the model's Hugging Face folder instead."
+        )
     # A factor alone means linear, and once had another name: so llama.cpp reads it.
     kind = keys.get("rope.scaling.type") or "linear"
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
@@ -202,23 +225,74 @@ def _llama3_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any]:
 
 def _add_family_options(config: dict[str, Any], keys: _Keys) -> None:
     window = keys.integer("attention.sliding_window", 0)
-    if keys.arch == "llama" and window:
-        config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
-    elif keys.arch == "gemma":
-        config["hidden_activation"] = config["hidden_act"]
-    elif keys.arch == "gemma3":
-        # Only the 27B (62 layers) scales queries by its hidden size per head; the file does not say so.
-        big = config["num_hidden_layers"] == 62
-        scalar = config["hidden_size"] // config["num_attention_heads"] if big else config["head_dim"]
-        config |= {
-            "hidden_activation": config.pop("hidden_act"),
-            "query_pre_attn_scalar": scalar,
-            "sliding_window": window or config["max_position_embeddings"],
-            "layer_types": _layer_types(keys, config["num_hidden_layers"], window),
-            "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
-        }
-        if cap := keys.number("final_logit_softcapping", 0.0):
-            config["final_logit_softcapping"] = cap
+    layers = config["num_hidden_layers"]
+    if keys.integer("expert_count", 0):
+        _add_experts(config, keys)
+    match keys.arch:
+        case "llama" if config["model_type"] == "mixtral":
+            config["sliding_window"] = window or None
+        case "llama" if window:
+            config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+        case "gemma" | "gemma2" | "gemma3":
+            config["hidden_activation"] = config.pop("hidden_act")
+    match keys.arch:
+        case "gemma2":
+            config |= _gemma_queries(config, 46) | {
+                "sliding_window": window or 4096,
+                "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)],
+                "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0) or None,
+                "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0) or None,
+            }
+        case "gemma3":
+            config |= _gemma_queries(config, 62) | {
+                "sliding_window": window or config["max_position_embeddings"],
+                "layer_types": _layer_types(keys, layers, window),
+                "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+                "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
+            }
+        case "phi3":
+            config["sliding_window"] = window or None
+        case "smollm3":  # the file does not say; llama.cpp takes every fourth
+            config["no_rope_layers"] = [int((i + 1) % 4 != 0) for i in range(layers)]
+        case "olmo2" if window:
+            raise ModelError(f"{keys.file.path} is an OLMo 3, whose layers slide; Outrider cannot read it from GGUF.")
+        case "granite":
+            config |= {
+                "embedding_multiplier": keys.number("embedding_scale", 0.0) or 1.0,
+                "residual_multiplier": keys.number("residual_scale", 0.0) or 1.0,
+                "attention_multiplier": keys.number("attention.scale", 0.0) or config["head_dim"] ** -0.5,
+                "logits_scaling": keys.number("logit_scale", 0.0) or 1.0,
+            }
+        case "stablelm":
+            # llama.cpp goes by the tensor, too: its converter writes use_parallel_residual where nobody said so.
+            config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in keys.file.tensors
+            if "blk.0.attn_q_norm.weight" in keys.file.tensors:
+                raise ModelError(
+                    f"{keys.file.path} normalises queries and keys, which Outrider does not do in StableLM."
+                )
+
+
+def _add_experts(config: dict[str, Any], keys: _Keys) -> None:
+    if keys.arch not in ("llama", "qwen3moe"):
+        raise ModelError(f"{keys.file.path} is a mixture of experts, which Outrider cannot read as {keys.arch}.")
+    if config.get("rope_scaling", {}).get("rope_type") == "yarn":  # transformers would want other names for experts
+        raise ModelError(f"{keys.file.path} has experts and YaRN, which Outrider cannot read together from GGUF.")
+    config |= {
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+    }
+    if keys.arch == "llama":
+        config |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    else:
+        config |= {"moe_intermediate_size": keys.integer("expert_feed_forward_length"), "norm_topk_prob": True}
+
+
+def _gemma_queries(config: Mapping[str, Any], biggest: int) -> dict[str, Any]:
+    """Only the 27B, known by the number of its layers, scales queries by its hidden size per head; files do not say."""
+    big = config["num_hidden_layers"] == biggest
+    return {
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if big else config["head_dim"]
+    }
 
 
 def _layer_types(keys: _Keys, layers: int, window: int) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,10 @@ import torch
 
 from outrider.errors import ModelError
 
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_K", "Q6_K")
+SUPPORTED_TYPES = (
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+)
 
 _SCALARS = {
     0: "<u1",
@@ -45,8 +49,9 @@ many short rows 16 at a time in Python, which is slower and keeps threads from r
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies in the file and how it is encoded; `shape` is in row-major (PyTorch) order."""
+    """Where a tensor lies and how it is encoded; `shape` is in row-major (PyTorch) order."""
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     type_name: str
@@ -60,6 +65,8 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFFile:
+    """A model in one file, or the first of several: then `tensors` are those of all of them."""
+
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
@@ -67,6 +74,11 @@ class GGUFFile:
     @staticmethod
     def open(path: Path) -> GGUFFile:
         """Parse the header and check that every tensor is complete and of a type we can read."""
+        first = GGUFFile._open(path)
+        return _joined(first) if first.metadata.get("split.count", 1) != 1 else first
+
+    @staticmethod
+    def _open(path: Path) -> GGUFFile:
         try:
             with path.open("rb") as file:
                 return _parse(path, file)
@@ -89,9 +101,9 @@ class GGUFFile:
             part = flat[index * _CHUNK : (index + 1) * _CHUNK]
             offset = index * bytes_per_chunk
             count = min(bytes_per_chunk, info.nbytes - offset)
-            raw = np.fromfile(self.path, np.uint8, count, offset=info.offset + offset)
+            raw = np.fromfile(info.path, np.uint8, count, offset=info.offset + offset)
             if len(raw) != count:
-                raise ModelError(f"{self.path} became shorter while it was read; fetch it again.")
+                raise ModelError(f"{info.path} became shorter while it was read; fetch it again.")
             numbers = _dequantize(raw, info.type_name)
             part.copy_(torch.from_numpy(numbers + np.float32(shift) if shift else numbers))
 
@@ -102,6 +114,42 @@ class GGUFFile:
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
                 list(pool.map(fill, chunks))
         return result
+
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def is_later_part(path: Path) -> bool:
+    """Whether the file's name says that it is a part of a model, and not the first."""
+    match = _PART.fullmatch(path.name)
+    return match is not None and int(match[2]) != 1
+
+
+def _joined(first: GGUFFile) -> GGUFFile:
+    """With the tensors of all parts, which lie side by side under the names llama.cpp gives them."""
+    path, count = first.path, first.metadata["split.count"]
+    match = _PART.fullmatch(path.name)
+    if match is None or not isinstance(count, int) or int(match[3]) != count:
+        raise ModelError(
+            f"{path} is a part of a model in {count} files; it has to keep the name it was given, which ends in "
+            "-00001-of-0000N.gguf."
+        )
+    paths = [path.with_name(f"{match[1]}-{i:05}-of-{match[3]}.gguf") for i in range(1, count + 1)]
+    if first.metadata.get("split.no") != 0 or path != paths[0]:
+        raise ModelError(f"{path} is not the first part of its model; name that one, {paths[0].name}.")
+    if missing := [part.name for part in paths if not part.is_file()]:
+        raise ModelError(f"{path} is the first of {count} files; missing beside it: {', '.join(missing)}.")
+    tensors = dict(first.tensors)
+    for number, part in enumerate(paths[1:], 1):
+        file = GGUFFile._open(part)
+        if file.metadata.get("split.no") != number or file.metadata.get("split.count") != count:
+            raise ModelError(f"{part} is not part {number + 1} of {count}, as its name says; fetch it again.")
+        if twice := tensors.keys() & file.tensors.keys():
+            raise ModelError(f"{part} holds {min(twice)}, which another part holds, too; fetch both again.")
+        tensors |= file.tensors
+    if (whole := first.metadata.get("split.tensors.count")) not in (None, len(tensors)):
+        raise ModelError(f"the parts beside {path} hold {len(tensors)} tensors, not {whole}; fetch them again.")
+    return GGUFFile(path, first.metadata, tensors)
 
 
 def _dequantize(raw: np.ndarray[Any, Any], type_name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -174,7 +222,7 @@ def _parse(path: Path, file: BinaryIO) -> GGUFFile:
         raise _Damaged(f"its alignment is {alignment!r}")
     start = -(-header.position // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
-    for info in _place(entries, start):
+    for info in _place(path, entries, start):
         if info.name in tensors:
             raise _Damaged(f"tensor {info.name} appears twice")
         if info.offset + info.nbytes > header.size:
@@ -195,7 +243,7 @@ def _tensor_entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, header.number("I"), header.number("Q")
 
 
-def _place(entries: list[tuple[str, tuple[int, ...], int, int]], start: int) -> Iterator[TensorInfo]:
+def _place(path: Path, entries: list[tuple[str, tuple[int, ...], int, int]], start: int) -> Iterator[TensorInfo]:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     names = {int(member): str(member.name) for member in GGMLQuantizationType}
@@ -209,4 +257,4 @@ def _place(entries: list[tuple[str, tuple[int, ...], int, int]], start: int) -> 
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
         if math.prod(shape) == 0 or shape[-1] % block:
             raise _Damaged(f"tensor {name} has shape {shape}, not whole {type_name} blocks of {block}")
-        yield TensorInfo(name, shape, type_name, start + offset, math.prod(shape) // block * block_bytes)
+        yield TensorInfo(path, name, shape, type_name, start + offset, math.prod(shape) // block * block_bytes)

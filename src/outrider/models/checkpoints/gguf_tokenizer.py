@@ -7,7 +7,7 @@ file has scores and the merges follow from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ModelError
@@ -144,12 +144,20 @@ def _words(pattern: str) -> Callable[[], PreTokenizer]:
 
 _LLAMA3 = _PreTokenizer(_words(_WORDS.replace("DIGITS", r"\p{N}{1,3}")), whole_words_first=True, adds_bos=True)
 _QWEN2 = _PreTokenizer(_words(_WORDS.replace("DIGITS", r"\p{N}")), nfc=True)
+_CL100K = replace(_LLAMA3, whole_words_first=False, adds_bos=False)
+_STARCODER = _PreTokenizer(_smollm)
 _PRE_TOKENIZERS = {
     "gpt-2": _PreTokenizer(_gpt2),
+    "olmo": _PreTokenizer(_gpt2, nfc=True),
     "default": _PreTokenizer(_falcon_like),
-    "smollm": _PreTokenizer(_smollm),
+    "smollm": _STARCODER,
+    "refact": _STARCODER,
+    "starcoder": _STARCODER,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "stablelm2": _QWEN2,
+    "dbrx": _CL100K,
+    "smaug-bpe": _CL100K,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -196,6 +204,10 @@ def merges_from_scores(tokens: list[str], scores: list[float]) -> list[tuple[str
     return [(left, right) for *_, left, right in ranked]
 
 
+_PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Phi 3's other control tokens swallow the white space behind them; files do not say so."""
+
+
 def _add_marked_tokens(backend: Backend, metadata: Mapping[str, Any]) -> None:
     """Tokens found in the text before anything is split: control tokens, and those the author defined."""
     from tokenizers import AddedToken
@@ -203,8 +215,13 @@ def _add_marked_tokens(backend: Backend, metadata: Mapping[str, Any]) -> None:
     marked = list(zip(_tokens(metadata), metadata.get(_KEY + "token_type") or [], strict=False))
     # Without a prefix the normaliser only writes ▁ for spaces; a defined run of ▁ is looked for after it.
     late = metadata.get(_KEY + "model") == "llama" and not metadata.get(_KEY + "add_space_prefix", True)
+    swallowing = metadata.get("general.architecture") == "phi3" and metadata.get(_KEY + "model") == "llama"
     backend.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text, kind in marked if kind in (_CONTROL, _UNKNOWN)]
+        [
+            AddedToken(text, special=True, normalized=False, rstrip=swallowing and text not in _PHI3_PLAIN)
+            for text, kind in marked
+            if kind in (_CONTROL, _UNKNOWN)
+        ]
     )
     backend.add_tokens([AddedToken(text, normalized=late) for text, kind in marked if kind == _USER_DEFINED])
 

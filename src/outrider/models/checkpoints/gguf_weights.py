@@ -25,12 +25,23 @@ _LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
-_SANDWICH = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+_OUT_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_SANDWICH = {**_OUT_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
+_OTHER = {
+    "gemma2": _SANDWICH,
+    "gemma3": _SANDWICH,
+    "olmo2": _OUT_NORMS,
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
+"""What some architectures have beside these or call otherwise."""
+
+_PERMUTED = frozenset({"llama", "smollm3", "granite"})
+"""Architectures whose query and key rows llama.cpp's converter reorders."""
 
 
 class GGUFWeights:
@@ -44,7 +55,7 @@ class GGUFWeights:
         self._file = file
         self._arch = architecture(file)
         self._heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-        layers = _LAYER | _SANDWICH if self._arch == "gemma3" else _LAYER
+        layers = _LAYER | _OTHER.get(self._arch, {})
         self.names = {_translate(file, name, layers): name for name in file.tensors if name != "rope_freqs.weight"}
         parts = [part for option, parts in biases(self._arch).items() if config.get(option) for part in parts]
         self._zeros = {
@@ -74,7 +85,7 @@ class GGUFWeights:
         shift = -1.0 if self._arch.startswith("gemma") and source.endswith("norm.weight") else 0.0
         tensor = self._file.read(source, dtype, shift)
         part = source.split(".")[-2]
-        if self._arch == "llama" and part in self._heads:
+        if self._arch in _PERMUTED and part in self._heads:
             return _unpermute(tensor, self._heads[part])
         return tensor
 

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor
 
-from outrider.models.architecture import Architecture
+from outrider.models.architecture import Architecture, Capability
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
+
+
+CAPABILITIES = frozenset({Capability.RESIDUAL_SCALE, Capability.LOGIT_SCALE})
+"""What the kernels compute of what only some models need."""
 
 
 def supported(architecture: Architecture, dtype: torch.dtype, device: torch.device) -> bool:
@@ -30,7 +34,7 @@ def supported(architecture: Architecture, dtype: torch.dtype, device: torch.devi
 def expressible(a: Architecture) -> bool:
     """Whether the kernels can compute this architecture."""
     return (
-        not a.sandwich_norms
+        a.lacking(CAPABILITIES) is None
         and a.head_dim in (16, 32, 64, 128, 256)
         and a.heads // a.kv_heads <= 16
         and all(width % 32 == 0 for width in (a.hidden, a.mlp, a.q_width))

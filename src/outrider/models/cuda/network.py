@@ -182,7 +182,7 @@ class Network:
 
     def _layers(self, rows: int, together: bool, first: Tensor | None = None) -> None:
         """All layers, from the residual on. `first`: what the first one reads, normalised, instead of the residual."""
-        w = self._weights
+        w, scale = self._weights, self.architecture.residual_scale
         self._keep(0, rows)
         for i, layer in enumerate(w.layers):
             if _SHALLOW.get() and i and i + 1 not in self.taps:
@@ -193,9 +193,9 @@ class Network:
             else:
                 self._linear(self._x, layer.qkv, layer.qkv_bias, rows, self._qkv, normed=True)
             self._attention(i, layer, rows, together)
-            self._linear(self._attended, layer.o, layer.o_bias, rows, self._x, gain=layer.mlp_norm)
+            self._linear(self._attended, layer.o, layer.o_bias, rows, self._x, gain=layer.mlp_norm, multiplier=scale)
             self._linear(self._x, layer.gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
-            self._linear(self._gated, layer.down, layer.down_bias, rows, self._x, gain=following)
+            self._linear(self._gated, layer.down, layer.down_bias, rows, self._x, gain=following, multiplier=scale)
             self._keep(i + 1, rows)
 
     def _keep(self, tap: int, rows: int) -> None:
@@ -212,7 +212,9 @@ class Network:
 
     def head(self, count: int) -> None:
         """`logits[:count]`, fp32, of the rows named by the first `count` entries of `tables.wanted`."""
-        self._linear(self._x, self._weights.head, None, count, self.logits, normed=True, index=self.tables.wanted)
+        scale = self.architecture.logit_scale
+        head, wanted = self._weights.head, self.tables.wanted
+        self._linear(self._x, head, None, count, self.logits, normed=True, index=wanted, multiplier=scale)
 
     def _attention(self, i: int, layer: LayerWeights, rows: int, together: bool) -> None:
         a, t = self.architecture, self.tables
@@ -277,9 +279,10 @@ class Network:
         gated: bool = False,
         gain: Tensor | None = None,
         index: Tensor | None = None,
+        multiplier: float = 1.0,
     ) -> None:
-        """y = x · weightᵀ. `normed`: x is to be divided by its source's rms. `gain`: add to the residual instead, and
-        let y be that times the gain."""
+        """y = multiplier * x · weightᵀ. `normed`: x is to be divided by its source's rms. `gain`: add to the residual
+        instead, and let y be that times the gain."""
         columns = weight.shape[0] // 2 if gated else weight.shape[0]
         depth = weight.shape[1]
         split = 1 if gated else depth_split(columns, depth)
@@ -309,6 +312,7 @@ class Network:
             BLOCK_K=cut.block_k,
             SPLIT=cut.split,
             PREFETCH=2,
+            MULTIPLIER=multiplier,
             num_stages=cut.stages,
             **self._launch(),
         )

@@ -57,21 +57,19 @@ class HeadConfig:
             raise DrafterError(
                 f"taps {list(taps)} are not layers of a target that has {count}; choose from 0 to {count}"
             )
-        own = replace(
-            target,
+        own = Architecture(
             family="llama",
             vocab_size=draft_vocab,
+            hidden=target.hidden,
+            heads=target.heads,
+            kv_heads=target.kv_heads,
+            head_dim=target.head_dim,
+            mlp=target.mlp,
+            norm_eps=target.norm_eps,
+            max_context=target.max_context,
             layers=(LayerShape(rope=0, window=0),) * layers,
-            ropes=target.ropes[:1],
+            ropes=(replace(target.ropes[0], still=0),),
             tied=False,
-            activation="silu",
-            qkv_bias=False,
-            output_bias=False,
-            mlp_bias=False,
-            qk_norm=False,
-            norm_offset=0.0,
-            sandwich_norms=False,
-            embed_scale=1.0,
             attention_scale=target.head_dim**-0.5,
         )
         return HeadConfig(own, taps, target.hidden, target.vocab_size, count)

@@ -73,6 +73,7 @@ static void score(const Shape *s, const char *keys, const char *values, const vo
             for (int half = 0; half < PANEL_PAIR; half += PANEL) {
                 const int first = start + half;
                 v16 found = *(const v16 *)(block + i * PANEL_PAIR + half) * scale;
+                if (s->attention_cap != 0.0f) found = capped(found, s->attention_cap);
                 if (first < sights[i].oldest || first + PANEL > sights[i].length) {
                     const i16 position = lanes + first;
                     found = choose((position >= sights[i].oldest) & (position < sights[i].length), found, never);

@@ -19,6 +19,8 @@ typedef struct {
     int32_t threads;
     int32_t kernels;      /* which instructions to use, one that outrider_has() */
     float norm_eps, attention_scale, embed_scale;
+    int32_t qk_norm_wide; /* query and key norms are over all heads together */
+    float residual_scale, logit_scale, logit_cap, attention_cap; /* caps 0: none */
 } Shape;
 
 enum {
@@ -55,7 +57,8 @@ typedef struct {
 
 typedef struct {
     Matrix qkv, o, gate_up, down;
-    const float *attention_norm, *mlp_norm;
+    const float *attention_norm, *mlp_norm;           /* or NULL: inputs as they are */
+    const float *attention_norm_bias, *mlp_norm_bias; /* or NULL; else the norms are LayerNorm */
     const float *q_norm, *k_norm, *attention_out_norm, *mlp_out_norm; /* or NULL */
     const float *cosines, *sines;                                    /* [capacity, head_dim/2] */
     void *keys, *values; /* [slots, kv_heads], each as cache.h says */
@@ -81,7 +84,7 @@ struct Model {
     const Fusion *fusion; /* of a drafting head, else NULL */
     const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
     const uint16_t *embedding_scales; /* bf16 [vocab, blocks] of an int8 embedding, or NULL */
-    const float *norm;
+    const float *norm, *norm_bias;
     Matrix head;
     /* workspace of as many rows as a pass may have, a multiple of 32; residual and normed at least ALONE_ROWS a thread */
     float *residual;  /* [rows, hidden] */

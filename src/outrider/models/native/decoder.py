@@ -53,7 +53,7 @@ class NativeDecoder(NativeStack):
             m.embedding = self._keep(weights.embedding)
             if weights.embedding_scales is not None:
                 m.embedding_scales = self._keep(weights.embedding_scales.to(torch.bfloat16))
-        m.norm = self._keep(weights.norm)
+        m.norm, m.norm_bias = self._keep(weights.norm), self._keep(weights.norm_bias)
         m.head = self._matrix(packer.matrix(weights.head, None, weights.head_scales))
         self._make_workspace([m.head])
         address = cast(self._kernels.pool_run, c_void_p).value

@@ -33,6 +33,8 @@ class Shape(Structure):
         ("norm_eps", c_float),
         ("attention_scale", c_float),
         ("embed_scale", c_float),
+        ("qk_norm_wide", c_int32),
+        *[(name, c_float) for name in ("residual_scale", "logit_scale", "logit_cap", "attention_cap")],
     ]
 
 
@@ -63,6 +65,8 @@ class Layer(Structure):
             for name in (
                 "attention_norm",
                 "mlp_norm",
+                "attention_norm_bias",
+                "mlp_norm_bias",
                 "q_norm",
                 "k_norm",
                 "attention_out_norm",
@@ -85,6 +89,7 @@ class Model(Structure):
         ("embedding", c_void_p),
         ("embedding_scales", c_void_p),
         ("norm", c_void_p),
+        ("norm_bias", c_void_p),
         ("head", Matrix),
         *[
             (name, c_void_p)

@@ -148,8 +148,10 @@ class Packer:
             gate_up=self.matrix(interleaved(w.gate_up), *gate_up),
             down=self.matrix(w.down, w.down_bias, w.down_scales),
             norms={
-                "attention_norm": w.attention_norm,
-                "mlp_norm": w.mlp_norm,
+                "attention_norm": w.attention_norm if len(w.attention_norm) else None,
+                "mlp_norm": w.mlp_norm if len(w.mlp_norm) else None,
+                "attention_norm_bias": w.attention_norm_bias,
+                "mlp_norm_bias": w.mlp_norm_bias,
                 "q_norm": w.q_norm,
                 "k_norm": w.k_norm,
                 "attention_out_norm": w.attention_out_norm,

@@ -21,23 +21,57 @@ static void product(const Model *m, const Matrix *w, const void *x, int rows, Ep
     (m->shape.integers ? gemm_int8 : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
 }
 
-/* x / rms(x) * weight, fp32 in. size is a multiple of 16. */
-static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, Form form) {
+INLINE float inverse_rms(const float *x, int size, float eps) {
     v16 squares = splat(0.0f);
     for (int j = 0; j < size; j += LANES) {
         v16 part = *(const v16 *)(x + j);
         squares = squares + part * part;
     }
-    v16 scale = splat(1.0f / sqrtf(sum(squares) / (float)size + eps));
+    return 1.0f / sqrtf(sum(squares) / (float)size + eps);
+}
+
+/* x / rms(x) * weight, fp32 in. size is a multiple of 16. */
+static void rms_norm(const float *x, const float *weight, int size, float eps, void *out, int64_t at, Form form) {
+    const v16 scale = splat(inverse_rms(x, size, eps));
     for (int j = 0; j < size; j += LANES)
         store(out, at + j, *(const v16 *)(x + j) * scale * *(const v16 *)(weight + j), form);
 }
 
-/* residual += update, normalised first where the family asks for it. */
-static void add(float *residual, float *update, const float *out_norm, int size, float eps) {
-    if (out_norm) rms_norm(update, out_norm, size, eps, update, 0, FP32);
-    for (int j = 0; j < size; j += LANES)
-        *(v16 *)(residual + j) = *(const v16 *)(residual + j) + *(const v16 *)(update + j);
+static void layer_norm(const float *x, const float *weight, const float *bias, int size, float eps, void *out, int64_t at,
+                       Form form) {
+    v16 total = splat(0.0f), squares = splat(0.0f);
+    for (int j = 0; j < size; j += LANES) total = total + *(const v16 *)(x + j);
+    const v16 mean = splat(sum(total) / (float)size);
+    for (int j = 0; j < size; j += LANES) {
+        v16 part = *(const v16 *)(x + j) - mean;
+        squares = squares + part * part;
+    }
+    const v16 scale = splat(1.0f / sqrtf(sum(squares) / (float)size + eps));
+    for (int j = 0; j < size; j += LANES) {
+        v16 part = (*(const v16 *)(x + j) - mean) * scale;
+        store(out, at + j, part * *(const v16 *)(weight + j) + *(const v16 *)(bias + j), form);
+    }
+}
+
+/* What goes into a matrix: a row by the family's norm, or as it is where there is none. */
+static void normalise(const Shape *s, const float *x, const float *weight, const float *bias, void *out, int64_t at) {
+    const Form form = input_form(s);
+    if (bias)
+        layer_norm(x, weight, bias, s->hidden, s->norm_eps, out, at, form);
+    else if (weight)
+        rms_norm(x, weight, s->hidden, s->norm_eps, out, at, form);
+    else
+        for (int j = 0; j < s->hidden; j += LANES) store(out, at + j, *(const v16 *)(x + j), form);
+}
+
+/* residual += update, normalised first where the family asks for it. Every thread may do so: update stays as it is. */
+static void add(const Shape *s, float *residual, const float *update, const float *out_norm) {
+    const v16 inverse = splat(out_norm ? inverse_rms(update, s->hidden, s->norm_eps) : 1.0f);
+    for (int j = 0; j < s->hidden; j += LANES) {
+        v16 part = *(const v16 *)(update + j);
+        if (out_norm) part = part * inverse * *(const v16 *)(out_norm + j);
+        *(v16 *)(residual + j) = *(const v16 *)(residual + j) + part * splat(s->residual_scale);
+    }
 }
 
 /* A row of the packed head, which lies scattered: see gemm.h for the layouts. */
@@ -96,6 +130,15 @@ static void rotate(float *x, const float *cosines, const float *sines, int dim) 
     }
 }
 
+/* Normalise all query heads of a row together, and all key heads. */
+static void prepare_row(const Model *m, const Layer *layer, int row) {
+    const Shape *s = &m->shape;
+    const int queries = s->heads * s->head_dim;
+    float *qkv = m->qkv + (int64_t)row * layer->qkv.columns;
+    rms_norm(qkv, layer->q_norm, queries, s->norm_eps, qkv, 0, FP32);
+    rms_norm(qkv + queries, layer->k_norm, s->kv_heads * s->head_dim, s->norm_eps, qkv + queries, 0, FP32);
+}
+
 /* Normalise and rotate one key head of a row and the queries that share it, and write its key and value to the cache. */
 static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, int row, int kv_head) {
     const Shape *s = &m->shape;
@@ -110,7 +153,7 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
     for (int i = 0; i <= group; i++) {
         float *x = i < group ? qkv + (kv_head * group + i) * dim : key;
         const float *norm = i < group ? layer->q_norm : layer->k_norm;
-        if (norm) rms_norm(x, norm, dim, s->norm_eps, x, 0, FP32);
+        if (norm && !s->qk_norm_wide) rms_norm(x, norm, dim, s->norm_eps, x, 0, FP32);
         rotate(x, cosines, sines, dim);
     }
     const int64_t head = head_at(s, slot, kv_head);
@@ -177,7 +220,7 @@ static void attention_input(const Model *m, const Layer *layer, int row) {
     const int64_t at = (int64_t)row * layer->qkv.depth;
     const Fusion *fusion = layer == m->layers ? m->fusion : 0;
     if (!fusion) {
-        rms_norm(residual, layer->attention_norm, s->hidden, s->norm_eps, m->normed, at, form);
+        normalise(s, residual, layer->attention_norm, layer->attention_norm_bias, m->normed, at);
         return;
     }
     const float *embedded = fusion->embedded + (int64_t)row * s->hidden;
@@ -206,6 +249,10 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
     rows_done(m, pass);
     product(m, &layer->qkv, m->normed, rows, PLAIN, m->qkv, layer->qkv.columns, thread, threads);
     pool_barrier();
+    if (s->qk_norm_wide) {
+        SHARE(rows) prepare_row(m, layer, i);
+        pool_barrier();
+    }
     SHARE(heads) prepare_head(m, layer, pass, i % rows, i / rows);
     if (rows > 1 || parts_of(s, s->heads / s->kv_heads, 1, threads) > 1) pool_barrier(); /* else heads are this thread's own */
     attend_all(m, layer, pass, thread, threads);
@@ -214,9 +261,8 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
     pool_barrier();
     OWN(rows) {
         float *residual = m->residual + (int64_t)i * hidden;
-        add(residual, m->update + (int64_t)i * layer->o.columns, layer->attention_out_norm, hidden, s->norm_eps);
-        rms_norm(residual, layer->mlp_norm, hidden, s->norm_eps, m->normed, (int64_t)i * layer->gate_up.depth,
-                 input_form(s));
+        add(s, residual, m->update + (int64_t)i * layer->o.columns, layer->attention_out_norm);
+        normalise(s, residual, layer->mlp_norm, layer->mlp_norm_bias, m->normed, (int64_t)i * layer->gate_up.depth);
     }
     rows_done(m, pass);
     product(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
@@ -224,8 +270,7 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
     product(m, &layer->down, m->gated, rows, PLAIN, m->update, layer->down.columns, thread, threads);
     pool_barrier();
     OWN(rows)
-        add(m->residual + (int64_t)i * hidden, m->update + (int64_t)i * layer->down.columns, layer->mlp_out_norm,
-            hidden, s->norm_eps);
+        add(s, m->residual + (int64_t)i * hidden, m->update + (int64_t)i * layer->down.columns, layer->mlp_out_norm);
 }
 
 /* The residual stream a head starts with, and its tokens' normalised embeddings. */
@@ -263,6 +308,16 @@ static void tap(const Model *m, const Pass *pass, int layers, int thread, int th
                        (size_t)hidden * 4);
 }
 
+/* Scaled and capped. */
+static void bend_logits(const Model *m, const Pass *pass, int thread, int threads) {
+    const Shape *s = &m->shape;
+    SHARE(pass->wanted * m->head.columns / LANES) {
+        v16 *at = (v16 *)pass->logits + i;
+        v16 x = *at * splat(s->logit_scale);
+        *at = s->logit_cap != 0.0f ? capped(x, s->logit_cap) : x;
+    }
+}
+
 static void run(const Model *shared, const Pass *pass, int thread, int threads) {
     Model own = *shared;
     const Model *m = &own;
@@ -283,13 +338,17 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
     if (pass->wanted) {
         rows_done(m, pass);
         OWN(pass->wanted)
-            rms_norm(m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, s->hidden, s->norm_eps,
-                     m->normed, (int64_t)i * m->head.depth, input_form(s));
+            normalise(s, m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, m->norm_bias, m->normed,
+                      (int64_t)i * m->head.depth);
         rows_done(m, pass);
         if (m->head.screen)
             gemm_screened(m, &m->head, m->normed, pass->wanted, pass->logits, m->head.columns, thread, threads);
         else
             product(m, &m->head, m->normed, pass->wanted, PLAIN, pass->logits, m->head.columns, thread, threads);
+        if (s->logit_scale != 1.0f || s->logit_cap != 0.0f) {
+            pool_barrier();
+            bend_logits(m, pass, thread, threads);
+        }
     }
     if (s->kernels == KERNELS_AMX) amx_release();
     if (pass->ranking) {

@@ -10,7 +10,7 @@ from itertools import accumulate, count, repeat
 import torch
 from torch import Tensor
 
-from outrider.models.architecture import Architecture
+from outrider.models.architecture import Architecture, Capability
 from outrider.models.memory import Recycled, lazy_zeros
 from outrider.models.native.library import (
     ALONE_ROWS,
@@ -37,6 +37,9 @@ MAX_ROWS = 128
 MATRICES = ("qkv", "o", "gate_up", "down")
 """Of a layer, by their names in the C structure."""
 
+CAPABILITIES = frozenset(Capability) - {Capability.EXPERTS}
+"""What the kernels compute of what only some models need."""
+
 LANES = 16
 _TOGETHER = 16
 """Queries that attention takes at once (attention.h)."""
@@ -50,6 +53,8 @@ def obstacle(architecture: Architecture, precision: Precision) -> str | None:
     if precision.compute not in (torch.bfloat16, torch.float32):
         return f"it does not compute in {precision.name}"
     a = architecture
+    if unknown := a.lacking(CAPABILITIES):
+        return f"it does not do {unknown}"
     if a.hidden % LANES or a.head_dim % LANES or a.head_dim > MAX_HEAD_DIM:
         return f"a width of {a.hidden} with heads of {a.head_dim} does not suit it"
     return None
@@ -114,6 +119,11 @@ class NativeStack(StaticCache):
                 norm_eps=a.norm_eps,
                 attention_scale=a.attention_scale,
                 embed_scale=a.embed_scale,
+                qk_norm_wide=a.qk_norm_wide,
+                residual_scale=a.residual_scale,
+                logit_scale=a.logit_scale,
+                logit_cap=a.logit_cap,
+                attention_cap=a.attention_cap,
             ),
             layers=self._layers,
         )

@@ -184,6 +184,11 @@ INLINE v16 exponential(v16 x) {
 
 INLINE v16 silu(v16 x) { return x / (splat(1.0f) + exponential(-x)); }
 
+/* cap * tanh(x / cap). */
+INLINE v16 capped(v16 x, float cap) {
+    return splat(cap) * (splat(1.0f) - splat(2.0f) / (exponential(x * splat(2.0f / cap)) + splat(1.0f)));
+}
+
 /* tanh-approximated GELU: x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
 INLINE v16 gelu_tanh(v16 x) {
     v16 u = splat(1.5957691216057308f) * (x + splat(0.044715f) * x * x * x);

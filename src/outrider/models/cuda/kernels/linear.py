@@ -78,6 +78,7 @@ def linear_kernel(
     SPLIT: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    MULTIPLIER: tl.constexpr = 1.0,  # of what is stored or added; not for GATED
 ):
     # Row tiles first: those of one tile of weights run together, and it comes from memory once.
     row_tile, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -137,6 +138,8 @@ def linear_kernel(
             acc += tl.load(bias_ptr + n, mask=inside, other=0.0)[:, None]
             if EPILOGUE == GATED:
                 up += tl.load(bias_ptr + N + n, mask=inside, other=0.0)[:, None]
+        if MULTIPLIER != 1.0:
+            acc = acc * MULTIPLIER
         at = (m.to(tl.int64) * N)[None, :] + n[:, None]
         kept = live[None, :] & inside[:, None]
         if EPILOGUE == GATED:
