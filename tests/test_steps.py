@@ -116,7 +116,7 @@ def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
 
 
 def test_many_requests_rest_where_nothing_pays_and_wake_up_when_few_are_left() -> None:
-    """Thinking about 64 requests costs: not in every step of a silence. What changes with their number is seen at once."""
+    """Thinking about 64 costs: not in every step of a silence. What changes with their number is seen at once."""
     chains, ledgers = Chains(4, Silence()), [Ledger() for _ in range(64)]
     states = [chains.newcomer() for _ in range(64)]
     dear, cheap, rested, tried = {PLAIN: 1.0, ONE: 3.0}, {PLAIN: 1.0, ONE: 1.01}, 0, 0
