@@ -35,6 +35,10 @@ from outrider.models.cuda.stepper import DeviceStepper
 from outrider.sampling.params import SamplingParams
 from outrider.types import Drafter, Lane, Offer, Rows, Speculation, StepShape
 
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="its networks live on the CPU, where only the interpreter runs kernels"
+)
+
 PROMPTS = [[5, 6, 7], [3], [8, 2, 8, 2], [1, 2, 3, 4, 5, 6]]
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=16),

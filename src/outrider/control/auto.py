@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
-from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState
+from outrider.control.chains import LENGTHS, OFFERED_LENGTHS, Chains, ChainState, worth_a_lookup
 from outrider.control.choice import floor, kept
 from outrider.control.costs import CostTable
 from outrider.control.ledger import Ledger, charges
@@ -183,14 +183,17 @@ class AutoLength:
         self._on_device = True
         requests = [self._request(s) for s in sequences]
         chains = [request.chain for request in requests]
-        if (lookup is None or limit < LEAST_OFFERED) and self._chains.rests(chains):
+        room = max([shape.verified for shape in seconds if shape.verified <= limit])
+        if lookup is not None and not worth_a_lookup(len(requests), seconds[PLAIN], room):
+            lookup = None
+        if lookup is None and self._chains.rests(chains):
             self.issued = [0] * len(requests)
             return StepPlan(PLAIN, {})
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
         ledgers, found = [request.ledger for request in requests], {}
         longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
-        if lookup is not None and longest >= LEAST_OFFERED:
+        if lookup is not None and longest:
             reach = [chain.ahead + longest for chain in chains]
             found = self._offers.step(lookup, sequences, [r.leanings for r in requests], reach)
         plan = self._chains.plan(chains, ledgers, seconds, most, found)

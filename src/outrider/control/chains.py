@@ -24,8 +24,11 @@ LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """Those a device is asked for."""
 OFFERED_LENGTHS = (4, 8, 16)
 """And beside any of those, where something was looked up."""
-LEAST_OFFERED = 4
+_LEAST_OFFERED = 4
 """Where many share a step there is room for fewer tokens than this: nothing is looked up for those."""
+_LOOKUP, _LOOKUPS = 30e-6, 0.1
+"""Seconds that following and weighing what was looked up take the host for each request, and how much of a step that
+may be: on an H200, 16 requests of a small model lost most of their gain to it."""
 _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
@@ -34,6 +37,12 @@ _READING = 1.05
 """And for a drafter to read the prompts of newcomers, which takes it a while for each."""
 _REST = 8
 """Steps for which nothing is thought about where nothing has paid for a while: with many requests, thinking costs."""
+
+
+def worth_a_lookup(requests: int, plain: float, limit: int) -> bool:
+    """Whether the host has the time, where so many requests share a plain step of `plain` seconds with room for `limit`
+    tokens of each."""
+    return limit >= _LEAST_OFFERED and requests * _LOOKUP <= _LOOKUPS * plain
 
 
 class Issued(NamedTuple):
