@@ -6,7 +6,7 @@ Filled one checkpoint tensor at a time, so loading never holds more than the wei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
@@ -16,6 +16,10 @@ from outrider.errors import ModelError
 from outrider.models.architecture import Architecture
 from outrider.models.memory import give_back, lazy_zeros
 from outrider.models.precision import blocks, quantise
+from outrider.models.stored import Stored
+
+StoredRows = dict[int, Stored]
+"""The rows of a matrix that stay as a file has them, by the first of each piece. The others are numbers."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,8 @@ class LayerWeights:
     o_scales: Tensor | None = None
     gate_up_scales: Tensor | None = None
     down_scales: Tensor | None = None
+    stored: dict[str, StoredRows] = field(default_factory=dict)
+    """By the matrix."""
 
 
 L = TypeVar("L")
@@ -58,17 +64,23 @@ class DecoderWeights(Generic[L]):
     layers: list[L]
     embedding_scales: Tensor | None = None
     head_scales: Tensor | None = None
+    stored_embedding: StoredRows = field(default_factory=dict)
+    stored_head: StoredRows = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a checkpoint tensor goes: itself, or quantised."""
+    """Where a checkpoint tensor goes: itself, or quantised; and where it is noted if it stays in the file."""
 
     values: Tensor
     scales: Tensor | None = None
+    stored: StoredRows = field(default_factory=dict)
+    first: int = 0
 
-    def fill(self, tensor: Tensor) -> None:
-        if self.scales is None:
+    def fill(self, tensor: Tensor | Stored) -> None:
+        if isinstance(tensor, Stored):
+            self.stored[self.first] = tensor
+        elif self.scales is None:
             self.values.copy_(tensor)
         else:
             quantise(tensor, self.values, self.scales)
@@ -80,15 +92,19 @@ class _Matrix:
 
     values: Tensor
     scales: Tensor | None
+    stored: StoredRows = field(default_factory=dict)
 
     def parts(self, sizes: list[int]) -> list[_Place]:
         scales = [None] * len(sizes) if self.scales is None else torch.split(self.scales, sizes)
-        return [_Place(*pair) for pair in zip(torch.split(self.values, sizes), scales, strict=True)]
+        values, firsts = torch.split(self.values, sizes), [sum(sizes[:i]) for i in range(len(sizes))]
+        return [
+            _Place(value, scale, self.stored, first) for value, scale, first in zip(values, scales, firsts, strict=True)
+        ]
 
 
 def load_weights(
     architecture: Architecture,
-    tensors: Iterable[tuple[str, Tensor]],
+    tensors: Iterable[tuple[str, Tensor | Stored]],
     dtype: torch.dtype,
     device: torch.device,
     finish: Callable[[LayerWeights], L],
@@ -149,12 +165,19 @@ def _allocate(
     embedding = matrix(a.vocab_size, a.hidden)
     head = embedding if a.tied else matrix(a.vocab_size, a.hidden)
     weights: DecoderWeights[L] = DecoderWeights(
-        embedding.values, head.values, vector(a.hidden), [], embedding.scales, head.scales
+        embedding.values,
+        head.values,
+        vector(a.hidden),
+        [],
+        embedding.scales,
+        head.scales,
+        embedding.stored,
+        head.stored,
     )
-    places["embed_tokens.weight"] = _Place(embedding.values, embedding.scales)
+    (places["embed_tokens.weight"],) = embedding.parts([a.vocab_size])
     places["norm.weight"] = _Place(weights.norm)
     if not a.tied:
-        places["lm_head.weight"] = _Place(head.values, head.scales)
+        (places["lm_head.weight"],) = head.parts([a.vocab_size])
     for i in range(len(a.layers)):
         qkv, o = matrix(a.q_width + 2 * a.kv_width, a.hidden), matrix(a.hidden, a.q_width)
         gate_up, down = matrix(2 * a.mlp, a.hidden), matrix(a.hidden, a.mlp)
@@ -177,6 +200,7 @@ def _allocate(
             o_scales=o.scales,
             gate_up_scales=gate_up.scales,
             down_scales=down.scales,
+            stored={"qkv": qkv.stored, "o": o.stored, "gate_up": gate_up.stored, "down": down.stored},
         )
         layers[i] = layer
         q, k, v = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"

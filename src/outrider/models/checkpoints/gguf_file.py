@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
+from outrider.models.stored import Stored
 
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_K", "Q6_K")
+SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K")
 
 _SCALARS = {
     0: "<u1",
@@ -89,10 +90,7 @@ class GGUFFile:
             part = flat[index * _CHUNK : (index + 1) * _CHUNK]
             offset = index * bytes_per_chunk
             count = min(bytes_per_chunk, info.nbytes - offset)
-            raw = np.fromfile(self.path, np.uint8, count, offset=info.offset + offset)
-            if len(raw) != count:
-                raise ModelError(f"{self.path} became shorter while it was read; fetch it again.")
-            numbers = _dequantize(raw, info.type_name)
+            numbers = _dequantize(self._bytes(info.offset + offset, count), info.type_name)
             part.copy_(torch.from_numpy(numbers + np.float32(shift) if shift else numbers))
 
         chunks = range(-(-info.numel // _CHUNK))
@@ -102,6 +100,25 @@ class GGUFFile:
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
                 list(pool.map(fill, chunks))
         return result
+
+    def stored(self, name: str) -> Stored:
+        """A matrix as it is, to be read later."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        info = self.tensors[name]
+        width = info.nbytes // info.shape[0]
+
+        def read(first: int, last: int) -> torch.Tensor:
+            raw = self._bytes(info.offset + first * width, (last - first) * width)
+            return torch.from_numpy(raw).view(last - first, width)
+
+        return Stored(info.type_name, info.shape, GGML_QUANT_SIZES[GGMLQuantizationType[info.type_name]][1], read)
+
+    def _bytes(self, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        raw = np.fromfile(self.path, np.uint8, count, offset=offset)
+        if len(raw) != count:
+            raise ModelError(f"{self.path} became shorter while it was read; fetch it again.")
+        return raw
 
 
 def _dequantize(raw: np.ndarray[Any, Any], type_name: str) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -11,6 +11,7 @@ import torch
 from outrider.errors import ModelError
 from outrider.models.checkpoints.gguf_config import architecture, biases
 from outrider.models.checkpoints.gguf_file import GGUFFile
+from outrider.models.stored import KINDS, Stored
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -31,6 +32,9 @@ _SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+
+_NUMBERS = frozenset({"F32", "F16", "BF16"})
+"""Types that are not quantised."""
 
 
 class GGUFWeights:
@@ -68,6 +72,26 @@ class GGUFWeights:
             yield name, torch.zeros(shape, dtype=dtype)
         for name, source in self.names.items():
             yield name, self._read(source, dtype)
+
+    def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
+        types = {self._file.tensors[source].type_name for source in self.names.values()}
+        return self._as_stored() if types - _NUMBERS else None
+
+    def _as_stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]]:
+        for name, shape in self._zeros.items():
+            yield name, torch.zeros(shape)
+        for name, source in self.names.items():
+            info = self._file.tensors[source]
+            if len(info.shape) == 2 and info.type_name in KINDS and info.type_name != "F32":
+                yield name, self._in_order(source, self._file.stored(source))
+            else:
+                yield name, self._read(source, torch.float32)
+
+    def _in_order(self, source: str, matrix: Stored) -> Stored:
+        part = source.split(".")[-2]
+        if self._arch == "llama" and part in self._heads:
+            return matrix[_unpermute(torch.arange(matrix.shape[0]), self._heads[part])]
+        return matrix
 
     def _read(self, source: str, dtype: torch.dtype) -> torch.Tensor:
         # Gemma multiplies by 1 + weight; GGUF holds the sum, Hugging Face the weight.
