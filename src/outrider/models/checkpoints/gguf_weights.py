@@ -83,24 +83,21 @@ class GGUFWeights:
         for name, source in self.names.items():
             info = self._file.tensors[source]
             if len(info.shape) == 2 and info.type_name in KINDS and info.type_name != "F32":
-                yield name, self._in_order(source, self._file.stored(source))
+                matrix, heads = self._file.stored(source), self._reordered(source)
+                yield name, matrix[_unpermute(torch.arange(len(matrix)), heads)] if heads else matrix
             else:
                 yield name, self._read(source, torch.float32)
 
-    def _in_order(self, source: str, matrix: Stored) -> Stored:
-        part = source.split(".")[-2]
-        if self._arch == "llama" and part in self._heads:
-            return matrix[_unpermute(torch.arange(matrix.shape[0]), self._heads[part])]
-        return matrix
+    def _reordered(self, source: str) -> int | None:
+        """Of how many heads llama.cpp's converter reordered the rows; None: it left them."""
+        return self._heads.get(source.split(".")[-2]) if self._arch == "llama" else None
 
     def _read(self, source: str, dtype: torch.dtype) -> torch.Tensor:
         # Gemma multiplies by 1 + weight; GGUF holds the sum, Hugging Face the weight.
         shift = -1.0 if self._arch.startswith("gemma") and source.endswith("norm.weight") else 0.0
         tensor = self._file.read(source, dtype, shift)
-        part = source.split(".")[-2]
-        if self._arch == "llama" and part in self._heads:
-            return _unpermute(tensor, self._heads[part])
-        return tensor
+        heads = self._reordered(source)
+        return _unpermute(tensor, heads) if heads else tensor
 
 
 def _translate(file: GGUFFile, name: str, layers: Mapping[str, str]) -> str:
