@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
-from gguf.quants import dequantize, quantize
-from tiny_gguf import bpe_metadata, spm_metadata, write_gguf, write_hf_model
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+from tiny_gguf import blocks, bpe_metadata, spm_metadata, write_gguf, write_hf_model
 
 from outrider.errors import ModelError
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -29,30 +29,6 @@ SMALL = {
     "max_position_embeddings": 128,
     "head_dim": 16,
 }
-
-
-def blocks(type_name: str, rows: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Valid encoded rows: quantised numbers, or for the types `gguf` only reads random codes under sane scales."""
-    kind = GGMLQuantizationType[type_name]
-    rng = np.random.default_rng(len(type_name) * rows)
-    if not type_name.endswith("_K") and not type_name.startswith("IQ"):
-        numbers = rng.standard_normal((rows, width), dtype=np.float32)
-        return np.ascontiguousarray(quantize(numbers, kind)).view(np.uint8).reshape(rows, -1)
-    block, size = GGML_QUANT_SIZES[kind]
-    raw = rng.integers(0, 256, (rows * width // block, size), dtype=np.uint8)
-    scales = rng.uniform(1e-3, 1e-2, (len(raw), 2)).astype(np.float16).view(np.uint8)
-    match type_name:
-        case "Q3_K" | "Q6_K":
-            raw[:, -2:] = scales[:, :2]
-        case "Q2_K":
-            raw[:, -4:] = scales
-        case "IQ1_M":  # a scale in four pieces, of which the last has its exponent
-            raw[:, -1] = raw[:, -1] & 0x0F | 0x20
-        case "Q4_K" | "Q5_K":
-            raw[:, :4] = scales
-        case _:
-            raw[:, :2] = scales[:, :2]
-    return raw.reshape(rows, -1)
 
 
 @pytest.mark.parametrize("type_name", SUPPORTED_TYPES)

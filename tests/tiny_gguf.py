@@ -10,7 +10,8 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import quantize
 
 CONTROL, USER_DEFINED, NORMAL, UNKNOWN, BYTE = 3, 4, 1, 2, 6
 
@@ -58,6 +59,33 @@ def spm_metadata() -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
+
+
+def blocks(
+    type_name: str, rows: int, width: int, size: float = 1.0, seed: int = 0
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Valid encoded rows of about this size: quantised numbers, or for the types `gguf` only reads random codes under
+    sane scales."""
+    kind = GGMLQuantizationType[type_name]
+    rng = np.random.default_rng(len(type_name) * rows + seed)
+    if not type_name.endswith("_K") and not type_name.startswith("IQ"):
+        numbers = rng.standard_normal((rows, width), dtype=np.float32) * np.float32(size)
+        return np.ascontiguousarray(quantize(numbers, kind)).view(np.uint8).reshape(rows, -1)
+    block, count = GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (rows * width // block, count), dtype=np.uint8)
+    scales = (size * rng.uniform(1e-3, 1e-2, (len(raw), 2))).astype(np.float16).view(np.uint8)
+    match type_name:
+        case "Q3_K" | "Q6_K":
+            raw[:, -2:] = scales[:, :2]
+        case "Q2_K":
+            raw[:, -4:] = scales
+        case "IQ1_M":  # a scale in four pieces, of which the last has its exponent
+            raw[:, -1] = raw[:, -1] & 0x0F | 0x20
+        case "Q4_K" | "Q5_K":
+            raw[:, :4] = scales
+        case _:
+            raw[:, :2] = scales[:, :2]
+    return raw.reshape(rows, -1)
 
 
 def write_gguf(

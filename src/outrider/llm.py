@@ -32,7 +32,16 @@ from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.models.cpu import cpu_name
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
-from outrider.models.load import Placement, described, load_model, missing_kernels, placement, settled
+from outrider.models.load import (
+    Placement,
+    beside,
+    described,
+    left_quantised,
+    load_model,
+    missing_kernels,
+    placement,
+    settled,
+)
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import built
 from outrider.sampling.grammar import Grammars
@@ -54,8 +63,8 @@ class LLM:
     >>> llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text
 
     `drafter`: none, ngram, suffix, model:PATH, head[:PATH], auto, or a `Drafter` of your own. `draft_length`: nodes per
-    draft, or "auto" to stop when it does not pay. Neither changes the text. `dtype`: auto, bf16, fp16, fp32 or int8, or
-    as PyTorch names or gives them ("bfloat16", torch.bfloat16). `bitwise` None means: on wherever it is nearly free.
+    draft, or "auto" to stop when it does not pay. Neither changes the text. `dtype`: auto, bf16, fp16, fp32, int8 or
+    native, or as PyTorch names or gives them ("bfloat16", torch.bfloat16). `bitwise` None: on where it is nearly free.
     `also`: further drafters that a request may name (`Speculation.drafter`), or "available" for all that need no path;
     given at all, even empty, requests may also bring a prediction. `kv_tokens`: the most tokens that running sequences
     may have together (None: what the cache has room for); more wait. `remember`: lookup may draft from the answers to
@@ -100,9 +109,10 @@ class LLM:
         self.tokenizer = checkpoint.tokenizer
         self.generation_config = checkpoint.generation_config
 
-        place = settled(checkpoint, place)
-        if note := missing_kernels(place):
-            progress.note(note)
+        wished, place = place, settled(checkpoint, place)
+        for note in (missing_kernels(place), left_quantised(checkpoint, wished, place)):
+            if note:
+                progress.note(note)
         self.model = load_model(checkpoint, place)
         self.about = described(place, self.model)
         """What runs here, in a line."""
@@ -336,7 +346,7 @@ class _Parts:
     def draft_model(self, path: str) -> LanguageModel:
         draft = open_checkpoint(path, self.target.progress)
         check_vocabularies(self.target.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
-        self.made.append(model := load_model(draft, self.place))
+        self.made.append(model := load_model(draft, beside(self.place, draft)))
         return model
 
     def head(self, path: str) -> DraftHead:

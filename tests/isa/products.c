@@ -1,7 +1,8 @@
 /* Matrix products on every instruction set this CPU has, without Python: run natively and under qemu by run.py.
  *
  * int8 products are held against the definition in gemm_int8.h, written out number by number; bf16 and fp32 ones against
- * the same rows one by one. Prints one line for each instruction set: its number and a hash of its int8 results, which
+ * the same rows one by one; those of matrices stored as in GGUF files against the fp32 ones of the same numbers. Prints one
+ * line for each instruction set: its number and hashes of its int8 results and of the numbers such files stand for, which
  * must be the same everywhere.
  */
 #include "decoder.h"
@@ -116,6 +117,64 @@ static int rows_agree(const Matrix *w, const char *x, size_t size, const char *w
     return 1;
 }
 
+static uint64_t hashed(uint64_t hash, const void *data, size_t size) {
+    for (size_t i = 0; i < size; i++) hash = (hash ^ ((const uint8_t *)data)[i]) * 1099511628211u;
+    return hash;
+}
+
+enum { STORED_DEPTH = 512 };
+static uint8_t stored[COLUMNS * STORED_DEPTH * 4];
+static float unpacked[COLUMNS * STORED_DEPTH], stored_y[MOST * COLUMNS];
+
+static void fill_stored(int kind) {
+    for (size_t i = 0; i < sizeof stored; i++) stored[i] = (uint8_t)(int)(uniform() * 128.0f);
+    const int bytes[] = {0, 2, 2, 34, 18, 20, 22, 24, 144, 176, 210};
+    const int first = kind == STORED_Q6_K ? 209 : 1;
+    const int second = kind == STORED_Q8_0 || kind == STORED_Q4_0 || kind == STORED_Q5_0 ? first : 3;
+    if (!bytes[kind]) {
+        for (int i = 0; i < COLUMNS * STORED_DEPTH; i++) ((float *)(void *)stored)[i] = uniform();
+        return;
+    }
+    /* Upper bytes of fp16 numbers: no infinite ones, but some below the normal. */
+    for (size_t block = 0; block + bytes[kind] * 16 <= sizeof stored; block += bytes[kind] * 16)
+        for (int lane = 0; lane < 16; lane++) {
+            stored[block + first * 16 + lane] &= 0xaf;
+            if (second < bytes[kind]) stored[block + second * 16 + lane] &= 0xaf;
+        }
+}
+
+/* Whether a stored matrix multiplies as its numbers do; adds them to the hash. */
+static int stored_right(int kind, int kernels, uint64_t *hash) {
+    const Strip strip = {stored, kind, COLUMNS / 16 - 1, 0, 1}; /* the last panel is padding */
+    const Matrix w = {.columns = COLUMNS, .depth = STORED_DEPTH, .inputs = STORED_DEPTH, .strips = &strip, .strip_count = 1};
+    const Matrix numbers = {.data = unpacked, .columns = COLUMNS, .depth = STORED_DEPTH, .inputs = STORED_DEPTH};
+    enum { AT_ONCE = 32 };
+    static float ones[AT_ONCE * STORED_DEPTH];
+    fill_stored(kind);
+    model.shape.threads = 1;
+    for (int k = 0; k < STORED_DEPTH; k += AT_ONCE) { /* times 1 and zeros, weights are themselves */
+        memset(ones, 0, sizeof ones);
+        for (int r = 0; r < AT_ONCE; r++) ones[r * STORED_DEPTH + k + r] = 1.0f;
+        Product product = {&w, ones, stored_y, AT_ONCE};
+        outrider_product(&model, &product);
+        for (int r = 0; r < AT_ONCE; r++)
+            for (int c = 0; c < COLUMNS; c++)
+                unpacked[(c / 16 * STORED_DEPTH + k + r) * 16 + c % 16] = stored_y[r * COLUMNS + c];
+    }
+    *hash = hashed(*hash, unpacked, sizeof unpacked);
+    for (int rows = 1; rows <= 9; rows += 4) {
+        Product product = {&w, inputs, stored_y, rows}, same = {&numbers, inputs, together, rows};
+        model.shape.threads = 1 + rows % 4;
+        outrider_product(&model, &product);
+        outrider_product(&model, &same);
+        if (memcmp(stored_y, together, sizeof(float) * rows * COLUMNS)) {
+            printf("kernels %d: kind %d is not multiplied as its numbers are\n", kernels, kind);
+            return 0;
+        }
+    }
+    return 1;
+}
+
 int main(void) {
     int right = 1;
     fill();
@@ -138,14 +197,18 @@ int main(void) {
                 right = 0;
                 break;
             }
-        uint64_t hash = 14695981039346656037u;
-        for (size_t i = 0; i < sizeof together; i++) hash = (hash ^ ((const uint8_t *)together)[i]) * 1099511628211u;
+        const uint64_t hash = hashed(14695981039346656037u, together, sizeof together);
         model.shape.integers = 0;
         right &= rows_agree(&fp32, (const char *)inputs, DEPTH * 4, "fp32", kernels);
         model.shape.bf16 = 1;
         right &= kernels == KERNELS_AMX ? rows_agree(&bf16, (const char *)bf16_inputs, DEPTH * 2, "bf16", kernels)
                                         : rows_agree(&bf16, (const char *)rounded_inputs, DEPTH * 4, "bf16", kernels);
-        printf("%d %016llx\n", kernels, (unsigned long long)hash);
+        model.shape.bf16 = 0;
+        const uint32_t before = state; /* the same weights for every instruction set */
+        uint64_t weights_hash = 14695981039346656037u;
+        for (int kind = STORED_F32; kind <= STORED_Q6_K; kind++) right &= stored_right(kind, kernels, &weights_hash);
+        state = before;
+        printf("%d %016llx %016llx\n", kernels, (unsigned long long)hash, (unsigned long long)weights_hash);
     }
     return !right;
 }

@@ -113,7 +113,7 @@ def main() -> int:
             if not compilers(kind) or (kind != platform.machine() and not emulator):
                 print(f"{kind}: not tried, for want of a compiler or of qemu-{kind}")
     if len(hashes) != 1:
-        print("int8 products differ between instruction sets")
+        print("int8 products, or the numbers of quantised files, differ between instruction sets")
     return int(failed or len(hashes) != 1)
 
 

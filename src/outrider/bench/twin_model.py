@@ -74,6 +74,9 @@ class _TwinWeights:
         tensors = self.source.tensors(dtype)
         return twin_tensors(self.architecture, self.shape, tensors, self.device, dtype, self.seed)
 
+    def stored(self) -> None:
+        """Nothing here is quantised."""
+
 
 class CutVocabulary:
     """A `LanguageModel` without its last tokens: their logits are computed, as a large vocabulary costs, and cut off.

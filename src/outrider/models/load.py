@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from outrider.checks import flag, whole
 from outrider.errors import InvalidRequest, shown
@@ -14,10 +16,12 @@ from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.cpu import cpu_name, has_bf16
 from outrider.models.dtypes import short_name
 from outrider.models.hf import HFModel
+from outrider.models.memory import available
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import library
 from outrider.models.native.stack import obstacle
-from outrider.models.precision import BF16, FP32, PRECISIONS, Precision
+from outrider.models.precision import BF16, FP32, NATIVE, PRECISIONS, Precision
+from outrider.models.stored import Stored
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.types import LanguageModel
 
@@ -106,7 +110,33 @@ def settled(checkpoint: Checkpoint, place: Placement) -> Placement:
         except UnsupportedArchitecture as reason:
             against = str(reason)
         precision = automatic(place.device, kernels=against is None, bf16=has_bf16())
+        if against is None and not _fits(checkpoint) and checkpoint.weights.stored() is not None:
+            precision = NATIVE
     return replace(place, precision=precision, auto=False)
+
+
+def _fits(checkpoint: Checkpoint) -> bool:
+    """Whether there is memory for the weights in bf16, as far as the system tells."""
+    free = available()
+    return free is None or BF16.weights.itemsize * checkpoint.weights.parameters <= free
+
+
+def left_quantised(checkpoint: Checkpoint, asked: Placement, place: Placement) -> str | None:
+    """What to tell a person who asked for no number format and gets the file's own, for want of memory."""
+    if not asked.auto or place.precision is not NATIVE:
+        return None
+    size = BF16.weights.itemsize * checkpoint.weights.parameters / 1e9
+    return (
+        f"in bf16 the weights would take {size:.1f} GB, more memory than is free, so they stay as the file quantised "
+        "them (--dtype native)"
+    )
+
+
+def beside(place: Placement, draft: Checkpoint) -> Placement:
+    """Where a draft model runs: as its target does, but for one that is not quantised beside one that stays so."""
+    if place.precision.stored and draft.weights.stored() is None:
+        return replace(place, precision=BF16)
+    return place
 
 
 def missing_kernels(place: Placement) -> str | None:
@@ -147,24 +177,35 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
         "max_context": min(architecture.max_context, place.max_context or DEFAULT_CONTEXT),
     }
     precision = place.precision
-    tensors = checkpoint.tensors(precision.source)
     against = obstacle(architecture, precision) if place.device.type == "cpu" else "this is a GPU"
     if against is None:
         return NativeDecoder.load(
             architecture,
-            tensors,
+            _weights(checkpoint, precision),
             precision,
             max_batch=size["max_batch"],
             max_context=size["max_context"],
             threads=place.threads,
         )
     _refuse_quantised(precision, against)
+    tensors = checkpoint.tensors(precision.source)
     if cuda.supported(architecture, place.dtype, place.device):
         return cuda.load(architecture, tensors, place.dtype, place.device, **size)
     return TorchDecoder.load(architecture, tensors, place.dtype, place.device, bitwise=bool(place.bitwise), **size)
 
 
+def _weights(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[str, Tensor | Stored]]:
+    if not precision.stored:
+        return checkpoint.tensors(precision.source)
+    if (stored := checkpoint.stored()) is None:
+        raise InvalidRequest(
+            f"dtype: {precision.name} leaves the weights as a GGUF file quantised them, and those of {checkpoint.name} "
+            "are not quantised; use bf16 or fp32"
+        )
+    return stored
+
+
 def _refuse_quantised(precision: Precision, reason: str) -> None:
     """Only the compiled decoder multiplies with quantised weights."""
-    if precision.quantised:
+    if precision.quantised or precision.stored:
         raise InvalidRequest(f"dtype: {precision.name} weights need the compiled CPU decoder, but {reason}; use bf16")

@@ -7,6 +7,7 @@ import math
 import mmap
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -40,6 +41,20 @@ def _pages(size: int) -> mmap.mmap:
             f"the system does not give {size / 2**30:.1f} GiB of memory; lower max_batch or max_context, or use a "
             "smaller model"
         ) from error
+
+
+def available() -> int | None:
+    """Bytes that this process may still take without swapping; None where the system does not say."""
+    free: list[int] = []
+    with suppress(OSError, LookupError, ValueError):
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free.append(1024 * int(fields["MemAvailable"].split()[0]))
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, LookupError, ValueError):  # a container's limit, where there is one
+        usage = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.current").read_text()) - int(usage["inactive_file"])
+        free.append(int((group / "memory.max").read_text()) - used)
+    return min(free, default=None)
 
 
 class Arena:

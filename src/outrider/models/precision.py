@@ -19,6 +19,8 @@ class Precision:
     name: str
     compute: torch.dtype
     weights: torch.dtype
+    stored: bool = False
+    """Matrices that a file quantised stay so in memory, and are multiplied as the numbers they stand for."""
 
     @property
     def quantised(self) -> bool:
@@ -34,8 +36,9 @@ FP32 = Precision("fp32", torch.float32, torch.float32)
 BF16 = Precision("bf16", torch.bfloat16, torch.bfloat16)
 FP16 = Precision("fp16", torch.float16, torch.float16)
 INT8 = Precision("int8", torch.bfloat16, torch.int8)
+NATIVE = Precision("native", torch.float32, torch.float32, stored=True)
 
-PRECISIONS: Mapping[str, Precision] = {precision.name: precision for precision in (BF16, FP16, FP32, INT8)}
+PRECISIONS: Mapping[str, Precision] = {precision.name: precision for precision in (BF16, FP16, FP32, INT8, NATIVE)}
 
 
 BLOCK = 128

@@ -6,8 +6,8 @@ Filled one checkpoint tensor at a time, so loading never holds more than the wei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -18,6 +18,10 @@ from outrider.models.architecture import Architecture, Rope
 from outrider.models.memory import give_back, lazy_zeros
 from outrider.models.precision import blocks, quantise
 from outrider.models.rotary import paired
+from outrider.models.stored import Stored
+
+StoredRows = dict[int, Stored]
+"""The rows of a matrix that stay as a file has them, by the first of each piece. The others are numbers."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,8 @@ class LayerWeights:
     down_scales: Tensor | None = None
     router: Tensor | None = None
     """[experts, hidden]"""
+    stored: dict[str, StoredRows] = field(default_factory=dict)
+    """By the matrix."""
 
 
 L = TypeVar("L")
@@ -68,21 +74,27 @@ class DecoderWeights(Generic[L]):
     norm_bias: Tensor | None = None
     embedding_scales: Tensor | None = None
     head_scales: Tensor | None = None
+    stored_embedding: StoredRows = field(default_factory=dict)
+    stored_head: StoredRows = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a checkpoint tensor goes: itself, or quantised."""
+    """Where a checkpoint tensor goes: itself, or quantised; and where it is noted if it stays in the file."""
 
     values: Tensor
     scales: Tensor | None = None
+    stored: StoredRows = field(default_factory=dict)
+    first: int = 0
     order: Tensor | None = None
     """Of its rows; None: as they come."""
 
-    def fill(self, tensor: Tensor) -> None:
+    def fill(self, tensor: Tensor | Stored) -> None:
         if self.order is not None:
             tensor = tensor[self.order]
-        if self.scales is None:
+        if isinstance(tensor, Stored):
+            self.stored[self.first] = tensor
+        elif self.scales is None:
             self.values.copy_(tensor)
         else:
             quantise(tensor, self.values, self.scales)
@@ -94,18 +106,22 @@ class _Matrix:
 
     values: Tensor
     scales: Tensor | None
+    stored: StoredRows = field(default_factory=dict)
 
     def expert(self, number: int) -> _Matrix:
         return _Matrix(self.values[number], None if self.scales is None else self.scales[number])
 
     def parts(self, sizes: list[int]) -> list[_Place]:
         scales = [None] * len(sizes) if self.scales is None else torch.split(self.scales, sizes)
-        return [_Place(*pair) for pair in zip(torch.split(self.values, sizes), scales, strict=True)]
+        values, firsts = torch.split(self.values, sizes), [sum(sizes[:i]) for i in range(len(sizes))]
+        return [
+            _Place(value, scale, self.stored, first) for value, scale, first in zip(values, scales, firsts, strict=True)
+        ]
 
 
 def load_weights(
     architecture: Architecture,
-    tensors: Iterable[tuple[str, Tensor]],
+    tensors: Iterable[tuple[str, Tensor | Stored]],
     dtype: torch.dtype,
     device: torch.device,
     finish: Callable[[LayerWeights], L],
@@ -153,7 +169,7 @@ def _layer_of(name: str) -> int | None:
     return int(rest.partition(".")[0]) if kind == "layers" else None
 
 
-def _unfused(a: Architecture, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def _unfused(a: Architecture, tensors: Iterable[tuple[str, Tensor | Stored]]) -> Iterator[tuple[str, Tensor | Stored]]:
     """Names without what stands before a decoder's own; what a checkpoint has in one tensor, each by itself."""
     for name, tensor in tensors:
         name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
@@ -165,18 +181,19 @@ def _unfused(a: Architecture, tensors: Iterable[tuple[str, Tensor]]) -> Iterator
 _MIXTRAL = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 
 
-def _parts(a: Architecture, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _parts(a: Architecture, name: str, tensor: Tensor | Stored) -> Iterator[tuple[str, Tensor | Stored]]:
     together = {
         "qkv_proj": (("q_proj", "k_proj", "v_proj"), [a.q_width, a.q_width + a.kv_width]),
         "gate_up_proj": (("gate_proj", "up_proj"), [a.mlp]),
     }
     parent, _, part = name.removesuffix(".weight").rpartition(".")
-    if tensor.dim() == 3:  # of all experts
+    if isinstance(tensor, Tensor) and tensor.dim() == 3:  # of all experts
         for number, own in enumerate(tensor):
             yield from _parts(a, f"{parent}.{number}.{part}.weight", own)
     elif part in together:
         names, cuts = together[part]
-        for piece, rows in zip(names, tensor.tensor_split(cuts), strict=True):
+        pieces: Sequence[Tensor | Stored] = tensor.tensor_split(cuts)
+        for piece, rows in zip(names, pieces, strict=True):
             yield f"{parent}.{piece}.weight", rows
     else:
         yield name, tensor
@@ -208,13 +225,15 @@ def _allocate(
         vector(a.hidden) if a.layer_norm else None,
         embedding.scales,
         head.scales,
+        embedding.stored,
+        head.stored,
     )
-    places["embed_tokens.weight"] = _Place(embedding.values, embedding.scales)
+    (places["embed_tokens.weight"],) = embedding.parts([a.vocab_size])
     places["norm.weight"] = _Place(weights.norm)
     if weights.norm_bias is not None:
         places["norm.bias"] = _Place(weights.norm_bias)
     if not a.tied:
-        places["lm_head.weight"] = _Place(head.values, head.scales)
+        (places["lm_head.weight"],) = head.parts([a.vocab_size])
     for i in range(len(a.layers)):
         qkv, o = matrix(a.q_width + 2 * a.kv_width, a.hidden), matrix(a.hidden, a.q_width)
         gate_up, down = matrix(2 * a.mlp, a.hidden, a.experts), matrix(a.hidden, a.mlp, a.experts)
@@ -240,6 +259,7 @@ def _allocate(
             gate_up_scales=gate_up.scales,
             down_scales=down.scales,
             router=matrix(a.experts, a.hidden).values if a.experts else None,
+            stored={"qkv": qkv.stored, "o": o.stored, "gate_up": gate_up.stored, "down": down.stored},
         )
         layers[i] = layer
         q, k, v = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"

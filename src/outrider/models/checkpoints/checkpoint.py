@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -23,7 +23,9 @@ from outrider.models.checkpoints.manifest import is_complete
 from outrider.models.checkpoints.progress import Progress
 from outrider.models.checkpoints.safetensors_folder import SafetensorsFolder
 from outrider.models.checkpoints.tokenizer import Tokenizer
+from outrider.models.stored import Stored
 
+T = TypeVar("T", torch.Tensor, torch.Tensor | Stored)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -33,6 +35,9 @@ class WeightSource(Protocol):
     @property
     def parameters(self) -> int: ...
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
+        """Matrices as the file quantised them, all else in fp32. None: none of them is quantised."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,16 @@ class Checkpoint:
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter once, converted to `dtype`; needs memory for about one tensor beyond those kept."""
+        return self._shown(self.weights.tensors(dtype))
+
+    def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
+        """As `WeightSource.stored`."""
+        found = self.weights.stored()
+        return None if found is None else self._shown(found)
+
+    def _shown(self, tensors: Iterator[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         with self.progress.task(f"Loading {self.name}", self.weights.parameters) as advance:
-            for name, tensor in self.weights.tensors(dtype):
+            for name, tensor in tensors:
                 yield name, tensor
                 advance(tensor.numel())
 
@@ -130,4 +143,10 @@ class _Converted:
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         if dtype == torch.bfloat16:
             return self.bf16.tensors(dtype)
-        return GGUFWeights(GGUFFile.open(self.gguf), self.config).tensors(dtype)
+        return self._original().tensors(dtype)
+
+    def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
+        return self._original().stored()
+
+    def _original(self) -> GGUFWeights:
+        return GGUFWeights(GGUFFile.open(self.gguf), self.config)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
+from outrider.models.stored import Stored
 
 SUPPORTED_TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
@@ -101,10 +102,7 @@ class GGUFFile:
             part = flat[index * _CHUNK : (index + 1) * _CHUNK]
             offset = index * bytes_per_chunk
             count = min(bytes_per_chunk, info.nbytes - offset)
-            raw = np.fromfile(info.path, np.uint8, count, offset=info.offset + offset)
-            if len(raw) != count:
-                raise ModelError(f"{info.path} became shorter while it was read; fetch it again.")
-            numbers = _dequantize(raw, info.type_name)
+            numbers = _dequantize(_bytes(info.path, info.offset + offset, count), info.type_name)
             part.copy_(torch.from_numpy(numbers + np.float32(shift) if shift else numbers))
 
         chunks = range(-(-info.numel // _CHUNK))
@@ -114,6 +112,26 @@ class GGUFFile:
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
                 list(pool.map(fill, chunks))
         return result
+
+    def stored(self, name: str) -> Stored:
+        """A matrix as it is, to be read later."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        info = self.tensors[name]
+        width = info.nbytes // info.shape[0]
+
+        def read(first: int, last: int) -> torch.Tensor:
+            raw = _bytes(info.path, info.offset + first * width, (last - first) * width)
+            return torch.from_numpy(raw).view(last - first, width)
+
+        return Stored(info.type_name, info.shape, GGML_QUANT_SIZES[GGMLQuantizationType[info.type_name]][1], read)
+
+
+def _bytes(path: Path, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    raw = np.fromfile(path, np.uint8, count, offset=offset)
+    if len(raw) != count:
+        raise ModelError(f"{path} became shorter while it was read; fetch it again.")
+    return raw
 
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")

@@ -11,6 +11,7 @@ import torch
 from outrider.errors import ModelError
 from outrider.models.checkpoints.gguf_config import architecture, biases
 from outrider.models.checkpoints.gguf_file import GGUFFile
+from outrider.models.stored import KINDS, Stored
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -42,6 +43,9 @@ _OTHER = {
 
 _PERMUTED = frozenset({"llama", "smollm3", "granite"})
 """Architectures whose query and key rows llama.cpp's converter reorders."""
+
+_NUMBERS = frozenset({"F32", "F16", "BF16"})
+"""Types that are not quantised."""
 
 
 class GGUFWeights:
@@ -80,14 +84,31 @@ class GGUFWeights:
         for name, source in self.names.items():
             yield name, self._read(source, dtype)
 
+    def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
+        types = {self._file.tensors[source].type_name for source in self.names.values()}
+        return self._as_stored() if types - _NUMBERS else None
+
+    def _as_stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]]:
+        for name, shape in self._zeros.items():
+            yield name, torch.zeros(shape)
+        for name, source in self.names.items():
+            info = self._file.tensors[source]
+            if len(info.shape) == 2 and info.type_name in KINDS and info.type_name != "F32":
+                matrix, heads = self._file.stored(source), self._reordered(source)
+                yield name, matrix[_unpermute(torch.arange(len(matrix)), heads)] if heads else matrix
+            else:
+                yield name, self._read(source, torch.float32)
+
+    def _reordered(self, source: str) -> int | None:
+        """Of how many heads llama.cpp's converter reordered the rows; None: it left them."""
+        return self._heads.get(source.split(".")[-2]) if self._arch in _PERMUTED else None
+
     def _read(self, source: str, dtype: torch.dtype) -> torch.Tensor:
         # Gemma multiplies by 1 + weight; GGUF holds the sum, Hugging Face the weight.
         shift = -1.0 if self._arch.startswith("gemma") and source.endswith("norm.weight") else 0.0
         tensor = self._file.read(source, dtype, shift)
-        part = source.split(".")[-2]
-        if self._arch in _PERMUTED and part in self._heads:
-            return _unpermute(tensor, self._heads[part])
-        return tensor
+        heads = self._reordered(source)
+        return _unpermute(tensor, heads) if heads else tensor
 
 
 def _translate(file: GGUFFile, name: str, layers: Mapping[str, str]) -> str:

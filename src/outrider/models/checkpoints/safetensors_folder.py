@@ -40,6 +40,9 @@ class SafetensorsFolder:
         for name, shard in self._tensors:
             yield name, shard.read(name, dtype)
 
+    def stored(self) -> None:
+        """Nothing here is quantised."""
+
 
 def shard_names(path: Path) -> list[str]:
     """The safetensors files that make up the model."""

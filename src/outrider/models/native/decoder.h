@@ -44,6 +44,28 @@ typedef struct {
     int32_t columns;       /* without the padding */
 } Screen;
 
+/* What weights of a file are stored as, by llama.cpp's names: see stored.h. */
+enum {
+    STORED_F32,
+    STORED_F16,
+    STORED_BF16,
+    STORED_Q8_0,
+    STORED_Q4_0,
+    STORED_Q4_1,
+    STORED_Q5_0,
+    STORED_Q5_1,
+    STORED_Q4_K,
+    STORED_Q5_K,
+    STORED_Q6_K,
+};
+
+/* Some columns of a matrix, stored alike. */
+typedef struct {
+    const void *data;
+    int32_t kind;
+    int32_t panels, first, step; /* panel p is panel first + p * step of the matrix */
+} Strip;
+
 /* A matrix [columns out, depth in], packed: see gemm.h, or gemm_int8.h where the model multiplies integers. */
 typedef struct {
     const void *data;
@@ -53,6 +75,8 @@ typedef struct {
     int32_t depth;        /* padded to 32, or 64 to multiply integers */
     int32_t inputs;       /* depth without the padding */
     const Screen *screen; /* or NULL; else data and scales are not packed: [columns, depth] and [columns, blocks] */
+    const Strip *strips;  /* or NULL; else the weights are there, and not in data */
+    int32_t strip_count;
 } Matrix;
 
 typedef struct {
@@ -84,6 +108,7 @@ struct Model {
     const Fusion *fusion; /* of a drafting head, else NULL */
     const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
     const uint16_t *embedding_scales; /* bf16 [vocab, blocks] of an int8 embedding, or NULL */
+    const Strip *stored_embedding; /* where it stays as the file has it, or NULL */
     const float *norm, *norm_bias;
     Matrix head;
     /* workspace of as many rows as a pass may have, a multiple of 32; residual and normed at least ALONE_ROWS a thread */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from ctypes import c_void_p, cast
+from ctypes import c_void_p, cast, pointer
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from outrider.models.memory import give_back
 from outrider.models.native.packing import PackedLayer, Packer
 from outrider.models.native.stack import NativeStack
 from outrider.models.precision import Precision
+from outrider.models.stored import Stored
 from outrider.models.weights import DecoderWeights, load_weights
 from outrider.sampling.native.sampler import Runner
 from outrider.types import Rows
@@ -49,12 +50,15 @@ class NativeDecoder(NativeStack):
         self.vocab_size = architecture.vocab_size
         self.features = torch.empty(0, 0)
         m = self._model
-        if not architecture.tied:  # else the kernel reads embeddings out of the packed head: no second copy of them
+        m.norm, m.norm_bias = self._keep(weights.norm), self._keep(weights.norm_bias)
+        m.head = self._matrix(packer.linear(weights.head, None, weights.head_scales, weights.stored_head))
+        if weights.stored_embedding:
+            (rows,) = weights.stored_embedding.values()
+            m.stored_embedding = m.head.strips if architecture.tied else pointer(self._strip(packer.strip(rows)))
+        elif not architecture.tied:  # else the kernel reads embeddings out of the packed head: no second copy of them
             m.embedding = self._keep(weights.embedding)
             if weights.embedding_scales is not None:
                 m.embedding_scales = self._keep(weights.embedding_scales.to(torch.bfloat16))
-        m.norm, m.norm_bias = self._keep(weights.norm), self._keep(weights.norm_bias)
-        m.head = self._matrix(packer.matrix(weights.head, None, weights.head_scales))
         self._make_workspace([m.head])
         address = cast(self._kernels.pool_run, c_void_p).value
         assert address is not None, "a function has an address"
@@ -63,7 +67,7 @@ class NativeDecoder(NativeStack):
     @staticmethod
     def load(
         architecture: Architecture,
-        tensors: Iterable[tuple[str, Tensor]],
+        tensors: Iterable[tuple[str, Tensor | Stored]],
         precision: Precision,
         *,
         max_batch: int,
@@ -71,7 +75,7 @@ class NativeDecoder(NativeStack):
         threads: int,
         kernels: str | None = None,
     ) -> NativeDecoder:
-        """From checkpoint tensors, packed layer by layer as they come."""
+        """From checkpoint tensors, packed layer by layer as they come; matrices that are `Stored` stay so."""
         packer = Packer()
         weights = load_weights(architecture, tensors, precision.weights, torch.device("cpu"), packer.layer)
         decoder = NativeDecoder(

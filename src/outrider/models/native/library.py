@@ -45,6 +45,10 @@ class Screen(Structure):
     ]
 
 
+class Strip(Structure):
+    _fields_ = [("data", c_void_p), *[(name, c_int32) for name in ("kind", "panels", "first", "step")]]
+
+
 class Matrix(Structure):
     _fields_ = [
         ("data", c_void_p),
@@ -54,6 +58,8 @@ class Matrix(Structure):
         ("depth", c_int32),
         ("inputs", c_int32),
         ("screen", POINTER(Screen)),
+        ("strips", POINTER(Strip)),
+        ("strip_count", c_int32),
     ]
 
 
@@ -88,6 +94,7 @@ class Model(Structure):
         ("fusion", c_void_p),
         ("embedding", c_void_p),
         ("embedding_scales", c_void_p),
+        ("stored_embedding", POINTER(Strip)),
         ("norm", c_void_p),
         ("norm_bias", c_void_p),
         ("head", Matrix),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outrider.errors import ModelError
 from outrider.models.memory import Arena
 from outrider.models.native.screen import LEVELS, coded
 from outrider.models.precision import blocks
-from outrider.models.weights import LayerWeights
+from outrider.models.stored import Stored
+from outrider.models.weights import LayerWeights, StoredRows
 
 PANEL = 16
 PAIR = 32
@@ -76,7 +79,8 @@ def interleaved(gate_up: Tensor) -> Tensor:
 class PackedMatrix:
     """A linear map ready for the kernel; `columns` and `depth` count the padding."""
 
-    data: Tensor
+    data: Tensor | None
+    """None: see `strips`."""
     scales: Tensor | None
     """Of int8 columns, bf16."""
     bias: Tensor | None
@@ -86,6 +90,18 @@ class PackedMatrix:
     """Depth without the padding."""
     screen: PackedScreen | None = None
     """Then `data` is int8 [columns, depth] and `scales` [columns, blocks]."""
+    strips: tuple[PackedStrip, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStrip:
+    """Columns of a matrix as a file stores them, one of `KINDS`: panel p is panel first + p * step of the matrix."""
+
+    data: Tensor
+    kind: str
+    panels: int
+    first: int = 0
+    step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +140,41 @@ class Packer:
         widened = None if bias is None else pad(bias.float(), (0, columns - len(bias)))
         return PackedMatrix(data, units, widened, columns, depth, weight.shape[1])
 
+    def strip(self, rows: Tensor | Stored, first: int = 0, step: int = 1) -> PackedStrip:
+        """Rows of a file, its bytes in the order stored.h says; or of fp32 numbers."""
+        panels = -(-rows.shape[0] // PANEL)
+        if not isinstance(rows, Stored):
+            return PackedStrip(packed(rows, self._arena), "F32", panels, first, step)
+        data, done = None, 0
+        for piece in rows.pieces(_ROWS):
+            piece = pad(piece, (0, 0, 0, -len(piece) % PANEL))
+            order = piece.view(len(piece) // PANEL, PANEL, -1, rows.block).permute(0, 2, 3, 1)
+            if data is None:
+                data = self._arena.zeros((panels, *order.shape[1:]), torch.uint8)
+            data[done : done + len(order)] = order
+            done += len(order)
+        assert data is not None, "a matrix has rows"
+        return PackedStrip(data, rows.kind, panels, first, step)
+
+    def stored(self, numbers: Tensor, bias: Tensor | None, stored: StoredRows, halves: int = 1) -> PackedMatrix:
+        """A matrix of which a file's rows stay as they are, and the others come from fp32 `numbers`. `halves` 2: gate
+        and up, whose panels take turns; the bias does so already."""
+        rows, inputs = numbers.shape
+        half = rows // halves
+        cuts = {half * i for i in range(halves + 1)} | set(stored) | {at + len(own) for at, own in stored.items()}
+        strips = []
+        for start, end in pairwise(sorted(cuts)):
+            which, offset = divmod(start, half)
+            if offset % PANEL:
+                raise ModelError(f"dtype: parts of {offset} rows cannot stay as the file quantised them; use fp32")
+            part = stored.get(start, numbers[start:end])
+            strips.append(self.strip(part, which + halves * (offset // PANEL), halves))
+        columns = halves * -(-half // PANEL) * PANEL
+        columns = -(-columns // PAIR) * PAIR
+        widened = None if bias is None else pad(bias.float(), (0, columns - len(bias)))
+        depth = -(-inputs // DEPTH) * DEPTH
+        return PackedMatrix(None, None, widened, columns, depth, inputs, strips=tuple(strips))
+
     def screened(self, weight: Tensor, scales: Tensor) -> PackedMatrix:
         """int8 [columns, depth] of which only the largest results matter."""
         narrow = coded(weight, scales)
@@ -141,12 +192,11 @@ class Packer:
         return PackedMatrix(rows, units, None, columns, depth, weight.shape[1], screen=screen)
 
     def layer(self, w: LayerWeights) -> PackedLayer:
-        gate_up = (interleaved(part) if part is not None else None for part in (w.gate_up_bias, w.gate_up_scales))
         return PackedLayer(
-            qkv=self.matrix(w.qkv, w.qkv_bias, w.qkv_scales),
-            o=self.matrix(w.o, w.o_bias, w.o_scales),
-            gate_up=self.matrix(interleaved(w.gate_up), *gate_up),
-            down=self.matrix(w.down, w.down_bias, w.down_scales),
+            qkv=self.linear(w.qkv, w.qkv_bias, w.qkv_scales, w.stored.get("qkv")),
+            o=self.linear(w.o, w.o_bias, w.o_scales, w.stored.get("o")),
+            gate_up=self._gate_up(w),
+            down=self.linear(w.down, w.down_bias, w.down_scales, w.stored.get("down")),
             norms={
                 "attention_norm": w.attention_norm if len(w.attention_norm) else None,
                 "mlp_norm": w.mlp_norm if len(w.mlp_norm) else None,
@@ -158,3 +208,18 @@ class Packer:
                 "mlp_out_norm": w.mlp_out_norm,
             },
         )
+
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, stored: StoredRows | None
+    ) -> PackedMatrix:
+        return self.stored(weight, bias, stored) if stored else self.matrix(weight, bias, scales)
+
+    def _gate_up(self, w: LayerWeights) -> PackedMatrix:
+        bias, scales = (None if part is None else interleaved(part) for part in (w.gate_up_bias, w.gate_up_scales))
+        if stored := w.stored.get("gate_up"):
+            return self.stored(w.gate_up, bias, stored, halves=2)
+        return self.matrix(interleaved(w.gate_up), bias, scales)
+
+
+_ROWS = 1024
+"""Of a file, read and packed at once."""

@@ -12,13 +12,14 @@
 #include "gemm_screen.h"
 #include "pool.h"
 #include "rank.h"
+#include "stored.h"
 #include "vector.h"
 
 #define SHARE(n) for (int i = thread; i < (n); i += threads)
 
 static void product(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
                     int thread, int threads) {
-    (m->shape.integers ? gemm_int8 : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
+    (m->shape.integers ? gemm_int8 : w->strips ? gemm_stored : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
 }
 
 INLINE float inverse_rms(const float *x, int size, float eps) {
@@ -101,7 +102,9 @@ static void embed(const Model *m, int token, float *out) {
     const int hidden = m->shape.hidden;
     const int64_t at = (int64_t)token * hidden;
     const v16 scale = splat(m->shape.embed_scale);
-    if (!m->embedding) {
+    if (m->stored_embedding) {
+        stored_row(m->stored_embedding, token, hidden, m->shape.embed_scale, out);
+    } else if (!m->embedding) {
         packed_row(&m->head, token, m->shape.bf16, m->shape.embed_scale, out);
     } else if (m->embedding_scales) {
         const uint16_t *scales = m->embedding_scales + (int64_t)token * BLOCKS(hidden);

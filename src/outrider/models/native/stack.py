@@ -21,14 +21,16 @@ from outrider.models.native.library import (
     Pass,
     Screen,
     Shape,
+    Strip,
     chosen_kernels,
     library,
 )
-from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix, PackedScreen
+from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix, PackedScreen, PackedStrip
 from outrider.models.native.timing import Timer
 from outrider.models.precision import Precision, blocks
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
+from outrider.models.stored import KINDS
 from outrider.types import Rows
 
 MAX_ROWS = 128
@@ -224,7 +226,12 @@ class NativeStack(StaticCache):
             depth=matrix.depth,
             inputs=matrix.inputs,
             screen=None if matrix.screen is None else pointer(self._screen(matrix.screen)),
+            strips=(Strip * len(matrix.strips))(*map(self._strip, matrix.strips)) if matrix.strips else None,
+            strip_count=len(matrix.strips),
         )
+
+    def _strip(self, strip: PackedStrip) -> Strip:
+        return Strip(self._keep(strip.data), KINDS.index(strip.kind), strip.panels, strip.first, strip.step)
 
     def _screen(self, screen: PackedScreen) -> Screen:
         pairs = -(-screen.columns // PAIR)

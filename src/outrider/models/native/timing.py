@@ -7,15 +7,15 @@ their own, so that no sequence notices.
 from __future__ import annotations
 
 from array import array
-from ctypes import Array, byref
+from ctypes import Array, byref, pointer
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
 from outrider.models.memory import lazy_zeros
-from outrider.models.native.library import Layer, Matrix, Model, Pass
-from outrider.models.native.packing import PAIR
+from outrider.models.native.library import Layer, Matrix, Model, Pass, Strip
+from outrider.models.native.packing import PAIR, PANEL
 from outrider.models.precision import blocks
 
 if TYPE_CHECKING:
@@ -82,6 +82,10 @@ class Timer:
 
     def _slice(self, head: Matrix) -> Matrix:
         first = self._turn % self._slices * self._columns
+        if head.strips:  # one, which begins before the slice then
+            whole = head.strips[0]
+            strip = Strip(whole.data, whole.kind, whole.panels, -first // PANEL, 1)
+            return Matrix(None, None, None, self._columns, head.depth, head.inputs, None, pointer(strip), 1)
         size = 1 if head.scales else self._stack.dtype.itemsize
         scales = head.scales + 2 * first * blocks(head.depth) if head.scales else None
         data = head.data + first * head.depth * size
