@@ -131,7 +131,7 @@ def provenance() -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip() or os.environ.get("OUTRIDER_COMMIT"),
+        "commit": os.environ.get("OUTRIDER_COMMIT") or commit.stdout.strip() or None,
         "kernels": chosen_kernels(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
