@@ -65,6 +65,7 @@ def emulated(folder: Path) -> Path:
         text = source.read_text()
         text = re.sub(r"(?m)^#pragma GCC target.*$", "", text)
         text = text.replace("__attribute__((target(FEATURES)))", "")
+        text = re.sub(r"__asm__\(\"\" : \"\+x\".*?\);", "", text)  # what is no register cannot be kept in one
         text = re.sub(r"__builtin_cpu_supports\(\"[^\"]*\"\)|(?<!static int )have_\w+\(\)", "1", text)
         (folder / source.name).write_text(text)
     return folder
