@@ -47,6 +47,8 @@ typedef uint16_t __mmask16;
     EMULATED __m##BITS##i _mm##BITS##_slli_epi32(__m##BITS##i a, int n) { V##BITS v = {a}; for (int i = 0; i < BITS / 32; i++) v.w[i] = (int32_t)((uint32_t)v.w[i] << n); return v.i; } \
     EMULATED __m##BITS##i _mm##BITS##_add_epi32(__m##BITS##i a, __m##BITS##i b) { V##BITS v = {a}, w = {b}; for (int i = 0; i < BITS / 32; i++) v.w[i] += w.w[i]; return v.i; } \
     EMULATED __m##BITS _mm##BITS##_cvtepi32_ps(__m##BITS##i a) { V##BITS v = {a}; for (int i = 0; i < BITS / 32; i++) v.s[i] = (float)v.w[i]; return v.f; } \
+    EMULATED __m##BITS _mm##BITS##_max_ps(__m##BITS a, __m##BITS b) { V##BITS x = {.f = a}, y = {.f = b}; for (int i = 0; i < BITS / 32; i++) y.s[i] = x.s[i] > y.s[i] ? x.s[i] : y.s[i]; return y.f; } \
+    EMULATED __m##BITS _mm##BITS##_min_ps(__m##BITS a, __m##BITS b) { V##BITS x = {.f = a}, y = {.f = b}; for (int i = 0; i < BITS / 32; i++) y.s[i] = x.s[i] < y.s[i] ? x.s[i] : y.s[i]; return y.f; } \
     EMULATED __m##BITS _mm##BITS##_fmadd_ps(__m##BITS a, __m##BITS b, __m##BITS c) { V##BITS x = {.f = a}, y = {.f = b}, z = {.f = c}; for (int i = 0; i < BITS / 32; i++) z.s[i] = fmaf(x.s[i], y.s[i], z.s[i]); return z.f; } \
     EMULATED __m##BITS _mm##BITS##_max_ps(__m##BITS a, __m##BITS b) { V##BITS x = {.f = a}, y = {.f = b}; for (int i = 0; i < BITS / 32; i++) y.s[i] = x.s[i] > y.s[i] ? x.s[i] : y.s[i]; return y.f; } \
     EMULATED __m##BITS _mm##BITS##_min_ps(__m##BITS a, __m##BITS b) { V##BITS x = {.f = a}, y = {.f = b}; for (int i = 0; i < BITS / 32; i++) y.s[i] = x.s[i] < y.s[i] ? x.s[i] : y.s[i]; return y.f; } \
