@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from outrider.control.chains import Chains, worth_a_lookup
+from outrider.control.chains import Chains, time_to_look_up
 from outrider.control.ledger import Ledger
 from outrider.control.silence import Silence
 from outrider.control.steps import StepCosts
@@ -144,7 +144,6 @@ def test_the_host_is_timed_by_its_undisturbed_steps() -> None:
 
 
 def test_lookups_are_left_where_the_host_has_no_time_for_them() -> None:
-    assert worth_a_lookup(1, 0.7e-3, 8), "one request of a small model"
-    assert not worth_a_lookup(16, 1e-3, 8), "many of it"
-    assert worth_a_lookup(8, 4.5e-3, 8), "some of a large one"
-    assert not worth_a_lookup(32, 1.0, 3), "no room for a chain that is worth it"
+    assert time_to_look_up(1, 0.7e-3), "one request of a small model"
+    assert not time_to_look_up(16, 1e-3), "many of it"
+    assert time_to_look_up(8, 4.5e-3), "some of a large one"

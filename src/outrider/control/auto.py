@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
-from outrider.control.chains import LENGTHS, OFFERED_LENGTHS, Chains, ChainState, worth_a_lookup
+from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState, time_to_look_up
 from outrider.control.choice import floor, kept
 from outrider.control.costs import CostTable
 from outrider.control.ledger import Ledger, charges
@@ -183,8 +183,7 @@ class AutoLength:
         self._on_device = True
         requests = [self._request(s) for s in sequences]
         chains = [request.chain for request in requests]
-        room = max([shape.verified for shape in seconds if shape.verified <= limit])
-        if lookup is not None and not worth_a_lookup(len(requests), seconds[PLAIN], room):
+        if lookup is not None and not time_to_look_up(len(requests), seconds[PLAIN]):
             lookup = None
         if lookup is None and self._chains.rests(chains):
             self.issued = [0] * len(requests)
@@ -193,7 +192,7 @@ class AutoLength:
         most = min([limit, self.nodes, *allowed])
         ledgers, found = [request.ledger for request in requests], {}
         longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
-        if lookup is not None and longest:
+        if lookup is not None and longest >= LEAST_OFFERED:
             reach = [chain.ahead + longest for chain in chains]
             found = self._offers.step(lookup, sequences, [r.leanings for r in requests], reach)
         plan = self._chains.plan(chains, ledgers, seconds, most, found)

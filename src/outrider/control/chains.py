@@ -24,7 +24,7 @@ LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """Those a device is asked for."""
 OFFERED_LENGTHS = (4, 8, 16)
 """And beside any of those, where something was looked up."""
-_LEAST_OFFERED = 4
+LEAST_OFFERED = 4
 """Where many share a step there is room for fewer tokens than this: nothing is looked up for those."""
 _LOOKUP, _LOOKUPS = 30e-6, 0.1
 """Seconds that following and weighing what was looked up take the host for each request, and how much of a step that
@@ -39,10 +39,9 @@ _REST = 8
 """Steps for which nothing is thought about where nothing has paid for a while: with many requests, thinking costs."""
 
 
-def worth_a_lookup(requests: int, plain: float, limit: int) -> bool:
-    """Whether the host has the time, where so many requests share a plain step of `plain` seconds with room for `limit`
-    tokens of each."""
-    return limit >= _LEAST_OFFERED and requests * _LOOKUP <= _LOOKUPS * plain
+def time_to_look_up(requests: int, plain: float) -> bool:
+    """Whether the host has the time, where so many requests share a plain step of so many seconds."""
+    return requests * _LOOKUP <= _LOOKUPS * plain
 
 
 class Issued(NamedTuple):
