@@ -134,7 +134,9 @@ def test_offers_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 # The text
 
 
-@pytest.mark.parametrize(("head", "auto"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("head", "auto"), [pytest.param(False, False, marks=pytest.mark.slow), (True, False), (True, True)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_offers_change_no_token(kind: str, head: bool, auto: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and sampled, four at a time, to their limits and to a stop token, whatever is offered."""
@@ -232,8 +234,15 @@ def test_a_lane_that_changes_hands_takes_no_offer_along(kind: str, monkeypatch: 
     assert engine.leaks() == []
 
 
-@pytest.mark.parametrize("kind", ["mix", "suffix"])
-@pytest.mark.parametrize("controller", ["fickle", "auto"])
+@pytest.mark.parametrize(
+    ("kind", "controller"),
+    [
+        ("mix", "fickle"),
+        ("suffix", "auto"),
+        pytest.param("mix", "auto", marks=pytest.mark.slow),
+        pytest.param("suffix", "fickle", marks=pytest.mark.slow),
+    ],
+)
 def test_any_order_with_lookup(kind: str, controller: str, monkeypatch: pytest.MonkeyPatch) -> None:
     any_order(3, kind, 40, monkeypatch, controller)
 

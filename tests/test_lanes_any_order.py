@@ -258,7 +258,7 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
             assert one.tokens == whole, (one.id, one.params)
         else:
             assert one.tokens == whole[: len(one.tokens)], (one.id, one.params)
-        if kind in ("model", "head", "router", "mix"):
+        if controller != "auto" and kind in ("model", "head", "router", "mix"):  # `auto` may leave gaps
             count += check_drafts(one, {"router": "model", "mix": "head"}.get(kind, kind), bad)
     assert not bad, f"{len(bad)} of {count} drafts: {bad[:3]}"
     return count
