@@ -210,7 +210,7 @@ def test_accepting_what_is_wrong_would_be_noticed(monkeypatch: pytest.MonkeyPatc
     assert sequences[0].tokens != truths[0]
 
 
-@pytest.mark.parametrize("kind", ["right", "half"])
+@pytest.mark.parametrize("kind", [pytest.param("right", marks=pytest.mark.slow), "half"])
 def test_a_lane_that_changes_hands_takes_no_offer_along(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled while a step with its offer is under way, and another takes the lane before the next."""
     simulate(monkeypatch)
@@ -267,7 +267,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch, period: int) -> None:
 
 
 @pytest.mark.parametrize("controller", [FixedLength(4), AutoLength()], ids=["fixed", "auto"])
-@pytest.mark.parametrize("kind", ["suffix", "ngram", "mix"])
+@pytest.mark.parametrize("kind", [pytest.param("suffix", marks=pytest.mark.slow), "ngram", "mix"])
 def test_repeated_text_is_looked_up(kind: str, controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens a pass without a head, and beside one that is of no use."""
     rounds(monkeypatch, period=9)
