@@ -216,7 +216,7 @@ class HeadDrafter:
         if soon:
             self._catch_up(prompts)
         for held in prompts:
-            self._forget_old(held)
+            self._forget_old(held, WAITING)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """What is not drafted for runs no pass here, however long: it leaves a gap."""
@@ -232,7 +232,7 @@ class HeadDrafter:
             if len(passed) > 1:
                 passed = passed[[0, *(1 + node for node in commit.path[: len(commit.tokens) - 1])]]
             held.wait(commit.tokens, passed)
-            self._forget_old(held)
+            self._forget_old(held, WAITING)
 
     def _miss(self, held: _Held, count: int) -> None:
         """So many tokens came unseen: what waits does not go together with what will."""
@@ -242,9 +242,8 @@ class HeadDrafter:
         held.dropped += len(held.tokens) + count
         held.tokens, held.features = [], []
 
-    def _forget_old(self, held: _Held, most: int | None = None) -> None:
+    def _forget_old(self, held: _Held, most: int) -> None:
         """Of what waits, keep the last few."""
-        most = WAITING if most is None else most
         if len(held.tokens) > most:
             if held.whole is None:
                 held.whole = self._head.length(held.slot)

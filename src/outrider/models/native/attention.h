@@ -121,12 +121,8 @@ static const char *gathered_keys(const Shape *s, const char *keys, const Sight *
         const char *key = keys + key_at(s, sight->path[position - sight->base], 0) * size;
         char *to = room + packed_at(depth, s->bf16, (position - from) / PANEL, 0, position % PANEL) * size;
         for (int d = 0; d < s->head_dim; d += 2, key += PANEL * two, to += PANEL * two) {
-            if (s->bf16) {
-                memcpy(to, key, 4);
-            } else {
-                memcpy(to, key, 4);
-                memcpy(to + PANEL * 4, key + PANEL * 4, 4);
-            }
+            memcpy(to, key, 4);
+            if (!s->bf16) memcpy(to + PANEL * 4, key + PANEL * 4, 4);
         }
     }
     return room;
