@@ -127,12 +127,12 @@ def test_many_requests_rest_where_nothing_pays_and_wake_up_when_few_are_left() -
         chains.observe(states, ledgers, [commit(length, True)] * 64, step)
     assert rested > 200
     assert tried < 8
-    assert not chains.reads
+    assert not chains.reads(64)
     assert not any(state.issued for state in states), "what rested was observed, too"
     few = states[:8]
     assert not chains.rests(few)
     assert chains.plan(few, ledgers[:8], cheap, 1, {}).shape == ONE
-    assert chains.reads
+    assert chains.reads(8)
     assert all(ledger.left > 1.0 for ledger in ledgers[:8]), "rest earns as plain steps do"
 
 

@@ -483,8 +483,7 @@ class StepPlan(NamedTuple):
     offers: Mapping[int, Offer] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class LaneOutcome:
+class LaneOutcome(NamedTuple):
     """What one step gave one sequence: `tokens` joined it, the first `accepted` of them from the drafts. `offered`:
     whether those were what the host had offered."""
 
@@ -509,6 +508,15 @@ class HandedOver(NamedTuple):
     gap: int = 0
 
 
+class LeftBehind(NamedTuple):
+    """What a drafter needs to take a sequence back; nothing, unless it is a head."""
+
+    features: Tensor | None = None
+    """Of the last tokens, which it has not run."""
+    gap: int = 0
+    """Tokens before those that it has no rows for."""
+
+
 class DeviceDrafter(Protocol):
     """A drafter whose chains a `Stepper` can draft in its stead: it lets go of sequences and takes them back, or learns
     that they leave from there, and how many of their tokens it has run."""
@@ -519,7 +527,7 @@ class DeviceDrafter(Protocol):
         """`soon`: whether drafts are expected for them."""
         ...
 
-    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None: ...
+    def take_back(self, sequence: SequenceView, left: LeftBehind) -> None: ...
     def leave(self, sequence: SequenceView, seen: int) -> None: ...
 
 
@@ -601,8 +609,13 @@ class Stepper(Protocol):
         """Nothing is under way, and the host takes over."""
         ...
 
-    def left(self, number: int) -> Tensor | None:
-        """For a head, once nothing is under way: the features of a lane's last tokens, which it has not run."""
+    def left(self, number: int) -> LeftBehind:
+        """Of a lane, once nothing is under way."""
+        ...
+
+    @property
+    def skips(self) -> int:
+        """How often tokens of all that were seated were left out of the drafter's caches."""
         ...
 
 
@@ -729,7 +742,7 @@ class StepTrace(NamedTuple):
     """Why so much was drafted, where a trace was asked for and the controller decides."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: many are made
 class Chunk:
     """A piece of a streamed completion. `text` may be empty while a stop string or UTF-8 character is pending."""
 

@@ -292,7 +292,7 @@ class AutoLength:
 
     def pays(self, sequences: int) -> bool:
         if self._on_device:
-            return not self._silence.settled and self._chains.reads
+            return not self._silence.settled and self._chains.reads(sequences)
         return self._paid is None or self._paid.pays(self._prices.efficiency, sequences)
 
     @property

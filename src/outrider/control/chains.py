@@ -33,7 +33,7 @@ _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
 """What a chain must bring, of plain steps' tokens a second."""
-_READING = 1.05
+_READING = 1.08
 """And for a drafter to read the prompts of newcomers, which takes it a while for each."""
 _REST = 8
 """Steps for which nothing is thought about where nothing has paid for a while: with many requests, thinking costs."""
@@ -90,16 +90,15 @@ class Chains:
         """Steps of silence after which a draft is tried; longer after every try that did not pay."""
         self._rest = self._resting = 0
         """Steps for which so many requests may rest."""
-        self._gain = _READING
-        """What the last chains were expected to bring, of plain steps' tokens a second."""
+        self._gains: dict[int, float] = {}
+        """What the last chains were expected to bring, of plain steps' tokens a second, by about how many requests."""
 
     def newcomer(self) -> ChainState:
         return ChainState(self._newcomers.copy(rate=1 / 24, weight=8))
 
-    @property
-    def reads(self) -> bool:
-        """Whether drafts bring enough for the drafter to read newcomers' prompts."""
-        return self._gain >= _READING
+    def reads(self, requests: int) -> bool:
+        """Whether drafts bring enough, among so many, for the drafter to read newcomers' prompts."""
+        return self._gains.get(requests.bit_length(), _READING) >= _READING
 
     def rests(self, states: Sequence[ChainState]) -> bool:
         """Whether the next step is plain without a closer look; it is then under way."""
@@ -137,7 +136,7 @@ class Chains:
             rate = (len(states) + sum(each)) / seconds[shape]
             if rate > most_a_second and stretch * len(states) <= left and stretch <= min(map(add, patience, each)):
                 best, most_a_second = shape, rate
-        self._gain = most_a_second * plain / len(states) if best != PLAIN else 1.0
+        self._gains[len(states).bit_length()] = most_a_second * plain / len(states) if best != PLAIN else 1.0
         self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else PLAIN
         offered = gains.offered(best)

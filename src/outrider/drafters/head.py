@@ -26,6 +26,7 @@ from outrider.types import (
     DraftHead,
     DraftsThere,
     HandedOver,
+    LeftBehind,
     NoiseKey,
     RankingHead,
     Rows,
@@ -267,11 +268,14 @@ class HeadDrafter:
             held.tokens, held.features = [], []
         return handed
 
-    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None:
-        """Go on where steps on the device have ended; `features`: of the last tokens, which the head has not run."""
-        held, tokens = self._held[sequence.id], sequence.tokens
+    def take_back(self, sequence: SequenceView, left: LeftBehind) -> None:
+        """Go on where steps on the device have ended."""
+        held, tokens, features = self._held[sequence.id], sequence.tokens, left.features
         assert features is not None
         assert isinstance(self._head, SteppingHead)
+        if left.gap > held.dropped and held.whole is None:  # some of those that came since may be missing
+            held.whole = self._head.length(held.slot)
+        held.dropped = left.gap
         rows = len(tokens) - 1 - len(features) - held.dropped
         self._head.advance(held.slot, rows - self._head.length(held.slot))
         held.tokens, held.features = list(tokens[len(tokens) - len(features) :]), [features] if len(features) else []

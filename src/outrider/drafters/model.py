@@ -23,6 +23,7 @@ from outrider.types import (
     DraftsThere,
     HandedOver,
     LanguageModel,
+    LeftBehind,
     Rows,
     SequenceView,
     SteppingModel,
@@ -150,7 +151,7 @@ class ModelDrafter:
                 held.committed += len(piece)
         return [HandedOver(self._held[sequence.id].slot) for sequence in sequences]
 
-    def take_back(self, sequence: SequenceView, features: Tensor | None) -> None:
+    def take_back(self, sequence: SequenceView, left: LeftBehind) -> None:
         """Go on where steps on the device have ended: all tokens but the last were run there."""
         self.leave(sequence, len(sequence.tokens) - 1)
 

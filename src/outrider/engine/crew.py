@@ -75,7 +75,6 @@ class Crew(Generic[R]):
         work any more, or was interrupted (Ctrl-C): the readers are then still here."""
         if self.idle:
             return
-        started = perf_counter()
         try:
             chunks = self.engine.step()
         except Exception as error:
@@ -86,8 +85,6 @@ class Crew(Generic[R]):
             raise
         self._unexplained = 0
         now = perf_counter()
-        for ticket in self._tickets.values():
-            ticket.note_admission(started)
         for chunk in chunks:
             if gaining := self._tickets.get(chunk.index):
                 self._hand_out(gaining, gaining.delivery(chunk, now))

@@ -38,6 +38,7 @@ from outrider.types import (
     SteppingModel,
     StepTrace,
     TappedModel,
+    TokenLogprob,
     Verdict,
 )
 from outrider.verify import RULES, Rules
@@ -116,8 +117,9 @@ class Engine:
         seconds = perf_counter() - started
         for sequence in running:
             sequence.seconds += seconds
-            if sequence.ended:
-                self.remove(sequence)
+        for judged in step.judged:
+            if judged.sequence.ended:
+                self.remove(judged.sequence)
         return chunks
 
     def _judge(self, running: list[Sequence]) -> Round:
@@ -189,7 +191,10 @@ class Engine:
         self.scheduler.admit()
         for sequence in self.scheduler.running:
             if sequence.slot == NO_SLOT:
+                asked = perf_counter()
                 self._places.take(sequence, self.scheduler.running)
+                if sequence.admitted is None and sequence.slot != NO_SLOT:
+                    sequence.admitted = asked
         self._places.trim(self.scheduler.kv_tokens - self.scheduler.kv_used)
 
     def _unseat(self, sequence: Sequence) -> None:
@@ -226,27 +231,28 @@ class Engine:
 
     def _commit(self, judged: Judged, why: str) -> Chunk:
         """Take the verdict's tokens up to the first that ends the sequence; keep just those in the cache."""
-        sequence, draft, verdict, target = judged.sequence, judged.draft, judged.verdict, judged.target
-        node, text, kept = ROOT, "", 0
-        for node_after in (*verdict.path, None):
-            token = verdict.token if node_after is None else draft.tokens[node_after]
-            if sequence.params.logprobs is not None and target is not None:
-                sequence.logprobs.append(target.logprobs(node, token))
-            sequence.origins.append("target" if node_after is None else draft.proposer(node_after))
+        sequence, draft, (path, added), target = judged
+        said = (*[draft.tokens[node] for node in path], added)
+        text, kept = "", 0
+        for token in said:
             text += sequence.push(token)
             kept += 1
-            if sequence.ended or node_after is None:
+            if sequence.ended:
                 break
-            node = node_after
-        tokens = tuple(sequence.tokens[-kept:])
+        tokens, path = said[:kept], path[:kept]
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if sequence.params.logprobs is not None and target is not None:
+            logprobs = tuple(map(target.logprobs, (ROOT, *path), tokens))
+            sequence.logprobs += logprobs
+        origins = (*map(draft.proposer, path), *_TARGET[: kept - len(path)])
+        sequence.origins += origins
         sequence.history.append(tokens)
         self._keep(judged, kept)
-        sequence.count(draft, verdict.path[:kept])
-        step = _trace(draft, verdict, kept, why)
+        sequence.count(draft, path)
+        step = _trace(draft, judged.verdict, kept, why)
         if sequence.keep_trace:
             sequence.trace.append(step)
-        logprobs = tuple(sequence.logprobs[-kept:]) if sequence.logprobs else ()
-        return Chunk(sequence.id, text, tokens, tuple(sequence.origins[-kept:]), step, logprobs=logprobs)
+        return Chunk(sequence.id, text, tokens, origins, step, None, logprobs)
 
     def _keep(self, judged: Judged, kept: int) -> None:
         """The cache ends up holding all tokens but the last: it has no row yet, or (cut inside the path) needs none."""
@@ -258,13 +264,19 @@ class Engine:
         self.model.commit(slot, [0, *(1 + node for node in judged.verdict.path[: kept - 1])])
 
 
+_TARGET = ("target",)
+"""Whose the token is that follows the accepted ones."""
+
+
 def _rows(sequence: Sequence, draft: Draft) -> Rows:
     """The last committed token, then the draft below it."""
     return Rows(sequence.slot, [sequence.tokens[-1], *draft.tokens], [ROOT, *(parent + 1 for parent in draft.parents)])
 
 
 def _trace(draft: Draft, verdict: Verdict, kept: int, why: str) -> StepTrace:
+    if not draft.tokens:
+        return StepTrace(draft, (), verdict.token, "target", why)
     last = verdict.path[-1] if verdict.path else ROOT
-    kind: StepKind = "target" if not draft else "recovered" if draft.children(last) else "bonus"
+    kind: StepKind = "recovered" if draft.children(last) else "bonus"
     token = verdict.token if kept > len(verdict.path) else None
     return StepTrace(draft, verdict.path[:kept], token, kind, why)

@@ -100,6 +100,8 @@ class Runahead:
         """Plain steps that may still be launched ahead."""
         self._lanes: list[Sequence | None] = []
         """None: empty."""
+        self._seated: set[int] = set()
+        """Ids of those in lanes."""
         self._under_way: list[_Launched] = []
         self._keys: dict[int, Tensor] = {}
         """Noise keys of the first positions of the sequences that run here, [positions, 2] each."""
@@ -107,6 +109,8 @@ class Runahead:
         """Generated positions of each up to which the device has them."""
         self._seen: dict[int, int] = {}
         """Tokens of each that the drafter had run when it drafted for it last."""
+        self._skips: dict[int, int] = {}
+        """`Stepper.skips` when each was seated: since then the drafter may lack any token."""
         self._costs: dict[int, StepCosts] = {}
         """By the power of two that the lanes fill."""
         self._read: tuple[StepCosts, StepShape, float] | None = None
@@ -154,9 +158,11 @@ class Runahead:
         for number, lane in enumerate(self._lanes):
             if lane is sequence:
                 self._lanes[number] = None
+                self._seated.discard(sequence.id)
                 self._stepper.vacate(number)
+                seen, skips = self._seen.pop(sequence.id, 0), self._skips.pop(sequence.id)
                 if self._drafter is not None:
-                    self._drafter.leave(sequence, self._seen.pop(sequence.id, 0))
+                    self._drafter.leave(sequence, seen if skips == self._stepper.skips else 0)
         if not any(self._lanes):
             self._read = None  # nobody waits now
         self._controller.lost(sequence)
@@ -169,6 +175,7 @@ class Runahead:
             return self._take(running)
         except BaseException:
             self._lanes, self._under_way, self._read = [], [], None
+            self._seated, self._skips = set(), {}
             self._stepper.reset()
             raise
 
@@ -220,8 +227,11 @@ class Runahead:
     def _can_take(self, running: list[Sequence]) -> bool:
         # All lanes draft equally much, so they must be allowed to.
         alike = not self._drafts or len({s.speculation.max_nodes for s in running}) <= 1
-        fit = self._stepper.limit(len(running)) >= 0 and max(len(s.tokens) for s in running) <= self._stepper.reach
-        return fit and alike and all(steppable(s.params) and self._takes(s) for s in running)
+        fit = self._stepper.limit(len(running)) >= 0 and max([len(s.tokens) for s in running]) <= self._stepper.reach
+        return fit and alike and all(steppable(s.params) and self._takes(s) for s in self._newcomers(running))
+
+    def _newcomers(self, running: list[Sequence]) -> list[Sequence]:
+        return [s for s in running if s.id not in self._seated]
 
     def _launch(self, running: list[Sequence]) -> None:
         self._seat(running)
@@ -244,9 +254,7 @@ class Runahead:
 
     def _seat(self, running: list[Sequence]) -> None:
         """Who is not in a lane yet takes an empty one; those of the last close gaps that would make a step wider."""
-        seated = {s.id for s in self._lanes if s is not None}
-        newcomers = [s for s in running if s.id not in seated]
-        if newcomers:
+        if newcomers := self._newcomers(running):
             started = perf_counter()
             handed = [HandedOver(0)] * len(newcomers)
             if self._drafter is not None:
@@ -263,6 +271,8 @@ class Runahead:
             )
             for number, s in zip(numbers, newcomers, strict=True):
                 self._lanes[number] = s
+                self._seated.add(s.id)
+                self._skips[s.id] = self._stepper.skips
             self._elsewhere += perf_counter() - started
         self._close_up(len(running))
 
@@ -287,7 +297,7 @@ class Runahead:
                 self._seen.pop(sequence.id, None)
         if self._lanes:
             self._stepper.vacate()
-        self._lanes = []
+        self._lanes, self._seated, self._skips = [], set(), {}
 
     def _lane(self, s: Sequence, given: HandedOver) -> Lane:
         p = s.params
@@ -320,7 +330,9 @@ class Runahead:
 
     def _renew(self, length: int) -> None:
         """Noise for one more step, where it would run out. What lies beyond a sequence's limit is cut off."""
-        ahead = sum(launched.shape.verified + 1 for launched in self._under_way) + length + 1
+        if not self._reach:  # nobody draws
+            return
+        ahead = sum([launched.shape.verified + 1 for launched in self._under_way]) + length + 1
         for number, s in enumerate(self._lanes):
             if s is not None and min(s.generated + ahead, s.limit) > self._reach.get(s.id, s.limit):
                 self._stepper.renew(number, s.generated, self._noise(s, ahead))

@@ -14,6 +14,9 @@ from outrider.errors import InvalidRequest
 
 _LATELY = 1 / 16
 """What a step counts for in the average of them."""
+_PIECES = 8
+"""Rows of prompts beside decoding come in so many parts of a whole chunk: passes are made for few sizes, and one that
+fits none is filled up."""
 LOOKAHEAD = 32
 """Tokens a running sequence is taken to gain next: room for them is set aside."""
 
@@ -81,7 +84,7 @@ class Scheduler(Generic[S]):
     @property
     def kv_used(self) -> int:
         """Tokens of the running sequences."""
-        return sum(len(sequence.tokens) for sequence in self.running)
+        return sum([len(sequence.tokens) for sequence in self.running])
 
     def add(self, sequence: S) -> None:
         self._waiting.append(sequence)
@@ -100,6 +103,8 @@ class Scheduler(Generic[S]):
         """Send back to the front of the queue what no longer fits, the youngest first; what they hold must be let go.
         They keep their tokens, and are run again from the first when they are admitted again."""
         gone: list[S] = []
+        if self.kv_used + LOOKAHEAD * len(self.running) <= self.kv_tokens:
+            return gone
         while len(self.running) > 1 and sum(map(_claim, self.running)) > self.kv_tokens:
             gone.append(self.running.pop())
             self._waiting.appendleft(gone[-1])
@@ -136,8 +141,9 @@ class Scheduler(Generic[S]):
         ready = len(self.running) - len(joining)
         rows = self._chunk
         if ready and joining:
-            part = max(1, rows // 4, rows * len(joining) // len(self.running))
-            rows = min(rows, round(part * max(1.0, self._gained)))
+            piece = max(1, rows // _PIECES)
+            part = max(rows // 4, rows * len(joining) // len(self.running)) * max(1.0, self._gained)
+            rows = min(rows, max(1, round(part / piece)) * piece)
         able = [s for s in joining if s.leader is None]
         given = {id(s): 0 for s in able}
         turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in sorted(able, key=_missing)]

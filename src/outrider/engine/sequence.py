@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outrider.engine.text import TextStream
@@ -43,6 +42,8 @@ class Sequence:
     slot: int = NO_SLOT
     missing: int = 0
     """Tokens before the last that the target's cache does not hold yet; 0 once it decodes."""
+    admitted: float | None = None
+    """When it was first given a slot; None before."""
     leader: Sequence | None = None
     """A running sequence whose prompt begins alike and is being worked on: waited for, then copied from."""
     finish_reason: FinishReason | None = None
@@ -100,18 +101,19 @@ class Sequence:
         """Tokens the history does not have yet."""
         return self.tokens[self.prompt_length + self.history.generated :]
 
-    def count(self, draft: Draft, path: Iterable[int]) -> None:
+    def count(self, draft: Draft, path: tuple[int, ...]) -> None:
         """Note a step that took the nodes of `path` of `draft`."""
-        path = tuple(path)
         self.steps += 1
         if draft.sources:
-            accepted = Counter(map(draft.proposer, path))
+            taken = Counter(map(draft.proposer, path))
             for name, count in Counter(map(draft.proposer, range(len(draft)))).items():
-                self._tally(name, count, accepted[name])
+                self._tally(name, count, taken[name])
         elif draft.tokens:
             self._tally(draft.source, len(draft), len(path))
-        self.acceptance += [0] * (len(path) + 1 - len(self.acceptance))
-        self.acceptance[len(path)] += 1
+        accepted = len(path)
+        if accepted >= len(self.acceptance):
+            self.acceptance += [0] * (accepted + 1 - len(self.acceptance))
+        self.acceptance[accepted] += 1
 
     def _tally(self, name: str, drafted: int, accepted: int) -> None:
         before = self.sources.get(name, Tally())

@@ -11,7 +11,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.control.belief import Belief
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import NO_SLOT
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.stats import Stats
 from outrider.types import Chunk, Draft, StepTrace
@@ -122,15 +121,11 @@ class Ticket(Generic[R]):
     tokens: int = 0
     characters: int = 0
     last: float | None = None
-    """When its last step ended, or it was admitted; None while it waits."""
-
-    def note_admission(self, at: float) -> None:
-        if self.last is None and self.sequence.slot != NO_SLOT:
-            self.last = at
+    """When its last step ended."""
 
     def delivery(self, chunk: Chunk, now: float) -> Delivery:
         ended = self.sequence.finish_reason is not None  # one that has failed is told so instead
-        seconds = now - (self.last if self.last is not None else self.stream.begun)
+        seconds = now - (self.last or self.sequence.admitted or self.stream.begun)
         self.last = now
         self.tokens += len(chunk.token_ids)
         self.characters += len(chunk.text)

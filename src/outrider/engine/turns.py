@@ -59,13 +59,15 @@ class Turns:
         try:
             with self._changed:
                 self._coming.append(caller)
-            while (chunk := self._next(caller)) is not None:
-                yield chunk
+            while self._await(caller):
+                while caller.unread:  # nobody else takes from there
+                    yield caller.unread.popleft()
         finally:
             self._leave(caller)
 
-    def _next(self, caller: _Caller) -> Chunk | None:
-        """What the caller reads next; None at the end. Steps for everybody where nobody else does."""
+    def _await(self, caller: _Caller) -> bool:
+        """Until there is something for the caller to read; False at the end. Steps for everybody where nobody else
+        does."""
         me = get_ident()
         if self._turn == me:
             raise InvalidRequest("a step cannot ask its own LLM for text; let a drafter use another one")
@@ -75,11 +77,11 @@ class Turns:
                     while self._turn is not None and not caller.unread:
                         self._changed.wait()
                     if caller.unread:
-                        return caller.unread.popleft()
+                        return True
                     if caller.error is not None:
                         raise caller.error
                     if not caller.left:
-                        return None
+                        return False
                     self._turn = me
                 self._step()
             finally:
@@ -108,9 +110,9 @@ class Turns:
         return crew
 
     def _take(self, caller: _Caller, delivery: Delivery) -> None:
-        with self._changed:
-            caller.unread.append(delivery.chunk)
-            caller.left -= delivery.chunk.completion is not None
+        """Its reader may see the one before the other; both are told of when the turn ends."""
+        caller.unread.append(delivery.chunk)
+        caller.left -= delivery.chunk.completion is not None
 
     def _fail(self, caller: _Caller, error: Exception) -> None:
         with self._changed:

@@ -132,6 +132,10 @@ class Lanes:
                 table[target] = table[source]
             self.vacate(source)
 
+    def skip(self, lanes: int, keep: int) -> None:
+        """Of what waits for a head, leave out all but the last `keep` tokens of each lane."""
+        steps.skip_kernel[(lanes,)](self.records, keep, STRIDE=STRIDE, num_warps=1)
+
     def length(self, number: int) -> tuple[int, int, int]:
         """Tokens in the target's cache, and of those the head's lacks and has; waits for the device."""
         fields = self.records[number, :_NUMBERS].tolist()

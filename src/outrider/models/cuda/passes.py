@@ -19,6 +19,8 @@ from outrider.types import Rows
 
 MAX_ROWS = 512
 """Rows of one pass; more are run in several, which changes nothing but the time."""
+TILE = 64
+"""Passes of more rows than this are recorded for every multiple of it: what a matrix product takes at once."""
 SLACK = 256
 """Cache rows beyond the context, for a step that is under way when its sequence turns out to have ended."""
 
@@ -101,7 +103,7 @@ class Passes(StaticCache, Generic[N]):
 
     def _all_launches(self) -> Iterator[tuple[Key, Launches]]:
         for kind, launches in self._kinds().items():
-            for count in buckets(MAX_ROWS):
+            for count in (*buckets(TILE), *range(2 * TILE, MAX_ROWS + 1, TILE)):
                 for together in (False, True) if count > 1 else (False,):
                     yield (kind, count, together), partial(launches, count, together)
         for count in buckets(HEAD_ROWS):
@@ -109,7 +111,7 @@ class Passes(StaticCache, Generic[N]):
 
     def _run(self, rows: Described, kind: str) -> Tensor:
         """One pass of at most MAX_ROWS rows; the logits asked for."""
-        count = bucket(len(rows))
+        count = bucket(len(rows)) if len(rows) <= TILE else -(-len(rows) // TILE) * TILE
         wanted = np.flatnonzero(rows.wanted)
         staging = oldest(self._staging)
         self._fill(Tables.over(staging.free()), rows, count, wanted)

@@ -38,14 +38,16 @@ class Result:
     def read(self) -> StepOutcome:
         if self._read is not None:
             self._read.synchronize()
+        seconds = [a.elapsed_time(b) / 1000 for a, b in pairwise(self._marks)] or [0.0, 0.0]
         n, rows = self._length, self._host[: self._lanes]
+        if not n:
+            return StepOutcome([LaneOutcome(0, (token,), ()) for token in rows[:, 1].tolist()], *seconds)
         gained, drafted = rows[:, : n + 2].tolist(), rows[:, 2 + MAX_LENGTH : 2 + MAX_LENGTH + n].tolist()
-        offered = rows[:, -1].tolist() if n else [0] * self._lanes
+        offered = rows[:, -1].tolist()
         outcomes = [
             LaneOutcome(accepted, tuple(tokens[: accepted + 1]), _drafts(drafts), bool(taken))
             for (accepted, *tokens), drafts, taken in zip(gained, drafted, offered, strict=True)
         ]
-        seconds = [a.elapsed_time(b) / 1000 for a, b in pairwise(self._marks)] or [0.0, 0.0]
         return StepOutcome(outcomes, *seconds)
 
     def _mark(self, which: int) -> None:

@@ -26,7 +26,7 @@ from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, OUT, STRIDE, TAR
 from outrider.models.cuda.network import HEAD_ROWS
 from outrider.models.cuda.offers import Offers
 from outrider.models.cuda.results import Result
-from outrider.types import Lane, Offer, StepOutcome, StepShape
+from outrider.types import Lane, LeftBehind, Offer, StepOutcome, StepShape
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
@@ -74,6 +74,10 @@ class DeviceStepper:
     @property
     def late(self) -> int:
         return self._graphs.late
+
+    @property
+    def skips(self) -> int:
+        return self._chains.skips if self._chains is not None else 0
 
     def recordings(self, shapes: Sequence[StepShape]) -> Iterator[GraphRecording]:
         return self._graphs.recordings(self._all_launches(shapes))
@@ -170,9 +174,9 @@ class DeviceStepper:
             self._chains.settle(self._graphs, bucket(lanes))
 
     @torch.inference_mode()
-    def left(self, number: int) -> Tensor | None:
+    def left(self, number: int) -> LeftBehind:
         assert not self._under_way
-        return None if self._chains is None else self._chains.left(number)
+        return LeftBehind() if self._chains is None else self._chains.left(number)
 
     def _run(self, lanes: int, length: int, sampled: bool) -> None:
         self._graphs.run(("verify", lanes, length, sampled), lambda: self._verify(lanes, length, sampled))

@@ -152,6 +152,15 @@ def absorb_kernel(
         tl.store(row_numbers_ptr + lane * 4 + which, number)
 
 
+@triton.jit(do_not_specialize=["keep"])
+def skip_kernel(lanes_ptr, keep, STRIDE: tl.constexpr):
+    """A head lacks all that waits for it but the last `keep` tokens."""
+    state = lanes_ptr + tl.program_id(0) * STRIDE
+    gap = tl.load(state + GAP)
+    waits = tl.load(state + LENGTH) - tl.load(state + ABSORBED) - gap
+    tl.store(state + GAP, gap + tl.maximum(waits - keep, 0))
+
+
 @triton.jit(do_not_specialize=["count", "width"])
 def wait_kernel(
     lanes_ptr,
