@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from outrider.control.chains import Chains, time_to_look_up
+from outrider.control.chains import Chains, ChainState, time_to_look_up
 from outrider.control.ledger import Ledger
 from outrider.control.silence import Silence
 from outrider.control.steps import StepCosts
@@ -68,7 +68,7 @@ def drafted(right: float, host: dict[int, float], steps: int = 600) -> tuple[flo
         costs.observe(shape, 1.0 + 0.2 * length)
         costs.observe_host(shape, host[length])
         commits = [commit(length, rng.random() < right) for _ in states]
-        chains.observe(states, ledgers, commits, step)
+        observe(chains, states, ledgers, commits)
         tokens += sum(len(each.tokens) for each in commits)
         seconds += max(1.0 + 0.2 * length, host[length])
         late += length if step >= steps // 2 else 0
@@ -80,6 +80,11 @@ def commit(length: int, right: bool) -> Commit:
     draft = Draft((5,), (-1,), (0.8,), "head") if length else Draft()
     path = (0,) if length and right else ()
     return Commit(_SEQUENCE, draft, path, (5,) * (len(path) + 1))
+
+
+def observe(chains: Chains, states: list[ChainState], ledgers: list[Ledger], commits: list[Commit]) -> None:
+    if issued := chains.over():
+        chains.observe(issued, states, ledgers, commits)
 
 
 class _Sequence:
@@ -105,11 +110,11 @@ def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
     costs, chains = StepCosts(MEASURED), Chains(4, Silence())
     states, ledgers = [chains.newcomer()], [Ledger()]
     lengths = []
-    for step in range(300):
+    for _ in range(300):
         lengths.append(chains.plan(states, ledgers, costs.seconds(), 4, {}).shape.verified)
         hits = (5,) * lengths[-1]
         draft = Draft(hits, range(-1, len(hits) - 1), (0.9,) * len(hits), "head" if hits else "none")
-        chains.observe(states, ledgers, [Commit(_SEQUENCE, draft, tuple(range(len(hits))), (*hits, 5))], step)
+        observe(chains, states, ledgers, [Commit(_SEQUENCE, draft, tuple(range(len(hits))), (*hits, 5))])
     plain = [step for step, length in zip(count(), lengths) if not length]
     assert 2 <= len(plain) <= 6
     assert plain[0] < 32
@@ -120,17 +125,17 @@ def test_many_requests_rest_where_nothing_pays_and_wake_up_when_few_are_left() -
     chains, ledgers = Chains(4, Silence()), [Ledger() for _ in range(64)]
     states = [chains.newcomer() for _ in range(64)]
     dear, cheap, rested, tried = {PLAIN: 1.0, ONE: 3.0}, {PLAIN: 1.0, ONE: 1.01}, 0, 0
-    for step in range(300):
-        rests = chains.rests(states)
+    for _ in range(300):
+        rests = chains.rests(64)
         length = 0 if rests else chains.plan(states, ledgers, dear, 1, {}).shape.verified
         rested, tried = rested + rests, tried + length
-        chains.observe(states, ledgers, [commit(length, True)] * 64, step)
+        observe(chains, states, ledgers, [commit(length, True)] * 64)
     assert rested > 200
     assert tried < 8
     assert not chains.reads(64)
-    assert not any(state.issued for state in states), "what rested was observed, too"
+    assert not chains.under_way, "what rested was observed, too"
     few = states[:8]
-    assert not chains.rests(few)
+    assert not chains.rests(8)
     assert chains.plan(few, ledgers[:8], cheap, 1, {}).shape == ONE
     assert chains.reads(8)
     assert all(ledger.left > 1.0 for ledger in ledgers[:8]), "rest earns as plain steps do"

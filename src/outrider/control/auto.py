@@ -181,19 +181,19 @@ class AutoLength:
         lookup: Continues | None = None,
     ) -> StepPlan:
         self._on_device = True
+        if lookup is not None and not time_to_look_up(len(sequences), seconds[PLAIN]):
+            lookup = None
+        if lookup is None and self._chains.rests(len(sequences)):
+            self.issued = [0] * len(sequences)
+            return StepPlan(PLAIN, {})
         requests = [self._request(s) for s in sequences]
         chains = [request.chain for request in requests]
-        if lookup is not None and not time_to_look_up(len(requests), seconds[PLAIN]):
-            lookup = None
-        if lookup is None and self._chains.rests(chains):
-            self.issued = [0] * len(requests)
-            return StepPlan(PLAIN, {})
         allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
         ledgers, found = [request.ledger for request in requests], {}
         longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
         if lookup is not None and longest >= LEAST_OFFERED:
-            reach = [chain.ahead + longest for chain in chains]
+            reach = [self._chains.ahead(chain) + longest for chain in chains]
             found = self._offers.step(lookup, sequences, [r.leanings for r in requests], reach)
         plan = self._chains.plan(chains, ledgers, seconds, most, found)
         self.issued = [plan.shape.verified] * len(requests)
@@ -202,18 +202,22 @@ class AutoLength:
     # -- learning
 
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
+        device = self._chains.under_way > 0
+        chains = self._chains.over() if device else None
         if not commits:
             return
         self._steps += 1
+        if device and chains is None:
+            return
         requests = [self._request(commit.sequence) for commit in commits]
         context = _context([commit.sequence for commit in commits])
         timed = target_seconds > 0
         if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
-        if any(request.chain.issued for request in requests):
-            chains, ledgers = [request.chain for request in requests], [request.ledger for request in requests]
-            self._chains.observe(chains, ledgers, commits, self._steps)
+        if chains is not None:
+            states, ledgers = [request.chain for request in requests], [request.ledger for request in requests]
+            self._chains.observe(chains, states, ledgers, commits)
             return
         if self._paid is None or not timed:
             for request in requests:
@@ -250,7 +254,10 @@ class AutoLength:
 
     def lost(self, sequence: SequenceView) -> None:
         if request := self._requests.get(sequence.id):
-            request.chain.issued.clear()
+            request.chain.since = None
+
+    def abandon(self) -> None:
+        self._chains.abandon()
 
     def forget(self, sequence: SequenceView) -> None:
         self._requests.pop(sequence.id, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
 
@@ -44,38 +44,31 @@ def time_to_look_up(requests: int, plain: float) -> bool:
     return requests * _LOOKUP <= _LOOKUPS * plain
 
 
-class Issued(NamedTuple):
-    """A step that has not been observed yet, as one request sees it."""
-
-    shape: StepShape
-    source: str | None
-    """Who found what it was offered."""
-    stretch: float
-    """How much longer than a plain one the step takes."""
-
-
-RESTED = Issued(PLAIN, None, 0.0)
-"""A plain step that nothing was thought about."""
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ChainState:
     """What is known of one request's chains."""
 
     levels: Levels
     """How often each was right of those drafted on the device."""
-    issued: deque[Issued] = field(default_factory=deque)
-    """The oldest first."""
-    rested: int = 0
-    """Steps that the ledger has not been told of."""
+    rested: int
+    """`Chains.rested` when the ledger was told of it."""
+    since: int | None = None
+    """The first step it was in; None: it was in none, or has left the device since."""
 
-    @property
-    def ahead(self) -> int:
-        """Tokens expected of the steps under way. An offer is of use after them only if all of it was right there."""
-        tokens = 0
-        for shape, source, _ in self.issued:
-            tokens += 1 + (shape.verified if source else round(self.levels.total(shape.drafted)))
-        return tokens
+
+class Issued(NamedTuple):
+    """A step that has not been observed yet."""
+
+    number: int
+    shape: StepShape
+    stretch: float
+    """How much longer than a plain one it takes."""
+    sources: Mapping[ChainState, str]
+    """Who found what some were offered."""
+
+
+_RESTED = Issued(-1, PLAIN, 0.0, {})
+"""A plain step that nothing was thought about."""
 
 
 class Chains:
@@ -89,25 +82,37 @@ class Chains:
         self._pause = SOONEST
         """Steps of silence after which a draft is tried; longer after every try that did not pay."""
         self._rest = self._resting = 0
-        """Steps for which so many requests may rest."""
+        """Steps for which about so many requests may rest."""
+        self._under_way: deque[Issued] = deque()
+        """The oldest first."""
+        self._number = 0
+        self.rested = 0
+        """Steps observed that nothing was thought about."""
         self._gains: dict[int, float] = {}
         """What the last chains were expected to bring, of plain steps' tokens a second, by about how many requests."""
 
     def newcomer(self) -> ChainState:
-        return ChainState(self._newcomers.copy(rate=1 / 24, weight=8))
+        return ChainState(self._newcomers.copy(rate=1 / 24, weight=8), self.rested)
+
+    def ahead(self, state: ChainState) -> int:
+        """Tokens expected of the steps under way. An offer is of use after them only if all of it was right there."""
+        if state.since is None:
+            return 0
+        own = [issued for issued in self._under_way if issued.number >= state.since]
+        levels = state.levels
+        return sum(1 + (i.shape.verified if state in i.sources else round(levels.total(i.shape.drafted))) for i in own)
 
     def reads(self, requests: int) -> bool:
         """Whether drafts bring enough, among so many, for the drafter to read newcomers' prompts."""
         return self._gains.get(requests.bit_length(), _READING) >= _READING
 
-    def rests(self, states: Sequence[ChainState]) -> bool:
+    def rests(self, requests: int) -> bool:
         """Whether the next step is plain without a closer look; it is then under way."""
-        if self._rest <= 0 or len(states) != self._resting or self._silence.steps + 1 >= self._pause:
+        if self._rest <= 0 or requests.bit_length() != self._resting or self._silence.steps + 1 >= self._pause:
             return False
         self._rest -= 1
         self._silence.step(False)
-        for state in states:
-            state.issued.append(RESTED)
+        self._under_way.append(_RESTED)
         return True
 
     def plan(
@@ -123,11 +128,13 @@ class Chains:
         step, by its shape. `found`: what may be offered, by places of `states`."""
         # Without an offer there is nothing to verify but what is drafted.
         shapes = [shape for shape in seconds if shape.verified <= most and (found or shape.drafted == shape.verified)]
-        gains = _Gains(states, found)
+        gains = _Gains(states, found, {i: self.ahead(states[i]) for i in found})
         for state, ledger in zip(states, ledgers, strict=True):
-            if state.rested:
-                ledger.rest(state.rested)
-                state.rested = 0
+            if state.rested < self.rested:
+                ledger.rest(self.rested - state.rested)
+                state.rested = self.rested
+            if state.since is None:
+                state.since = self._number
         plain, patience = seconds[PLAIN], [ledger.patience for ledger in ledgers]
         left = sum([ledger.left for ledger in ledgers])
         best, most_a_second = PLAIN, _WORTHWHILE * len(states) / plain
@@ -142,9 +149,11 @@ class Chains:
         offered = gains.offered(best)
         best = self._tried(best, shapes, len(offered) < len(states))
         stretch = seconds[best] / plain - 1
-        self._rest, self._resting = _REST if best == PLAIN and self._silence.settled else 0, len(states)
-        for i, state in enumerate(states):
-            state.issued.append(Issued(best, found[i].source if i in offered else None, stretch))
+        self._rest = _REST if best == PLAIN and self._silence.settled else 0
+        self._resting = len(states).bit_length()
+        sources = {states[i]: found[i].source for i in offered}
+        self._under_way.append(Issued(self._number, best, stretch, sources))
+        self._number += 1
         return StepPlan(best, {i: found[i].offer for i in offered})
 
     def _tried(self, best: StepShape, shapes: Sequence[StepShape], room: bool) -> StepShape:
@@ -161,20 +170,33 @@ class Chains:
             return min(tries, key=lambda shape: (shape.verified, shape.drafted), default=best)
         return best
 
+    @property
+    def under_way(self) -> int:
+        """Steps that have not been observed."""
+        return len(self._under_way)
+
+    def abandon(self) -> None:
+        """They never will be."""
+        self._under_way.clear()
+
+    def over(self) -> Issued | None:
+        """The oldest step under way is; None, if nothing was thought about it."""
+        issued = self._under_way.popleft()
+        if issued is not _RESTED:
+            return issued
+        self.rested += 1
+        return None
+
     def observe(
-        self, states: Sequence[ChainState], ledgers: Sequence[Ledger], commits: Sequence[Commit], step: int
+        self, issued: Issued, states: Sequence[ChainState], ledgers: Sequence[Ledger], commits: Sequence[Commit]
     ) -> None:
-        """The oldest step under way of each request is over, step number `step` of all."""
-        shared = step % len(states)  # what newcomers begin with is learned from one after the other
+        """What came of it."""
+        _, shape, stretch, sources = issued
+        shared = issued.number % len(states)  # what newcomers begin with is learned from one after the other
         for i, (state, ledger, commit) in enumerate(zip(states, ledgers, commits, strict=True)):
-            issued = state.issued.popleft() if state.issued else RESTED
-            if issued is RESTED:
-                state.rested += 1
-                continue
-            shape, source, stretch = issued
             ledger.step(stretch, len(commit.tokens) - 1, stretch)
-            if commit.draft.source == source:  # it took what was offered, and what was drafted there is not known
-                continue
+            if sources and commit.draft.source == sources.get(state):
+                continue  # it took what was offered, and what was drafted there is not known
             length = max(shape.drafted, len(commit.draft))
             if not length:
                 continue
@@ -187,12 +209,12 @@ class _Gains:
     """Tokens that each request is expected to gain by each shape: of what it is offered, if that holds when the step
     begins, else of what is drafted on the device."""
 
-    def __init__(self, states: Sequence[ChainState], found: Mapping[int, Found]) -> None:
+    def __init__(self, states: Sequence[ChainState], found: Mapping[int, Found], ahead: Mapping[int, int]) -> None:
+        """`ahead`: by places of `states`, tokens expected before the step begins."""
         self._states, self._found = states, found
         self._drafted: dict[int, list[float]] = {}
         self._offered: dict[int, list[float]] = {}
         """By length; nothing is expected of an offer that is not there."""
-        ahead = {i: states[i].ahead for i in found}
         self._ahead = ahead
         self._holds = [found[i].holds(ahead[i]) if i in found else 0.0 for i in range(len(states))]
 

@@ -86,6 +86,10 @@ class Controller(Protocol):
         """Its steps under way on a device will not be observed."""
         ...
 
+    def abandon(self) -> None:
+        """No step under way on a device will be observed."""
+        ...
+
     def forget(self, sequence: SequenceView) -> None: ...
 
 
@@ -152,6 +156,9 @@ class FixedLength:
         pass
 
     def lost(self, sequence: SequenceView) -> None:
+        pass
+
+    def abandon(self) -> None:
         pass
 
     def forget(self, sequence: SequenceView) -> None:

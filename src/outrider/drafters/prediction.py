@@ -115,6 +115,8 @@ class PredictionDrafter:
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
+        if not self._predictions:
+            return
         for commit in commits:
             if known := self._predictions.get(commit.sequence.id):
                 known.update(commit.sequence.tokens)

@@ -47,6 +47,8 @@ class RouterDrafter:
         self._continuing = {id(d): d for d in (default, *others.values()) if isinstance(d, Continues)}
         self._route: dict[int, Drafter] = {}
         """The drafter of every open sequence."""
+        self._elsewhere: set[int] = set()
+        """Those of them that are not the default's."""
 
     @property
     def default(self) -> Drafter:
@@ -98,9 +100,12 @@ class RouterDrafter:
 
     def _enter(self, sequence: SequenceView, drafter: Drafter) -> None:
         self._route[sequence.id] = drafter
+        if drafter is not self._default:
+            self._elsewhere.add(sequence.id)
         self._prediction.open(sequence)
 
     def close(self, sequence: SequenceView) -> None:
+        self._elsewhere.discard(sequence.id)
         self._route.pop(sequence.id).close(sequence)
         self._prediction.close(sequence)
 
@@ -136,6 +141,9 @@ class RouterDrafter:
 
     def observe(self, commits: Sequence[Commit]) -> None:
         self._prediction.observe(commits)
+        if not self._elsewhere:
+            self._default.observe(commits)
+            return
         for drafter, members in self._groups([commit.sequence for commit in commits]):
             drafter.observe([commits[i] for i in members])
 

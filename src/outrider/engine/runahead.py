@@ -177,6 +177,7 @@ class Runahead:
             self._lanes, self._under_way, self._read = [], [], None
             self._seated, self._skips = set(), {}
             self._stepper.reset()
+            self._controller.abandon()
             raise
 
     def _take(self, running: list[Sequence]) -> Round | None:
