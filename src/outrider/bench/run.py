@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -183,6 +184,9 @@ def _prepared(arms: Sequence[Arm], results: Results, progress: Progress) -> Iter
                 advance(1)
         if not ready:
             raise InvalidRequest("arms: none of them can run here: " + "; ".join(results.skipped.values()))
+        gc.collect()  # as `outrider serve` does: all this stays
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         yield ready
 
 

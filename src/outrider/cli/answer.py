@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from outrider.cli import report, trace
 from outrider.cli.attribution import Attribution
+from outrider.cli.memory import keep_for_good
 from outrider.cli.options import Settings
 from outrider.cli.screen import answers, note, notes, paint, wants_colour
 from outrider.errors import InvalidRequest
@@ -28,7 +29,7 @@ def _open_llm(settings: Settings) -> LLM:
     from outrider.cli.progress import RichProgress
     from outrider.llm import LLM
 
-    return LLM(
+    llm = LLM(
         settings.model,
         drafter=settings.drafter,
         draft_length="auto" if settings.draft_length == "auto" else int(settings.draft_length),
@@ -40,6 +41,8 @@ def _open_llm(settings: Settings) -> LLM:
         max_context=settings.max_context,
         progress=RichProgress(),
     )
+    keep_for_good()
+    return llm
 
 
 def check_text(prompt: str) -> str:

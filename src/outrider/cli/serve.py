@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.memory import keep_for_good
 from outrider.cli.options import DEFAULT_MODEL, Dtype, draft_length_option
 from outrider.cli.screen import note
 from outrider.errors import InvalidRequest
@@ -130,7 +131,7 @@ def serve(
     backend = Backend(_name(model), max_queue=max_queue)
 
     def load() -> LLM:
-        return LLM(
+        llm = LLM(
             model,
             drafter=drafter,
             also="available",
@@ -145,6 +146,8 @@ def serve(
             remember=remember,
             progress=RichProgress(),
         )
+        keep_for_good()
+        return llm
 
     def ready() -> None:
         address = f"http://{_shown(listener.getsockname()[0])}:{listener.getsockname()[1]}"
