@@ -152,3 +152,16 @@ def test_lookups_are_left_where_the_host_has_no_time_for_them() -> None:
     assert time_to_look_up(1, 0.7e-3), "one request of a small model"
     assert not time_to_look_up(16, 1e-3), "many of it"
     assert time_to_look_up(8, 4.5e-3), "some of a large one"
+
+
+def test_what_a_head_ships_with_is_believed_at_first() -> None:
+    """One that is nearly always right is asked for long chains from its first draft on, one that never is for none."""
+    costs = {StepShape(n, n): 1.0 + 0.1 * n for n in (0, 1, 2, 4, 8)}
+
+    def first(acceptance: tuple[float, ...]) -> int:
+        chains = Chains(8, Silence(), acceptance)
+        return chains.plan([chains.newcomer()], [Ledger()], costs, 8, {}).shape.verified
+
+    assert first((0.02,)) == 0
+    assert 0 < first(()) < 8, "nothing is known"
+    assert first((0.98,) * 8) == 8

@@ -47,7 +47,7 @@ from outrider.models.native.library import built
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, Drafter, DraftHead, LanguageModel, Prepares, Speculation
+from outrider.types import Chunk, Completion, Drafter, DraftHead, HasNetworks, LanguageModel, Prepares, Speculation
 
 if TYPE_CHECKING:
     import torch
@@ -168,7 +168,10 @@ class LLM:
     def _auto(self, drafter: Drafter) -> AutoLength:
         """A controller that knows what passes cost here, or finds out between the first steps."""
         table = self._costs.load(self.model, drafter)
-        return AutoLength(table=table, survey=None if table else self._costs.survey(self.model, drafter))
+        survey = None if table else self._costs.survey(self.model, drafter)
+        return AutoLength(
+            table=table, survey=survey, acceptance=drafter.acceptance if isinstance(drafter, HasNetworks) else None
+        )
 
     @staticmethod
     def _prepare(progress: Progress, networks: Sequence[object], *engines: Engine) -> None:

@@ -221,6 +221,10 @@ class HasNetworks(Protocol):
 
     @property
     def networks(self) -> Mapping[str, object]: ...
+    @property
+    def acceptance(self) -> Mapping[str, Sequence[float]]:
+        """By the same names, where it is known beforehand; as `DraftHead.acceptance`."""
+        ...
 
 
 @runtime_checkable
@@ -359,6 +363,8 @@ class DraftHead(Protocol):
 
     taps: tuple[int, ...]
     """The target's states it reads."""
+    acceptance: tuple[float, ...]
+    """How often each level of its chains was right on held-out text, where those before were; empty: not known."""
     ids: Tensor
     """[draft vocabulary] int64, rising: which of the target's tokens each column of logits stands for."""
     max_context: int

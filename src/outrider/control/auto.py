@@ -67,21 +67,29 @@ class AutoLength:
     offered_lengths = OFFERED_LENGTHS
 
     def __init__(
-        self, nodes: int = 16, rows: int = 32, *, table: CostTable | None = None, survey: Survey | None = None
+        self,
+        nodes: int = 16,
+        rows: int = 32,
+        *,
+        table: CostTable | None = None,
+        survey: Survey | None = None,
+        acceptance: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         """Costs are known from a `table`, or will be from a `survey`, until when decoding is plain; with neither they
-        are guessed at and learned."""
+        are guessed at and learned. `acceptance`: what is known beforehand of drafters, by name
+        (`DraftHead.acceptance`)."""
         if nodes < 1 or rows < 2:
             raise InvalidRequest(f"nodes={nodes} must be at least 1 and rows={rows} at least 2.")
         self.nodes = nodes
         self.rows = rows
         self.issued: Sequence[int] = ()
         self._acceptance = Acceptance()
+        self._known = acceptance or {}
         self._prices = Prices(rows, table, survey)
         self._paid = self._paid_from(self._prices.table)
         """None until costs are known."""
         self._silence = Silence()
-        self._chains = Chains(nodes, self._silence)
+        self._chains = Chains(nodes, self._silence, next(iter(self._known.values()), ()))
         self._offers = Offers(self._acceptance)
         self._requests: dict[int, _Request] = {}
         self._steps = 0
@@ -271,7 +279,7 @@ class AutoLength:
         return request
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:
-        return PaidDrafters(table, self.nodes, self._acceptance) if table else None
+        return PaidDrafters(table, self.nodes, self._acceptance, self._known) if table else None
 
     # -- watching
 

@@ -15,7 +15,7 @@ from operator import add
 from typing import NamedTuple
 
 from outrider.control.ledger import Ledger
-from outrider.control.levels import HOPE, Levels
+from outrider.control.levels import HOPE, Levels, hoped
 from outrider.control.offers import Found
 from outrider.control.silence import LATEST, SOONEST, Silence
 from outrider.types import PLAIN, Commit, StepPlan, StepShape
@@ -72,10 +72,10 @@ _RESTED = Issued(-1, PLAIN, 0.0, {})
 
 
 class Chains:
-    def __init__(self, nodes: int, silence: Silence) -> None:
+    def __init__(self, nodes: int, silence: Silence, acceptance: Sequence[float] = ()) -> None:
         """Of at most `nodes` nodes. A step for which nobody drafts adds to the `silence`, which may have begun on the
-        host."""
-        self._newcomers = Levels([HOPE**k for k in range(1, nodes + 1)], HOPE, 1 / 64, 4)
+        host. `acceptance`: as `DraftHead.acceptance`."""
+        self._newcomers = Levels(hoped(acceptance, nodes), HOPE, 1 / 64, 4)
         """What is believed of a request of which nothing is known yet."""
         self._silence = silence
         self._since_plain = _PLAIN_EVERY - _PLAIN_SOON

@@ -8,6 +8,16 @@ HOPE = 0.66
 """A drafter is taken to be right two times in three before it has been tried."""
 
 
+def hoped(known: Sequence[float], count: int) -> list[float]:
+    """How likely each of `count` levels is right, with all before it: as `known` of the first ones, where those before
+    are right, and hoped of the others."""
+    found, chance = [], 1.0
+    for level in range(count):
+        chance *= known[level] if level < len(known) else HOPE
+        found.append(chance)
+    return found
+
+
 class Levels:
     """What each level of a drafter's drafts has lately brought a request. Levels beyond those drafted last are guessed
     from them, `ratio` of the one before: what improves is allowed more, step by step."""

@@ -14,7 +14,7 @@ from outrider.control.acceptance import Acceptance, Leanings, depths
 from outrider.control.choice import depth, floor, joined
 from outrider.control.costs import CostTable, DraftCost
 from outrider.control.ledger import SHARE, Ledger
-from outrider.control.levels import HOPE, Levels
+from outrider.control.levels import HOPE, Levels, hoped
 from outrider.control.pace import LONG_PAUSE, DraftPace
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
@@ -73,11 +73,15 @@ class Candidate(NamedTuple):
 
 
 class PaidDrafters:
-    def __init__(self, table: CostTable, nodes: int, acceptance: Acceptance) -> None:
-        """Drafts of at most `nodes` nodes. Nobody is paid before there is a table: it is not known what they cost."""
+    def __init__(
+        self, table: CostTable, nodes: int, acceptance: Acceptance, known: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Drafts of at most `nodes` nodes. Nobody is paid before there is a table: it is not known what they cost.
+        `known`: how often their levels are right, as far as that was measured before (`DraftHead.acceptance`)."""
         self._table = table
         self._nodes = nodes
         self._acceptance = acceptance
+        self._known = known
         self._costs: dict[str, DraftPace] = {}
         self._newcomers: dict[str, Levels] = {}
         """What each drafter's levels gain a request of which nothing is known yet."""
@@ -236,6 +240,6 @@ class PaidDrafters:
         known = self._newcomers.get(name)
         if known is None:
             row = self._table.second / self._table.first
-            hope = [max(0.0, HOPE**k - row) for k in range(1, self._nodes + 1)]
+            hope = [max(0.0, chance - row) for chance in hoped(self._known.get(name, ()), self._nodes)]
             known = self._newcomers[name] = Levels(hope, HOPE, 1 / 64, 4)
         return known

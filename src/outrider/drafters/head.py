@@ -142,6 +142,10 @@ class HeadDrafter:
         return {self.name: self._head}
 
     @property
+    def acceptance(self) -> Mapping[str, Sequence[float]]:
+        return {self.name: self._head.acceptance} if self._head.acceptance else {}
+
+    @property
     def chains(self) -> bool:
         """Whether every draft is a single path."""
         return self._branching == 1

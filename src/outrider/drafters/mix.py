@@ -36,6 +36,10 @@ class MixDrafter:
     def networks(self) -> Mapping[str, object]:
         return self._head.networks
 
+    @property
+    def acceptance(self) -> Mapping[str, Sequence[float]]:
+        return self._head.acceptance
+
     def open(self, sequence: SequenceView) -> None:
         self._head.open(sequence)
         self._suffix.open(sequence)

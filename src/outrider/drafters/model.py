@@ -132,6 +132,10 @@ class ModelDrafter:
         return {self.name: self._model}
 
     @property
+    def acceptance(self) -> Mapping[str, Sequence[float]]:
+        return {}
+
+    @property
     def chains(self) -> bool:
         """Whether every draft is a single path."""
         return self._branching == 1

@@ -65,6 +65,14 @@ class RouterDrafter:
             name: net for drafter in every if isinstance(drafter, HasNetworks) for name, net in drafter.networks.items()
         }
 
+    @property
+    def acceptance(self) -> Mapping[str, Sequence[float]]:
+        known: dict[str, Sequence[float]] = {}
+        for drafter in (*self._named.values(), self._default):
+            if isinstance(drafter, HasNetworks):
+                known |= drafter.acceptance
+        return known
+
     def is_default(self, sequence: SequenceView) -> bool:
         """Whether the default drafter drafts for it, beside its prediction."""
         return self._route.get(sequence.id) is self._default

@@ -31,6 +31,7 @@ class CudaHead(Passes[HeadNetwork]):
     ) -> None:
         self.config = config
         self.taps = config.taps
+        self.acceptance = config.acceptance
         self.ids = weights.ids
         slots, capacity = max_batch + 1, max_context + SLACK
         network = HeadNetwork(config, weights, embedding, embed_scale, slots, capacity, MAX_ROWS)

@@ -175,11 +175,20 @@ def _read_config(folder: Path) -> tuple[HeadConfig, Mapping[str, Any]]:
             target_vocab=vocab,
             target_layers=int(about.get("target_layers", 0)),
             norm_before_residual=bool(raw.get("norm_before_residual", True)),
+            acceptance=_acceptance(about),
         ), about
     except ModelError as error:
         raise DrafterError(f"the head in {folder} cannot be run: {error}; use another drafter") from error
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise DrafterError(f"{folder / CONFIG} does not describe a head ({error!r}); fetch it again") from error
+
+
+def _acceptance(about: Mapping[str, Any]) -> tuple[float, ...]:
+    """What training has measured."""
+    found = tuple(float(each) for each in dict(about.get("held_out") or {}).get("per_position") or ())
+    if not all(0 <= each <= 1 for each in found):
+        raise ValueError(f"held_out.per_position {found}")
+    return found
 
 
 def _check_kind(raw: Mapping[str, Any], architecture: Architecture, folder: Path) -> None:

@@ -31,6 +31,8 @@ class HeadConfig:
     """0: not known."""
     norm_before_residual: bool = False
     """Whether the normalised state, instead of the state itself, starts the residual stream."""
+    acceptance: tuple[float, ...] = ()
+    """As `DraftHead.acceptance`."""
 
     def __post_init__(self) -> None:
         if any(later <= tap for tap, later in pairwise(self.taps)):

@@ -33,6 +33,7 @@ class TorchHead(StaticCache):
         super().__init__(max_batch, max_context)
         self.config: HeadConfig = module.config
         self.taps = self.config.taps
+        self.acceptance = self.config.acceptance
         self.ids = ids
         self._module = module.eval()
         self._embed = embed

@@ -48,6 +48,7 @@ class NativeHead(NativeStack):
             integers=int8,
         )
         self.config = config
+        self.acceptance = config.acceptance
         self.taps = config.taps
         self.ids = weights.ids
         self._target = target  # its embedding is pointed into
