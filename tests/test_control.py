@@ -64,6 +64,8 @@ class World:
     drift: float = 1.7
     seed: int = 0
     table: CostTable | None = None
+    thinking: float = 0.0
+    """What looking up takes the host, whatever is found."""
 
     def auto(self, nodes: int = 16, rows: int = 32) -> AutoLength:
         line = [PASS * self.rows(r) for r in ROWS]
@@ -91,7 +93,7 @@ class World:
                 tokens = (*[7] * taken, 7 if right > taken else 8)  # the drafter says 7, the target 8 where it is wrong
                 commits.append(Commit(sequence, draft, tuple(range(taken)), tokens))  # type: ignore[arg-type]
             rows = sequences + sum(len(d) for d in drafts)
-            target, drafting = self.rows(rows), self.per_level * drafter.levels
+            target, drafting = self.rows(rows), self.per_level * drafter.levels + self.thinking * drafter.thoughts
             # The speed of the machine swings by `drift`, with hiccups on top.
             speed = PASS * math.exp(math.log(self.drift) * math.sin(step / 90) / 2 + draw.gauss(0, self.noise))
             hiccup = 4.0 if draw.random() < 0.01 else 1.0
@@ -115,7 +117,7 @@ class Drafts:
 
     def __init__(self, world: World, step: int, sequences: int) -> None:
         self._world, self._step, self._sequences = world, step, sequences
-        self.levels = 0
+        self.levels = self.thoughts = 0
 
     def propose(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = []
@@ -133,7 +135,7 @@ class Finder(Drafts):
 
     def look_up(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
         found = self.propose(sequences, budgets)
-        self.levels = 0
+        self.levels, self.thoughts = 0, 1
         return found
 
     def paid(self, sequence: SequenceView) -> str | None:
@@ -722,6 +724,18 @@ Chance = Callable[[int, int], float]
 def chains(seconds: Mapping[int, float]) -> dict[StepShape, float]:
     """Of steps that verify what they draft."""
     return {StepShape(length, length): taken for length, taken in seconds.items()}
+
+
+def test_thinking_costs_little_where_nothing_pays_and_change_is_noticed() -> None:
+    """A lookup that takes 4% of a step and finds nothing, then everything."""
+    useless = World(rising(0.3), always(0.05), free=True, thinking=0.04)
+    plain = replace(useless, thinking=0.0).plain(2000)
+    assert useless.run(useless.auto(), 2000).rate > 0.98 * plain
+    cheap = replace(useless, thinking=0.004)
+    assert cheap.run(cheap.auto(), 2000).rate > 0.98 * plain
+    changing = replace(useless, chance=lambda _, step: 0.9 if step >= 500 else 0.05)
+    settled = changing.run(changing.auto(), 500 + 40)
+    assert max(map(sum, settled.drafted[500:520])) > 0, "noticed within a few steps"
 
 
 def on_device(controller: Controller, seconds: dict[int, float], chance: Chance, steps: int) -> Ran:

@@ -13,6 +13,8 @@ they meet:
 
 Where a device takes the steps, it is told how long its chains are (`chains`) and what was looked up (`offers`).
 
+Where nothing has been drafted for a while, all this is done less often (`thrift`).
+
 No verdict is final: a paid drafter that is not asked is tried again, as often as the ledger can bear.
 """
 
@@ -32,6 +34,7 @@ from outrider.control.paid import Candidate, PaidDrafters, PaidState
 from outrider.control.prices import Prices
 from outrider.control.silence import Silence
 from outrider.control.survey import Survey
+from outrider.control.thrift import Thrift
 from outrider.errors import InvalidRequest
 from outrider.types import PLAIN, Budget, Commit, Continues, Draft, Drafter, LooksUp, SequenceView, StepPlan, StepShape
 
@@ -89,6 +92,9 @@ class AutoLength:
         self._paid = self._paid_from(self._prices.table)
         """None until costs are known."""
         self._silence = Silence()
+        self._thrift = Thrift()
+        self._resting = False
+        """Whether nothing was thought about in the step under way."""
         self._chains = Chains(nodes, self._silence, next(iter(self._known.values()), ()))
         self._offers = Offers(self._acceptance)
         self._requests: dict[int, _Request] = {}
@@ -112,7 +118,8 @@ class AutoLength:
         requests = [self._request(s) for s in sequences]
         limits = [max(0, min(self.nodes, most)) for most in room]
         owed, plain_due = any(request.promised for request in requests), self._prices.plain_due(self._steps)
-        if not owed and (plain_due or self._paid is None or len(requests) >= self.rows):
+        self._resting = not owed and self._thrift.rests(self._silence.settled)
+        if self._resting or (not owed and (plain_due or self._paid is None or len(requests) >= self.rows)):
             return self._given([_EMPTY] * len(requests))
         costs = self._prices.step(len(requests), _context(sequences))
         if drafter is not self._drafter:
@@ -223,6 +230,9 @@ class AutoLength:
         if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
+        if self._resting and chains is None:
+            self._rested(requests)
+            return
         if chains is not None:
             states, ledgers = [request.chain for request in requests], [request.ledger for request in requests]
             self._chains.observe(chains, states, ledgers, commits)
@@ -232,6 +242,8 @@ class AutoLength:
                 request.proposed, request.nodes = _EMPTY, 0
             return
         self._prices.observe(len(requests), rows, context, target_seconds)
+        if rows == len(requests) and not any(request.paid.drafter for request in requests):
+            self._thrift.observe(draft_seconds, target_seconds)
         charged = self._charges(self._paid, requests, context, rows, draft_seconds, target_seconds)
         total, expected = sum(charged), sum([request.expected for request in requests])
         for request, commit, charge in zip(requests, commits, charged, strict=True):
@@ -241,6 +253,14 @@ class AutoLength:
             request.paid.end_step()
             request.proposed, request.nodes, request.expected = _EMPTY, 0, 0.0
         self._prices.value(len(requests), total, expected, self._steps)
+
+    def _rested(self, requests: Sequence[_Request]) -> None:
+        """A plain step that nothing was thought about is over."""
+        self._prices.rested()
+        for request in requests:
+            request.ledger.rest(1)
+            request.paid.end_step()
+            request.paid.rest -= 1
 
     def _charges(
         self,

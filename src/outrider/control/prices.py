@@ -61,6 +61,10 @@ class Prices:
         self.row = costs[requests + 1] - plain if requests < self._rows else plain
         return costs
 
+    def rested(self) -> None:
+        """A plain step is over that tells nothing."""
+        self._since_plain = 0
+
     def observe(self, requests: int, rows: int, context: float, seconds: float) -> None:
         """A step took so long, without drafting. Only once there is a table."""
         if rows == requests:

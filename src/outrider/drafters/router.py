@@ -44,6 +44,7 @@ class RouterDrafter:
         self._prediction = PredictionDrafter()
         # Asking a protocol takes as long as looking up.
         self._lookups = {id(d): d for d in (default, *others.values()) if isinstance(d, LooksUp)}
+        self._reader = default if isinstance(default, ReadsFeatures) else None
         self._continuing = {id(d): d for d in (default, *others.values()) if isinstance(d, Continues)}
         self._route: dict[int, Drafter] = {}
         """The drafter of every open sequence."""
@@ -169,6 +170,9 @@ class ReadingRouter(RouterDrafter):
 
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """Every drafter that reads features is given those of its own sequences."""
+        if not self._elsewhere and self._reader is not None:
+            self._reader.read(sequences, batch, features, soon)
+            return
         ends = list(accumulate(len(rows.tokens) for rows in batch))
         pieces = [features[end - len(rows.tokens) : end] for end, rows in zip(ends, batch, strict=True)]
         for drafter, members in self._groups(sequences):
