@@ -90,7 +90,8 @@ class GGUFFile:
 
     def without_vocabulary(self) -> GGUFFile:
         """For whoever wants the tensors: lists of the metadata take tens of megabytes."""
-        return replace(self, metadata={key: value for key, value in self.metadata.items() if not isinstance(value, list)})
+        metadata = {key: value for key, value in self.metadata.items() if not isinstance(value, list)}
+        return replace(self, metadata=metadata)
 
     def read(self, name: str, dtype: torch.dtype, shift: float = 0.0) -> torch.Tensor:
         """The tensor as numbers, plus `shift`, computed in fp32 and rounded once to `dtype`.

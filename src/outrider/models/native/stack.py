@@ -213,7 +213,7 @@ class NativeStack(StaticCache):
             deepest = max(matrix.depth for matrix in matrices)
             most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
             if m.head.strips:
-                most += 2 * MAX_ROWS * _SUMS * blocks(deepest)
+                most += 2 * MAX_ROWS * _INPUTS * blocks(deepest)
             m.scratch_size = -(-most // 64) * 64
         m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
         m.scores_size = capacity * (_TOGETHER + self._depth)
@@ -259,8 +259,8 @@ def _line(depth: int) -> int:
     return 2 * (depth + 8 * blocks(depth))
 
 
-_SUMS = 128
-"""Bytes of what a block of inputs adds up to, at most (`Sums` of stored.h)."""
+_INPUTS = 256
+"""Bytes of a block of a row's inputs, at most (`Inputs` of stored.h)."""
 
 _Row = tuple[int, Span, Sequence[int], bool]
 """Token, where its slot stands, its path, whether its logits are wanted."""
