@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -88,6 +88,11 @@ class GGUFFile:
         except (_Damaged, UnicodeDecodeError) as error:
             raise ModelError(f"{path} is not a readable GGUF file ({error}); fetch it again.") from error
 
+    def without_vocabulary(self) -> GGUFFile:
+        """For whoever wants the tensors: lists of the metadata take tens of megabytes."""
+        metadata = {key: value for key, value in self.metadata.items() if not isinstance(value, list)}
+        return replace(self, metadata=metadata)
+
     def read(self, name: str, dtype: torch.dtype, shift: float = 0.0) -> torch.Tensor:
         """The tensor as numbers, plus `shift`, computed in fp32 and rounded once to `dtype`.
 
@@ -115,8 +120,6 @@ class GGUFFile:
 
     def stored(self, name: str) -> Stored:
         """A matrix as it is, to be read later."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
         info = self.tensors[name]
         width = info.nbytes // info.shape[0]
 
@@ -124,7 +127,14 @@ class GGUFFile:
             raw = _bytes(info.path, info.offset + first * width, (last - first) * width)
             return torch.from_numpy(raw).view(last - first, width)
 
-        return Stored(info.type_name, info.shape, GGML_QUANT_SIZES[GGMLQuantizationType[info.type_name]][1], read)
+        def mapped() -> torch.Tensor:
+            try:
+                pages = np.memmap(info.path, np.uint8, mode="c", offset=info.offset, shape=(info.nbytes,))
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{info.path} became shorter while it was read; fetch it again.") from error
+            return torch.from_numpy(pages).view(-1, width)
+
+        return Stored(info.type_name, info.shape, read, mapped)
 
 
 def _bytes(path: Path, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

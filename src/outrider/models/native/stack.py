@@ -212,6 +212,8 @@ class NativeStack(StaticCache):
         if m.shape.integers:  # lines of inputs (gemm_int8.h), the screen's twice and a row of them widened
             deepest = max(matrix.depth for matrix in matrices)
             most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
+            if m.head.strips:
+                most += 2 * MAX_ROWS * _INPUTS * blocks(deepest)
             m.scratch_size = -(-most // 64) * 64
         m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
         m.scores_size = capacity * (_TOGETHER + self._depth)
@@ -256,6 +258,9 @@ def _line(depth: int) -> int:
     """Bytes of a row of inputs as int8 (`LINE_BYTES` of gemm_int8.h)."""
     return 2 * (depth + 8 * blocks(depth))
 
+
+_INPUTS = 256
+"""Bytes of a block of a row's inputs, at most (`Inputs` of stored.h)."""
 
 _Row = tuple[int, Span, Sequence[int], bool]
 """Token, where its slot stands, its path, whether its logits are wanted."""
