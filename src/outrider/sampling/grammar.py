@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outrider.sampling.history import History
     from outrider.types import ResolvedParams
 
-_WHITESPACE = r"( |\n[ \t]{0,40})?"
+WHITESPACE = r"( |\n[ \t]{0,40})?"
 """Between the parts of JSON: enough for every common style, and no endless runs of blanks."""
 _KEPT = 64
 """Compiled grammars kept: clients send the same few schemas again and again."""
@@ -36,15 +36,15 @@ _RESTARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an output must look like; `json_object`, `json_schema` and `regex` make one."""
+    """What an output must look like; `json_object`, `json_schema`, `regex` and `lark` make one."""
 
-    kind: Literal["json", "regex"]
+    kind: Literal["json", "regex", "lark"]
     source: str
-    """A JSON schema, or a regular expression that the whole output matches."""
+    """A JSON schema, a regular expression that the whole output matches, or rules in llguidance's dialect of Lark."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in ("json", "regex"):
-            raise InvalidRequest(f"grammar: kind must be 'json' or 'regex', not {shown(self.kind)}")
+        if not isinstance(self.kind, str) or self.kind not in ("json", "regex", "lark"):
+            raise InvalidRequest(f"grammar: kind must be 'json', 'regex' or 'lark', not {shown(self.kind)}")
         if not isinstance(self.source, str):
             raise InvalidRequest(f"grammar: its source must be text, not {shown(self.source)}")
         if not _is_text(self.source):
@@ -71,6 +71,13 @@ class Grammar:
         if not isinstance(pattern, str):
             raise InvalidRequest(f"grammar: a regular expression is a string, not {type(pattern).__name__}")
         return Grammar("regex", pattern)
+
+    @staticmethod
+    def lark(rules: str) -> Grammar:
+        """Text that follows from the rule `start`; JSON schemas may stand in the rules (`%json {…}`)."""
+        if not isinstance(rules, str):
+            raise InvalidRequest(f"grammar: rules are a string, not {type(rules).__name__}")
+        return Grammar("lark", rules)
 
 
 def _is_text(source: str) -> bool:
@@ -137,10 +144,13 @@ class Grammars:
             wrapper = _Wrapper(self._vocabulary, self._size, self._eos)
             self._tokenizer = LLTokenizer(wrapper, eos_token=self._eos or None)
         try:
-            if grammar.kind == "regex":
-                source = LLMatcher.grammar_from_regex(grammar.source)
-            else:
-                source = LLMatcher.grammar_from_json_schema(grammar.source, {"whitespace_pattern": _WHITESPACE})
+            match grammar.kind:
+                case "regex":
+                    source = LLMatcher.grammar_from_regex(grammar.source)
+                case "lark":
+                    source = LLMatcher.grammar_from_lark(grammar.source)
+                case "json":
+                    source = LLMatcher.grammar_from_json_schema(grammar.source, {"whitespace_pattern": WHITESPACE})
         except ValueError as error:
             raise InvalidRequest(f"grammar: it cannot be read: {error}") from error
         return LLMatcher(self._tokenizer, source, log_level=0)

@@ -7,7 +7,7 @@ from typing import Any
 from outrider.engine.tickets import Delivery
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server.answers import Answer, text_logprobs, word
-from outrider.server.translate import Job
+from outrider.server.translate import Job, says_more
 
 
 class TextForm:
@@ -23,8 +23,10 @@ class TextForm:
     def opening(self, index: int, job: Job) -> dict[str, Any] | None:
         return {"index": index, "text": job.echoes[index], "logprobs": None} if job.echoes[index] else None
 
-    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
+    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
         chunk, logprobs = delivery.chunk, None
+        if not (chunk.text or says_more(delivery, job)):
+            return None
         if job.logprobs:
             offset = self._offsets.get(answer.index, 0)
             logprobs = text_logprobs(tokenizer, chunk.logprobs, offset)
@@ -39,3 +41,6 @@ class TextForm:
             "text": job.echoes[answer.index] + done.text,
             "logprobs": text_logprobs(tokenizer, done.logprobs or (), 0) if job.logprobs else None,
         }
+
+    def reason(self, answer: Answer, job: Job) -> str | None:
+        return answer.completion.finish_reason if answer.completion else None

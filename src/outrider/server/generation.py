@@ -39,12 +39,17 @@ class Form(Protocol):
         """A choice that opens a stream, before anything is generated."""
         ...
 
-    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
-        """A choice with what a step brought, without its finish_reason."""
+    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
+        """A choice with what a step brought, without its finish_reason; None where there is nothing to say yet. Asked
+        once for every step, in order."""
         ...
 
     def choice(self, answer: Answer, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
         """A finished choice, without its finish_reason."""
+        ...
+
+    def reason(self, answer: Answer, job: Job) -> str | None:
+        """Why a choice has ended; None: it has not. Asked after what it brought."""
         ...
 
 
@@ -85,7 +90,7 @@ class Generation:
         choices = []
         for answer in self._answers:
             choice = self._form.choice(answer, self._job, self._tokenizer)
-            choice["finish_reason"] = _reason(answer)
+            choice["finish_reason"] = self._form.reason(answer, self._job)
             if self._job.trace:
                 choice["outrider"] = traces[answer.index]
             choices.append(choice)
@@ -122,10 +127,10 @@ class Generation:
     def _piece(self, answer: Answer, delivery: Delivery) -> dict[str, Any] | None:
         """A choice to send for a step; None where there is nothing to say yet."""
         chunk, job = delivery.chunk, self._job
-        if not (chunk.text or chunk.completion or job.trace or chunk.logprobs):
-            return None
         choice = self._form.delta(answer, delivery, job, self._tokenizer)
-        choice["finish_reason"] = _reason(answer)
+        if choice is None:
+            return None
+        choice["finish_reason"] = self._form.reason(answer, job)
         if job.trace:
             choice["outrider"] = {
                 "tokens": answers.token_traces(self._tokenizer, delivery),
@@ -163,7 +168,3 @@ class Generation:
 
     def _top(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": kind, "system_fingerprint": f"outrider-{__version__}", "choices": choices}
-
-
-def _reason(answer: Answer) -> str | None:
-    return None if answer.completion is None else answer.completion.finish_reason

@@ -17,7 +17,14 @@ _SEED = 2**63
 Seed = Annotated[int, Field(ge=-_SEED, lt=_SEED)]
 TokenId = Annotated[int, Field(ge=0, lt=_SEED)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 18)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
 Stop = Annotated[str, Field(max_length=256)]
+
+
+def modest_together(tools: list[Tool]) -> list[Tool]:
+    """The tools as they are; `ValueError` where their schemas together are too large."""
+    modest({tool.function.name: tool.function.parameters for tool in tools})
+    return tools
 
 
 class Request(BaseModel):
@@ -84,12 +91,54 @@ class ContentPart(Request):
 Content = str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=1024)]
 
 
+class CalledFunction(Request):
+    name: FunctionName
+    arguments: str = "{}"
+
+
+class ToolCall(Request):
+    """A call that an earlier answer made."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Request):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=1024)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256, description="Which call a tool's message answers.")] | None = (
+        None
+    )
+    name: str | None = None
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=4096)]
+
+
+class ToolFunction(Request):
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, AfterValidator(modest)] = None
+    strict: bool | None = None
+
+
+class Tool(Request):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ChosenFunction(Request):
+    name: str
+
+
+class ChosenTool(Request):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128), AfterValidator(modest_together)]
 
 
 class JsonSchema(Request):
@@ -115,6 +164,9 @@ class ChatRequest(Sampled):
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(Sampled):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 MAX_BYTES = 128 << 10
 MAX_KEYS = 2048
@@ -15,7 +15,10 @@ MAX_FACTOR = 9999
 """Of `multipleOf`, its point left out (0.25: 25): an automaton has a state for each remainder."""
 
 
-def modest(schema: dict[str, Any] | bool | None) -> dict[str, Any] | bool | None:
+Schema = TypeVar("Schema", dict[str, Any] | bool | None, dict[str, Any] | None)
+
+
+def modest(schema: Schema) -> Schema:
     """The schema as it is; `ValueError` where it is too large."""
     keys = values = 0
     left: list[Any] = [schema]

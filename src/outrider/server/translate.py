@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.engine.sequence import Sequence as Running
+from outrider.engine.tickets import Delivery
 from outrider.errors import InvalidRequest
+from outrider.sampling.grammar import Grammar
 from outrider.sampling.params import SamplingParams
 from outrider.server.backend import Served
 from outrider.server.errors import ApiError, as_api_error
@@ -22,8 +24,11 @@ from outrider.server.protocol import (
     Prediction,
     Sampled,
     SpeculateOptions,
+    Tool,
 )
 from outrider.server.structured import grammar_of
+from outrider.server.tools.conversation import conversation
+from outrider.server.tools.toolbox import Toolbox, toolbox
 from outrider.types import Speculation
 
 _MAX_STOPS = 16
@@ -45,6 +50,14 @@ class Job:
     include_usage: bool
     echoes: Sequence[str]
     """Per sequence, the text to repeat before the answer."""
+    tools: Toolbox | None = None
+    """What the answers may call."""
+
+
+def says_more(delivery: Delivery, job: Job) -> bool:
+    """Whether what a step brought is to be told of even without text."""
+    chunk = delivery.chunk
+    return bool(chunk.completion or job.trace or chunk.logprobs)
 
 
 def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
@@ -54,8 +67,10 @@ def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
         raise ApiError(400, "max_completion_tokens: give it or max_tokens, not both", param="max_completion_tokens")
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    prompt = encode_chat(served, asked.messages)
-    return _job(served, asked, salt, [prompt], [""], most, logprobs)
+    grammar = grammar_of(asked.response_format)
+    tools = toolbox(asked, served.dialect, served.llm.tokenizer.control_tokens, grammar)
+    prompt = encode_chat(served, asked.messages, tools=tools.tools if tools else ())
+    return _job(served, asked, salt, [prompt], [""], most, logprobs, tools.grammar if tools else grammar, tools)
 
 
 def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -> Job:
@@ -71,7 +86,7 @@ def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -
         decode = served.llm.tokenizer.decode
         echoes = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in several]
     most = _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs)
+    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs, grammar_of(asked.response_format))
 
 
 def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -89,20 +104,25 @@ def encode(served: Served, text: str, param: str, *, special: bool = True) -> li
     return served.llm.tokenizer.encode(text, add_special_tokens=special)
 
 
-def encode_chat(served: Served, messages: Sequence[Message], generate: bool = True) -> list[int]:
-    plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    if sum(len(message["content"]) for message in plain) > served.longest_text:
+def encode_chat(
+    served: Served, messages: Sequence[Message], generate: bool = True, tools: Sequence[Tool] = ()
+) -> list[int]:
+    texts = [_said(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if sum(map(len, texts)) > served.longest_text:
         message = f"messages: they leave no room in a context of {served.llm.model.max_context} tokens"
         raise ApiError(400, message, param="messages", code="context_length_exceeded")
+    plain, known = conversation(served.dialect, messages, texts, tools)
     try:
-        return served.llm.tokenizer.apply_chat_template(plain, generate)
+        return served.llm.tokenizer.apply_chat_template(plain, generate, known)
     except InvalidRequest as error:
         raise ApiError(400, str(error).replace("prompt:", "messages:"), param="messages") from None
 
 
-def _plain(message: Message, place: str) -> dict[str, str]:
-    role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": _text(message.content, f"{place}.content")}
+def _said(message: Message, place: str) -> str:
+    """A message's text; one that makes calls needs none."""
+    if message.role == "tool" and message.tool_call_id is None:
+        raise ApiError(400, f"{place}.tool_call_id is required", param=f"{place}.tool_call_id")
+    return "" if message.tool_calls and message.content is None else _text(message.content, f"{place}.content")
 
 
 def _text(content: Content | None, place: str) -> str:
@@ -128,6 +148,8 @@ def _job(
     echoes: Sequence[str],
     max_tokens: int | None,
     logprobs: int | None,
+    grammar: Grammar | None,
+    tools: Toolbox | None = None,
 ) -> Job:
     n, options = asked.n or 1, asked.outrider or OutriderOptions()
     _check_number(served, n * len(prompts))
@@ -135,7 +157,6 @@ def _job(
     speculation = _speculation(served, options, asked.prediction)
     fields = {*type(asked).model_fields, "n"}
     try:
-        grammar = grammar_of(asked.response_format)
         params = SamplingParams(
             **_sampling(asked, served.llm.generation_config),
             max_tokens=max_tokens,
@@ -145,12 +166,22 @@ def _job(
             grammar=grammar,
         )
         sequences = [
-            served.llm.sequence(prompt, params, choice=k, speculation=speculation, cache_salt=salt, trace=options.trace)
+            served.llm.sequence(
+                prompt,
+                params,
+                choice=k,
+                speculation=speculation,
+                cache_salt=salt,
+                trace=options.trace,
+                shown=tools.shown if tools else (),
+            )
             for prompt in prompts
             for k in range(n)
         ]
     except InvalidRequest as error:
-        raise _renamed(as_api_error(error, fields | set(_OURS)), isinstance(asked, ChatRequest)) from None
+        names = {**_OURS, **({"prompt": "messages"} if isinstance(asked, ChatRequest) else {})}
+        names |= {"grammar": "tools"} if tools else {}
+        raise _renamed(as_api_error(error, fields | set(names)), names) from None
     return Job(
         sequences=sequences,
         prompt_tokens=sum(map(len, prompts)),
@@ -160,6 +191,7 @@ def _job(
         stream=bool(asked.stream),
         include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
         echoes=[echo for echo in echoes for _ in range(n)],
+        tools=tools,
     )
 
 
@@ -168,17 +200,17 @@ def _check_number(served: Served, answers: int) -> None:
         raise ApiError(400, f"n: at most {most} answers fit into one request, over all its prompts", param="n")
 
 
-_OURS = {"prompt": "messages", "grammar": "response_format", "drafter": "outrider.speculate.drafter"}
-"""The library's names for what clients call otherwise (`prompt`: in a chat)."""
+_OURS = {"grammar": "response_format", "drafter": "outrider.speculate.drafter"}
+"""The library's names for what clients call otherwise."""
 
 
-def _renamed(error: ApiError, chat: bool) -> ApiError:
+def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     """An error of the library in the client's words."""
     name = error.param or ""
-    if name not in _OURS or (name == "prompt" and not chat):
+    if name not in names:
         return error
-    message = error.message.replace(f"{name}:", f"{_OURS[name]}:", 1)
-    return ApiError(400, message, param=_OURS[name], code=error.code)
+    message = error.message.replace(f"{name}:", f"{names[name]}:", 1)
+    return ApiError(400, message, param=names[name], code=error.code)
 
 
 _SAME_NAME = (

@@ -23,8 +23,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
     # of other servers
@@ -54,8 +52,6 @@ _MESSAGE = re.compile(r"messages\[\d+\]")
 _IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 NAMES = frozenset({*_HARMLESS, *_IN_MESSAGES})

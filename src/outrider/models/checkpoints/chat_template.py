@@ -24,8 +24,14 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables)
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as the text the model was trained on."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as the text the model was trained on. `tools`: functions it may call, as OpenAI writes
+        them."""
         from jinja2 import TemplateError
 
         if not messages:
@@ -37,7 +43,7 @@ class ChatTemplate:
         try:
             return template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=None if tools is None else [dict(tool) for tool in tools],
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._variables,
