@@ -44,6 +44,7 @@ class Running:
     prompt_length: int = 0
     speculation: Speculation = field(default_factory=Speculation)
     params: Params = field(default_factory=Params)
+    forced: None = None
 
 
 @dataclass

@@ -14,6 +14,7 @@ from outrider.types import (
     Completion,
     Draft,
     FinishReason,
+    Forced,
     ResolvedParams,
     Speculation,
     StepTrace,
@@ -94,6 +95,13 @@ class Sequence:
     def grammar_limit(self) -> str | None:
         """Why it cannot be told what the grammar lets follow; None where it can."""
         return None if self.params.grammar is None else self.history.walk(self.params.grammar).limit(self._path)
+
+    @property
+    def forced(self) -> Forced | None:
+        """What its grammar leaves no choice about, where that is to be drafted."""
+        if self.params.grammar is None or not self.speculation.forced:
+            return None
+        return self.history.walk(self.params.grammar).forced()
 
     @property
     def _path(self) -> list[int]:

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequest, shown
+from outrider.sampling.layout import Layout
+from outrider.types import Forced
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,6 +32,8 @@ WHITESPACE = r"( |\n[ \t]{0,40})?"
 """Between the parts of JSON: enough for every common style, and no endless runs of blanks."""
 _KEPT = 64
 """Compiled grammars kept: clients send the same few schemas again and again."""
+_AHEAD = 64
+"""Bytes of forced text that are looked for."""
 _RESTARTS = 3
 """How often a walk that meets a limit is begun anew. It takes a compilation, which holds up everybody's next step."""
 
@@ -112,7 +116,10 @@ class Grammars:
         ends = sorted(token for token in stop_token_ids if not self._vocabulary.token_bytes(token))
         with self._lock:
             matcher = self._matcher(grammar)
-        return CompiledGrammar(matcher, partial(self._build, grammar), ends, self._eos, self._size)
+            assert self._tokenizer is not None
+            words = self._tokenizer
+        build = partial(self._build, grammar)
+        return CompiledGrammar(matcher, build, words, grammar.kind == "json", ends, self._eos, self._size)
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         matcher = self._compiled.pop(grammar, None)
@@ -195,17 +202,20 @@ class CompiledGrammar:
 
     `ends` are the tokens that end an output. `eos` are those that llguidance would have end it. `build` compiles it
     once more: copies of one matcher share what it has learned, and all are spoiled once one of them meets a limit.
+    `words`: the vocabulary as llguidance knows it. `lays_out`: whether outputs choose the blanks in JSON.
     """
 
     def __init__(
         self,
         matcher: LLMatcher,
         build: Callable[[], LLMatcher],
+        words: LLTokenizer,
+        lays_out: bool,
         ends: Sequence[int],
         eos: Sequence[int],
         size: int,
     ) -> None:
-        self.matcher, self.build = matcher, build
+        self.matcher, self.build, self.words, self.lays_out = matcher, build, words, lays_out
         self.ends, self.eos, self.size = list(ends), list(eos), size
 
     def start(self) -> Walk:
@@ -232,6 +242,8 @@ class Walk:
         self._at: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
         self._limits: dict[tuple[int, ...], str] = {}
+        self._forced: Forced | None = None
+        self._layout = Layout() if grammar.lays_out else None
         self._restarts = 0
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -240,9 +252,12 @@ class Walk:
         moved = self._move(grown)
         self._over = not moved and not self._matcher.is_error()
         self._output += grown
+        if self._layout is not None:
+            self._layout.feed(self._grammar.words.decode_bytes(list(grown)))
         self._masks = {(): self._masks[grown]} if grown in self._masks else {}
         self._limits = {(): self._limits[grown]} if grown in self._limits else {}
         self._at = ()
+        self._forced = None
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
         """Which tokens [V] may follow the output and `path`; None where none may, `path` itself may not be written, or
@@ -251,6 +266,56 @@ class Walk:
         if key not in self._masks:
             self._masks[key] = self._look(key)
         return self._masks[key]
+
+    def forced(self) -> Forced:
+        """What must follow the output: the tokens that alone are allowed, then the likeliest ones of text that must
+        come. Where the output must end, it ends."""
+        if self._forced is None:
+            self._forced = self._look_ahead()
+        return self._forced
+
+    def _look_ahead(self) -> Forced:
+        if not self._move(()):
+            return Forced()
+        certain: list[int] = self._matcher.compute_ff_tokens()
+        if self._matcher.is_error() or any(token in self._grammar.eos for token in certain):
+            return Forced()
+        words = self._grammar.words
+        if not self._matcher.is_stopped():
+            text = self._text_ahead()
+            rest = words.tokenize_bytes(text[len(words.decode_bytes(certain)) :])
+        else:
+            rest = [token for token in self._grammar.eos if token in self._grammar.ends][:1]
+        return Forced((*certain, *rest), len(certain))
+
+    def _text_ahead(self) -> bytes:
+        """The text that must follow, with the layout that it probably has where that is all there is to choose. The
+        matcher is left where it stands."""
+        text, sure, taken = b"", 0, 0  # `sure`: without blanks at its end, which may go with what follows them
+        layout = None if self._layout is None else self._layout.copy()
+        while len(text) < _AHEAD:
+            piece: bytes = self._matcher.compute_ff_bytes()
+            pieces = [piece] if piece or layout is None else layout.guesses()
+            steps = {piece: count for piece in pieces if piece and (count := self._tried(piece))}
+            if len(steps) != 1:
+                break
+            ((guess, count),) = steps.items()
+            self._matcher.try_consume_tokens(self._grammar.words.tokenize_bytes(guess))
+            taken += count
+            text += guess
+            sure = len(text.rstrip()) if layout is not None and not piece else len(text)
+            if layout is None:
+                break
+            layout.feed(guess)
+        self._matcher.rollback(taken)
+        return text[:sure]
+
+    def _tried(self, text: bytes) -> int:
+        """How many tokens it takes to write the text here; 0 where it may not be written."""
+        tokens = self._grammar.words.tokenize_bytes(text)
+        taken: int = self._matcher.try_consume_tokens(tokens)
+        self._matcher.rollback(taken)
+        return taken if taken == len(tokens) else 0
 
     def limit(self, path: Sequence[int]) -> str | None:
         """Why it cannot be told what may follow the output and `path`; None where it can."""

@@ -42,6 +42,7 @@ class _Ours(BaseModel):
 class SpeculateOptions(_Ours):
     max_nodes: Annotated[int, Field(ge=0, le=1024, description="Most tokens to draft a step.")] | None = None
     drafter: Annotated[str, Field(description="One of those /v1/models lists.")] | None = None
+    forced: Annotated[bool, Field(description="Draft what a grammar leaves no choice about.")] = True
 
 
 class OutriderOptions(_Ours):

@@ -259,4 +259,5 @@ def _speculation(served: Served, options: OutriderOptions, prediction: Predictio
         max_nodes=0 if wanted is False or name == "none" else asked.max_nodes,
         drafter=None if name in ("auto", "none") else name,
         prediction=tuple(predicted),
+        forced=asked.forced,
     )
