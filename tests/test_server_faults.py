@@ -175,7 +175,8 @@ def test_wrong_values_are_named(live: Live, field: str, value: Any, param: str) 
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
-        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "stream"),
+        ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
     ],
 )
 def test_wrong_prompts_are_named(live: Live, body: dict[str, Any], param: str) -> None:

@@ -711,6 +711,7 @@ class ResolvedParams:
     logprobs: int | None
     processed_logprobs: bool
     verify: VerifyRule
+    prompt_logprobs: int | None = None
     grammar: TokenGrammar | None = None
     """What the output must look like."""
 
@@ -790,6 +791,8 @@ class Completion:
     """From the end of this sequence's prefill to its last token."""
     prefill_seconds: float
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Of the prompt's tokens after the first, where they were asked for."""
     trace: list[StepTrace] = field(default_factory=list)
     sources: Mapping[str, Tally] = field(default_factory=dict)
     """By who drafted."""

@@ -51,6 +51,8 @@ class Sequence:
     """Why it cannot go on, instead of a finish reason: what it has said is no answer."""
     origins: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's tokens after the first, as far as they are known."""
     trace: list[StepTrace] = field(default_factory=list)
     steps: int = 0
     sources: dict[str, Tally] = field(default_factory=dict)
@@ -81,6 +83,17 @@ class Sequence:
         """Nodes worth drafting: the target adds one token by itself, so the last one never needs a draft."""
         left, most = self.remaining - 1, self.speculation.max_nodes
         return left if most is None else min(left, most)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether its prompt's tokens are still to be scored: then every row of it must be run, whoever has before."""
+        return self.params.prompt_logprobs is not None and len(self.scores) < self.prompt_length - 1
+
+    def unscored(self, start: int, count: int) -> range:
+        """Of the rows of tokens from `start` on, by their places among them, those that score a token of the prompt."""
+        if not self.scoring:
+            return range(0)
+        return range(max(0, len(self.scores) - start), min(count, self.prompt_length - 1 - start))
 
     @property
     def ended(self) -> bool:
@@ -164,6 +177,7 @@ class Sequence:
             seconds=self.seconds,
             prefill_seconds=self.prefill_seconds,
             logprobs=self.logprobs if self.params.logprobs is not None else None,
+            prompt_logprobs=self.scores if self.params.prompt_logprobs is not None else None,
             trace=self.trace,
             sources=self.sources,
             acceptance=self.acceptance,

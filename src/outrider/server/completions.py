@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.engine.tickets import Delivery
 from outrider.models.checkpoints.tokenizer import Tokenizer
-from outrider.server.answers import Answer, text_logprobs, word
+from outrider.server.answers import Answer, prompt_logprobs, text_logprobs, word
 from outrider.server.translate import Job, says_more
 
 
@@ -36,11 +36,16 @@ class TextForm:
     def choice(self, answer: Answer, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
         done = answer.completion
         assert done is not None
-        return {
-            "index": answer.index,
-            "text": job.echoes[answer.index] + done.text,
-            "logprobs": text_logprobs(tokenizer, done.logprobs or (), 0) if job.logprobs else None,
-        }
+        before, said = done.prompt_logprobs or [], done.logprobs or []
+        logprobs = None
+        if job.logprobs and job.echoes[answer.index] is not None:
+            logprobs = text_logprobs(tokenizer, [*before, *said], 0, job.sequences[answer.index].tokens[0])
+        elif job.logprobs:
+            logprobs = text_logprobs(tokenizer, said, 0)
+        choice = {"index": answer.index, "text": (job.echoes[answer.index] or "") + done.text, "logprobs": logprobs}
+        if job.prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(tokenizer, before)
+        return choice
 
     def reason(self, answer: Answer, job: Job) -> str | None:
         return answer.completion.finish_reason if answer.completion else None

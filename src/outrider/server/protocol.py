@@ -179,6 +179,9 @@ class CompletionRequest(Sampled):
     )
     echo: bool | None = None
     logprobs: int | None = None
+    prompt_logprobs: Annotated[int, Field(description="Of the prompt's tokens, and so many alternatives.")] | None = (
+        None
+    )
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
 

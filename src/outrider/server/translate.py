@@ -48,8 +48,10 @@ class Job:
     trace: bool
     stream: bool
     include_usage: bool
-    echoes: Sequence[str]
-    """Per sequence, the text to repeat before the answer."""
+    echoes: Sequence[str | None]
+    """Per sequence, the text to repeat before the answer; None: nothing is."""
+    prompt_logprobs: bool = False
+    """Whether they are told apart from those of the answer."""
     tools: Toolbox | None = None
     """What the answers may call."""
 
@@ -70,23 +72,31 @@ def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
     grammar = grammar_of(asked.response_format)
     tools = toolbox(asked, served.dialect, served.llm.tokenizer.control_tokens, grammar)
     prompt = encode_chat(served, asked.messages, tools=tools.tools if tools else ())
-    return _job(served, asked, salt, [prompt], [""], most, logprobs, tools.grammar if tools else grammar, tools)
+    return _job(served, asked, salt, [prompt], [None], most, logprobs, tools.grammar if tools else grammar, tools)
 
 
 def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -> Job:
-    if asked.echo and asked.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not supported; ask for one of them", param="echo")
+    scored = _scored(asked)
     several = _prompts(asked.prompt)
     if not several:
         raise ApiError(400, "prompt: it is empty; give at least one token of text", param="prompt")
     _check_number(served, (asked.n or 1) * len(several))  # before they are encoded
     prompts = [encode(served, prompt, "prompt") if isinstance(prompt, str) else prompt for prompt in several]
-    echoes = [""] * len(prompts)
+    echoes: list[str | None] = [None] * len(prompts)
     if asked.echo:
         decode = served.llm.tokenizer.decode
         echoes = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in several]
     most = _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs, grammar_of(asked.response_format))
+    grammar = grammar_of(asked.response_format)
+    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs, grammar, prompt_logprobs=scored)
+
+
+def _scored(asked: CompletionRequest) -> int | None:
+    """How many alternatives to tell for each token of the prompt; None: nothing is asked about them."""
+    wanted = [count for count in (asked.prompt_logprobs, asked.logprobs if asked.echo else None) if count is not None]
+    if wanted and asked.stream:
+        raise ApiError(400, "stream: log-probabilities of the prompt are told in whole answers only", param="stream")
+    return max(wanted) if wanted else 0 if asked.echo and asked.max_tokens == 0 else None
 
 
 def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -145,11 +155,12 @@ def _job(
     asked: ChatRequest | CompletionRequest,
     salt: str | None,
     prompts: Sequence[Sequence[int]],
-    echoes: Sequence[str],
+    echoes: Sequence[str | None],
     max_tokens: int | None,
     logprobs: int | None,
     grammar: Grammar | None,
     tools: Toolbox | None = None,
+    prompt_logprobs: int | None = None,
 ) -> Job:
     n, options = asked.n or 1, asked.outrider or OutriderOptions()
     _check_number(served, n * len(prompts))
@@ -161,6 +172,7 @@ def _job(
             **_sampling(asked, served.llm.generation_config),
             max_tokens=max_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             seed=seed,
             verify=options.verify,
             grammar=grammar,
@@ -191,6 +203,7 @@ def _job(
         stream=bool(asked.stream),
         include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
         echoes=[echo for echo in echoes for _ in range(n)],
+        prompt_logprobs=isinstance(asked, CompletionRequest) and asked.prompt_logprobs is not None,
         tools=tools,
     )
 
