@@ -19,8 +19,9 @@ from typing import Any
 
 from outrider import LLM, Grammar, SamplingParams
 from outrider.bench.provenance import cpu_name
+from outrider.server.schemas import closed
 from outrider.server.tools.dialect import GENERIC
-from outrider.server.tools.rules import Function, closed, rules
+from outrider.server.tools.rules import Function, rules
 from outrider.types import Completion, Speculation
 
 TEXT = {"type": "string", "maxLength": 24}

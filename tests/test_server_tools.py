@@ -14,10 +14,10 @@ from live_server import Live, live_server
 from outrider import LLM
 from outrider.models.checkpoints.chat_template import ChatTemplate
 from outrider.server.protocol import Message, Tool
+from outrider.server.schemas import closed
 from outrider.server.tools.conversation import conversation
 from outrider.server.tools.dialect import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, Dialect, dialect_of
 from outrider.server.tools.reading import Argued, Called, CallReader, Said
-from outrider.server.tools.rules import closed
 
 MODEL = "smollm2-135m"
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -312,16 +312,26 @@ def test_a_call_that_is_cut_off_is_not_complete() -> None:
 
 def test_schemas_are_closed_where_they_do_not_say() -> None:
     inner = {"type": "object", "properties": {"x": {}}}
-    schema = {
-        "properties": {"a": inner, "b": {"items": inner}},
-        "$defs": {"d": inner},
-        "anyOf": [inner, {"allOf": [inner]}],
-    }
+    schema = {"properties": {"a": inner, "b": {"items": inner}}, "$defs": {"d": inner}, "anyOf": [inner]}
     made = closed({**schema, "additionalProperties": True})
     assert made["additionalProperties"] is True
-    assert made["properties"]["a"]["additionalProperties"] is False
-    assert made["properties"]["b"]["items"]["additionalProperties"] is False
-    assert made["$defs"]["d"]["additionalProperties"] is False
-    assert made["anyOf"][0]["additionalProperties"] is False
-    assert made["anyOf"][1] == {"allOf": [inner]}
+    for narrow in (
+        *(made["properties"]["a"], made["properties"]["b"]["items"], made["$defs"]["d"], made["anyOf"][0]),
+        closed(schema),
+    ):
+        assert narrow["additionalProperties"] is False
     assert "additionalProperties" not in inner
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}}, "required": ["b"]},
+        {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": {"properties": {"a": {}}}, "b": {}}},
+        {"properties": {"a": {"not": {"$ref": "#/$defs/b"}}}, "$defs": {"b": {"properties": {"b": {}}}}},
+        {"properties": {"a": {}}, "minProperties": 2},
+        {"properties": {"a": {}}, "patternProperties": {"^x": {}}},
+    ],
+)
+def test_schemas_stay_open_where_closing_would_change_what_they_allow(schema: Any) -> None:
+    assert closed(schema) == schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.sampling.grammar import Grammar
 from outrider.server.errors import ApiError
 from outrider.server.protocol import ResponseFormat
+from outrider.server.schemas import closed
 
 
 def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
@@ -19,4 +20,4 @@ def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
     if schema is None:
         return Grammar.json_object()
     # A schema may be true (anything) or false (nothing): llguidance takes objects alone.
-    return Grammar.json_schema({"not": {}} if schema is False else {} if schema is True else schema)
+    return Grammar.json_schema({"not": {}} if schema is False else {} if schema is True else closed(schema))

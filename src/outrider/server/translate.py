@@ -106,11 +106,19 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str |
     return [ids] if ids else [item for item in given if not isinstance(item, int)]
 
 
+_TOO_LONG = "context_length_exceeded"
+
+
+def _too_long(served: Served, what: str, param: str | None) -> ApiError:
+    """In words by which clients know it: some go on with a shorter conversation then."""
+    most = served.llm.model.max_context
+    return ApiError(400, f"{what}; this model's maximum context length is {most} tokens", param=param, code=_TOO_LONG)
+
+
 def encode(served: Served, text: str, param: str, *, special: bool = True) -> list[int]:
     """Token ids of a text that may fit."""
     if len(text) > served.longest_text:
-        message = f"{param}: the text leaves no room in a context of {served.llm.model.max_context} tokens"
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+        raise _too_long(served, f"{param}: the text leaves no room in a context", param)
     return served.llm.tokenizer.encode(text, add_special_tokens=special)
 
 
@@ -119,8 +127,7 @@ def encode_chat(
 ) -> list[int]:
     texts = [_said(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if sum(map(len, texts)) > served.longest_text:
-        message = f"messages: they leave no room in a context of {served.llm.model.max_context} tokens"
-        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+        raise _too_long(served, "messages: they leave no room in a context", "messages")
     plain, known = conversation(served.dialect, messages, texts, tools)
     try:
         return served.llm.tokenizer.apply_chat_template(plain, generate, known)
@@ -193,7 +200,8 @@ def _job(
     except InvalidRequest as error:
         names = {**_OURS, **({"prompt": "messages"} if isinstance(asked, ChatRequest) else {})}
         names |= {"grammar": "tools"} if tools else {}
-        raise _renamed(as_api_error(error, fields | set(names)), names) from None
+        told = _renamed(as_api_error(error, fields | set(names)), names)
+        raise told if told.code != _TOO_LONG else _too_long(served, told.message, told.param) from None
     return Job(
         sequences=sequences,
         prompt_tokens=sum(map(len, prompts)),

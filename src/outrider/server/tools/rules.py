@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.sampling.grammar import WHITESPACE, Grammar
+from outrider.server.schemas import closed
 from outrider.server.tools.dialect import Dialect
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -17,9 +18,6 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 follows from the grammar and is drafted for nothing."""
 MAX_CALLS = 16
 """In one answer."""
-_BELOW = ("items", "contains", "if", "then", "else")
-_SEVERAL_BELOW = ("anyOf", "oneOf", "prefixItems")
-_NAMED_BELOW = ("properties", "$defs", "definitions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +88,3 @@ def shown(dialect: Dialect, control: Mapping[str, int]) -> frozenset[int]:
 def _escaped(text: str) -> str:
     """For a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/")
-
-
-def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with objects that have the properties it lists and no others, where it does not say otherwise: what
-    follows the narrower schema follows the wider one, and a function is not called with what it does not know."""
-    made = dict(schema)
-    for name in _NAMED_BELOW:
-        if isinstance(below := schema.get(name), Mapping):
-            made[name] = {key: _closed(value) for key, value in below.items()}
-    for name in _SEVERAL_BELOW:
-        if isinstance(below := schema.get(name), list):
-            made[name] = [_closed(item) for item in below]
-    for name in _BELOW:
-        if name in schema:
-            made[name] = _closed(schema[name])
-    if "properties" in schema and not schema.keys() & {"additionalProperties", "patternProperties", "allOf", "$ref"}:
-        made["additionalProperties"] = False
-    return made
-
-
-def _closed(schema: Any) -> Any:
-    return closed(schema) if isinstance(schema, Mapping) else schema
