@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from outrider.server.schemas import modest
+from outrider.server.schemas import from_text, modest
 
 _SEED = 2**63
 Seed = Annotated[int, Field(ge=-_SEED, lt=_SEED)]
@@ -153,24 +153,47 @@ class ResponseFormat(Request):
     json_schema: JsonSchema | None = None
 
 
+GivenSchema = Annotated[dict[str, Any], BeforeValidator(from_text), AfterValidator(modest)]
+
+
+class StructuredOutputs(Request):
+    """vLLM's spelling of what an answer must look like: one of these."""
+
+    json_: Annotated[GivenSchema | None, Field(alias="json")] = None
+    regex: Annotated[str, Field(max_length=4096)] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
+
+
+class Formatted(Request):
+    """What an answer must look like, in the spellings there are."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: GivenSchema | None = None
+    guided_regex: Annotated[str, Field(max_length=4096)] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
+
+
 class Prediction(Request):
     type: Literal["content"]
     content: Content
 
 
-class ChatRequest(Sampled):
+class ChatRequest(Sampled, Formatted):
     messages: Messages
+    chat_template_kwargs: Annotated[dict[str, Any], Field(description="Variables of the model's template.")] | None = (
+        None
+    )
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(Sampled, Formatted):
     prompt: (
         str
         | Annotated[list[str], Field(fail_fast=True, max_length=1024)]
@@ -182,7 +205,6 @@ class CompletionRequest(Sampled):
     prompt_logprobs: Annotated[int, Field(description="Of the prompt's tokens, and so many alternatives.")] | None = (
         None
     )
-    response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
 
 

@@ -25,7 +25,7 @@ _WIDENING = frozenset(
 )
 """Where a schema has one of these, what follows a narrower part of it need not follow the whole."""
 
-Schema = TypeVar("Schema", dict[str, Any] | bool | None, dict[str, Any] | None)
+Schema = TypeVar("Schema", dict[str, Any] | bool | None, dict[str, Any] | None, dict[str, Any])
 
 
 def modest(schema: Schema) -> Schema:
@@ -47,6 +47,16 @@ def modest(schema: Schema) -> Schema:
             f"a schema may have {MAX_KEYS} keys, {MAX_VALUES} values in lists and {MAX_BYTES >> 10} KiB; this has more"
         )
     return schema
+
+
+def from_text(schema: Any) -> Any:
+    """A schema that may also be given as its text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
 
 
 def _factor(value: Any) -> int:

@@ -6,12 +6,12 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.tickets import Delivery
 from outrider.errors import InvalidRequest
-from outrider.sampling.grammar import Grammar
 from outrider.sampling.params import SamplingParams
 from outrider.server.backend import Served
 from outrider.server.errors import ApiError, as_api_error
@@ -26,7 +26,7 @@ from outrider.server.protocol import (
     SpeculateOptions,
     Tool,
 )
-from outrider.server.structured import grammar_of
+from outrider.server.structured import Wanted, wanted_by
 from outrider.server.tools.conversation import conversation
 from outrider.server.tools.toolbox import Toolbox, toolbox
 from outrider.types import Speculation
@@ -69,10 +69,12 @@ def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
         raise ApiError(400, "max_completion_tokens: give it or max_tokens, not both", param="max_completion_tokens")
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    grammar = grammar_of(asked.response_format)
-    tools = toolbox(asked, served.dialect, served.llm.tokenizer.control_tokens, grammar)
-    prompt = encode_chat(served, asked.messages, tools=tools.tools if tools else ())
-    return _job(served, asked, salt, [prompt], [None], most, logprobs, tools.grammar if tools else grammar, tools)
+    wanted = wanted_by(asked)
+    tools = toolbox(asked, served.dialect, served.llm.tokenizer.control_tokens, wanted.grammar)
+    variables = asked.chat_template_kwargs or {}
+    prompt = encode_chat(served, asked.messages, tools=tools.tools if tools else (), variables=variables)
+    wanted = Wanted(tools.grammar, "tools") if tools else wanted
+    return _job(served, asked, salt, [prompt], [None], most, logprobs, wanted, tools)
 
 
 def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -> Job:
@@ -87,8 +89,8 @@ def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -
         decode = served.llm.tokenizer.decode
         echoes = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in several]
     most = _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-    grammar = grammar_of(asked.response_format)
-    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs, grammar, prompt_logprobs=scored)
+    wanted = wanted_by(asked)
+    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs, wanted, prompt_logprobs=scored)
 
 
 def _scored(asked: CompletionRequest) -> int | None:
@@ -123,14 +125,18 @@ def encode(served: Served, text: str, param: str, *, special: bool = True) -> li
 
 
 def encode_chat(
-    served: Served, messages: Sequence[Message], generate: bool = True, tools: Sequence[Tool] = ()
+    served: Served,
+    messages: Sequence[Message],
+    generate: bool = True,
+    tools: Sequence[Tool] = (),
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int]:
     texts = [_said(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if sum(map(len, texts)) > served.longest_text:
         raise _too_long(served, "messages: they leave no room in a context", "messages")
     plain, known = conversation(served.dialect, messages, texts, tools)
     try:
-        return served.llm.tokenizer.apply_chat_template(plain, generate, known)
+        return served.llm.tokenizer.apply_chat_template(plain, generate, known, variables)
     except InvalidRequest as error:
         raise ApiError(400, str(error).replace("prompt:", "messages:"), param="messages") from None
 
@@ -165,7 +171,7 @@ def _job(
     echoes: Sequence[str | None],
     max_tokens: int | None,
     logprobs: int | None,
-    grammar: Grammar | None,
+    wanted: Wanted,
     tools: Toolbox | None = None,
     prompt_logprobs: int | None = None,
 ) -> Job:
@@ -182,7 +188,7 @@ def _job(
             prompt_logprobs=prompt_logprobs,
             seed=seed,
             verify=options.verify,
-            grammar=grammar,
+            grammar=wanted.grammar,
         )
         sequences = [
             served.llm.sequence(
@@ -198,8 +204,8 @@ def _job(
             for k in range(n)
         ]
     except InvalidRequest as error:
-        names = {**_OURS, **({"prompt": "messages"} if isinstance(asked, ChatRequest) else {})}
-        names |= {"grammar": "tools"} if tools else {}
+        names = {"grammar": wanted.field, "drafter": "outrider.speculate.drafter"}
+        names |= {"prompt": "messages"} if isinstance(asked, ChatRequest) else {}
         told = _renamed(as_api_error(error, fields | set(names)), names)
         raise told if told.code != _TOO_LONG else _too_long(served, told.message, told.param) from None
     return Job(
@@ -221,12 +227,8 @@ def _check_number(served: Served, answers: int) -> None:
         raise ApiError(400, f"n: at most {most} answers fit into one request, over all its prompts", param="n")
 
 
-_OURS = {"grammar": "response_format", "drafter": "outrider.speculate.drafter"}
-"""The library's names for what clients call otherwise."""
-
-
 def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
-    """An error of the library in the client's words."""
+    """An error of the library in the client's words. `names`: the library's for what clients call otherwise."""
     name = error.param or ""
     if name not in names:
         return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import InvalidRequest, ModelError
@@ -15,6 +16,8 @@ from outrider.models.checkpoints.token_bytes import byte_rule
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Tokenizer:
@@ -64,25 +67,28 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = _NONE,
     ) -> str:
-        """The conversation as text, by the model's own template, which is given the `tools`."""
+        """The conversation as text, by the model's own template, which is given the `tools` and `variables`."""
         if self._template is None:
             raise ModelError("this model has no chat template, so it cannot chat; give it plain text (--raw) instead.")
-        return self._template.render(messages, add_generation_prompt, tools)
+        return self._template.render(messages, add_generation_prompt, tools, variables)
 
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = _NONE,
     ) -> list[int]:
         """Token ids of a conversation; the template itself writes bos where the model wants one. Control tokens come
         from the template alone: one that is written in a message, or in what is said of a tool, is encoded as the
         letters it is made of."""
-        if self._spelling.found((messages, tools)):
-            (messages, tools), marks = self._spelling.hide((messages, tools))
-            return self._spelling.encode(self.render_chat(messages, add_generation_prompt, tools), marks)
-        return self.encode(self.render_chat(messages, add_generation_prompt, tools), add_special_tokens=False)
+        if self._spelling.found(said := (messages, tools, variables)):
+            (messages, tools, variables), marks = self._spelling.hide(said)
+            return self._spelling.encode(self.render_chat(messages, add_generation_prompt, tools, variables), marks)
+        rendered = self.render_chat(messages, add_generation_prompt, tools, variables)
+        return self.encode(rendered, add_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text; nothing for special tokens and for ids without a token."""

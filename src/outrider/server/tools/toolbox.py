@@ -48,8 +48,8 @@ def toolbox(asked: ChatRequest, dialect: Dialect, control: Mapping[str, int], wa
         param = "tool_choice.function.name"
         raise ApiError(400, f"{param}: there is no such function among the tools", param=param)
     auto = choice in (None, "auto")
-    if auto and wanted is not None and not dialect.opening:
-        message = "tool_choice: this model's calls cannot be told from a response_format; give required or none"
+    if auto and wanted is not None and (not dialect.opening or wanted.kind != "json"):
+        message = "tool_choice: calls cannot be told from such an answer; give required or none"
         raise ApiError(400, message, param="tool_choice")
     named = choice.function.name if isinstance(choice, ChosenTool) else None
     callable_ = [functions[named]] if named is not None else list(functions.values())
