@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from time import time
 from typing import Any, Protocol
 from uuid import uuid4
@@ -102,18 +103,10 @@ class Generation:
         }
 
     async def _events(self, stream: Stream) -> AsyncGenerator[bytes]:
-        extra = {"usage": None} if self._job.include_usage else {}
         try:
-            for index in range(len(self._answers)):
-                if (choice := self._form.opening(index, self._job)) is not None:
-                    yield self._event([{**choice, "finish_reason": None}], extra)
-            async for delivery in stream:
-                answer = self._take(delivery)
-                if (choice := self._piece(answer, delivery)) is not None:
-                    done = {} if answer.completion is None else {"metrics": self._measured([answer])}
-                    yield self._event([choice], {**extra, **done})
-            if self._job.include_usage:
-                yield self._event([], {"usage": answers.usage(self._answers, self._job.prompt_tokens)})
+            async with aclosing(self._pieces(stream)) as pieces:
+                async for piece in pieces:
+                    yield piece
             self._finish()
         except Exception as error:
             # The status has been sent: what went wrong can only be said in the stream.
@@ -123,6 +116,20 @@ class Generation:
             self._record.facts["ended"] = told.message
             yield event(told.body)
         yield DONE
+
+    async def _pieces(self, stream: Stream) -> AsyncGenerator[bytes]:
+        """The events of an answer that comes to its end."""
+        extra = {"usage": None} if self._job.include_usage else {}
+        for index in range(len(self._answers)):
+            if (choice := self._form.opening(index, self._job)) is not None:
+                yield self._event([{**choice, "finish_reason": None}], extra)
+        async for delivery in stream:
+            answer = self._take(delivery)
+            if (choice := self._piece(answer, delivery)) is not None:
+                done = {} if answer.completion is None else {"metrics": self._measured([answer])}
+                yield self._event([choice], {**extra, **done})
+        if self._job.include_usage:
+            yield self._event([], {"usage": answers.usage(self._answers, self._job.prompt_tokens)})
 
     def _piece(self, answer: Answer, delivery: Delivery) -> dict[str, Any] | None:
         """A choice to send for a step; None where there is nothing to say yet."""

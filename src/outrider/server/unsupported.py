@@ -18,6 +18,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI's; with the values that ask for nothing
     "audio": (),
     "best_of": (1,),
+    "conversation": (),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
