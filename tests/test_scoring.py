@@ -95,6 +95,21 @@ def test_those_sent_back_are_scored_once(tmp_path: Path) -> None:
     assert [each.token_ids for each in together] == [each.token_ids for each in alone]
 
 
+def test_one_that_is_taken_out_halfway_goes_on_where_it_was(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = scored(tiny, PROMPT, max_tokens=3)
+    monkeypatch.setattr(tiny.engine.scheduler, "_chunk", 7)
+    sequence = tiny.sequence(PROMPT, SamplingParams(prompt_logprobs=2, temperature=0, max_tokens=3))
+    for steps in (3, 99):
+        tiny.engine.add(sequence)
+        for _ in range(steps):
+            if not sequence.ended:
+                tiny.engine.step()
+        assert sequence.ended or 0 < len(sequence.scores) < len(PROMPT) - 1
+        tiny.engine.remove(sequence)
+    assert sequence.completion().prompt_logprobs == alone.prompt_logprobs
+    assert sequence.completion().token_ids == alone.token_ids
+
+
 # -- the server's forms
 
 MODEL = "smollm2-135m"

@@ -34,6 +34,8 @@ _KEPT = 64
 """Compiled grammars kept: clients send the same few schemas again and again."""
 _AHEAD = 64
 """Bytes of forced text that are looked for."""
+_ENOUGH = 16
+"""Forced tokens that are left of those found before, so that nothing need be looked for: the text may be long."""
 _RESTARTS = 3
 """How often a walk that meets a limit is begun anew. It takes a compilation, which holds up everybody's next step."""
 
@@ -243,6 +245,7 @@ class Walk:
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
         self._limits: dict[tuple[int, ...], str] = {}
         self._forced: Forced | None = None
+        self._looks_ahead = True
         self._layout = Layout() if grammar.lays_out else None
         self._restarts = 0
 
@@ -257,7 +260,7 @@ class Walk:
         self._masks = {(): self._masks[grown]} if grown in self._masks else {}
         self._limits = {(): self._limits[grown]} if grown in self._limits else {}
         self._at = ()
-        self._forced = None
+        self._forced = _remaining(self._forced, grown)
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
         """Which tokens [V] may follow the output and `path`; None where none may, `path` itself may not be written, or
@@ -271,7 +274,10 @@ class Walk:
         """What must follow the output: the tokens that alone are allowed, then the likeliest ones of text that must
         come. Where the output must end, it ends."""
         if self._forced is None:
-            self._forced = self._look_ahead()
+            self._forced = self._look_ahead() if self._looks_ahead else Forced()
+            if self._matcher.is_error():  # text that must come may be longer than llguidance's limits
+                self._looks_ahead, self._forced = False, Forced()
+                self._renew()
         return self._forced
 
     def _look_ahead(self) -> Forced:
@@ -357,9 +363,12 @@ class Walk:
         if self._restarts == _RESTARTS:
             return False
         self._restarts += 1
+        self._renew()
+        return True
+
+    def _renew(self) -> None:
         self._matcher, self._at = self._grammar.build(), ()
         self._matcher.try_consume_tokens(self._output)
-        return True
 
     def _go(self, path: tuple[int, ...]) -> bool:
         common = 0
@@ -377,6 +386,13 @@ class Walk:
             if known is None or known[rest[taken]]:
                 self._matcher.compute_bitmask()
         return taken == len(rest)
+
+
+def _remaining(known: Forced | None, grown: tuple[int, ...]) -> Forced | None:
+    """What is left of what was forced once the output has grown; None: it must be looked for again."""
+    if known is None or known.tokens[: len(grown)] != grown or len(known.tokens) - len(grown) < _ENOUGH:
+        return None
+    return Forced(known.tokens[len(grown) :], max(0, known.certain - len(grown)))
 
 
 def allowed(params: ResolvedParams, history: History, path: Sequence[int]) -> NDArray[np.bool_] | None:
