@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo model browser test test-all test-isa lint clean
+.PHONY: help setup demo model browser test test-all test-isa test-clients lint clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ test-all: setup model browser ## Every test at its full size, the long equality 
 test-isa: setup ## Matrix products on every instruction set this machine has or can emulate
 	@$(BIN)/python tests/isa/run.py
 
+test-clients: setup model ## Clients that people have against a live server, in an environment of their own
+	@$(BIN)/python tests/clients/run.py
+
 lint: setup ## Style, types and the layer contract
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -48,4 +51,4 @@ lint: setup ## Style, types and the layer contract
 	@$(BIN)/lint-imports
 
 clean: ## Remove the environment and what the tools left
-	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-clients build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -20,6 +20,8 @@ from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
 from outrider.types import Rows
 
+collect_ignore = ["clients"]  # theirs is another environment: `make test-clients`
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every test at its full size, however slow the machine")

@@ -54,7 +54,8 @@ class Device:
     ) -> None:
         self._controller, self._texts, self._drafted, self._seconds = controller, texts, drafted, seconds
         self.sequences: list[Any] = [
-            SimpleNamespace(id=i, tokens=[], prompt_length=0, speculation=Speculation()) for i in range(count)
+            SimpleNamespace(id=i, tokens=[], prompt_length=0, speculation=Speculation(), forced=None)
+            for i in range(count)
         ]
         self._draw = Random(1)
         self._under_way: deque[StepPlan] = deque()

@@ -33,6 +33,7 @@ PASS = 0.013
 @dataclass
 class Params:
     verify: str = "coupled"
+    grammar: None = None
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Running:
     prompt_length: int = 0
     speculation: Speculation = field(default_factory=Speculation)
     params: Params = field(default_factory=Params)
+    forced: None = None
 
 
 @dataclass

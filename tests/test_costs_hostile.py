@@ -43,7 +43,9 @@ class Kept(Costs):
 def drafted(table: CostTable | None, requests: int) -> int:
     controller, drafter = AutoLength(table=table), Guesses()
     sequences: list[Any] = [
-        SimpleNamespace(id=i, tokens=[1, 2, 3], speculation=Speculation(), params=SimpleNamespace(verify="coupled"))
+        SimpleNamespace(
+            id=i, tokens=[1, 2, 3], speculation=Speculation(), params=SimpleNamespace(verify="coupled"), forced=None
+        )
         for i in range(requests)
     ]
     total = 0

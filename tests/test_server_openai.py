@@ -392,8 +392,8 @@ def test_errors_are_the_clients_own_exceptions(live: Live) -> None:
         create(model=MODEL, messages=MESSAGES, temperature=-1)
     assert bad.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as bad:
-        create(model=MODEL, messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}])
-    assert bad.value.param == "tools"
+        create(model=MODEL, messages=MESSAGES, audio={"voice": "alloy", "format": "wav"})
+    assert bad.value.param == "audio"
     with pytest.raises(openai.BadRequestError) as bad:
         create(model=MODEL, messages=[{"role": "user", "content": "word " * 2000}])
     assert bad.value.code == "context_length_exceeded"

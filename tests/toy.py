@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.target import TargetRows, target_rows
-from outrider.types import ROOT, Draft, ResolvedParams, Rows, Speculation
+from outrider.types import ROOT, Draft, Forced, ResolvedParams, Rows, Speculation
 
 Language = Callable[[tuple[int, ...]], list[float]]
 """The logits that follow a text."""
@@ -131,6 +131,7 @@ class Sequence_:
     id: int = field(default_factory=itertools.count().__next__)
     speculation: Speculation = field(default_factory=Speculation)
     cache_salt: str | None = None
+    forced: Forced | None = None
 
     @property
     def generated(self) -> int:

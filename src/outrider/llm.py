@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -264,9 +264,11 @@ class LLM:
         speculation: Speculation | None = None,
         cache_salt: str | None = None,
         trace: bool = False,
+        shown: Collection[int] = (),
     ) -> Running:
         """A sequence for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed.
-        `cache_salt`: work is shared with sequences of the same salt alone."""
+        `cache_salt`: work is shared with sequences of the same salt alone. `shown`: control tokens that are written
+        out in the text, by their names."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else asked.token_ids("prompt", prompt)
         if not tokens:
             raise InvalidRequest("prompt: it is empty; give at least one token of text")
@@ -288,7 +290,7 @@ class LLM:
             prompt_length=len(tokens),
             params=resolved,
             limit=min(resolved.max_tokens, self.model.max_context - len(tokens)),
-            stream=TextStream(self.tokenizer.token_bytes, resolved.stop, self.tokenizer.strips_leading_space),
+            stream=TextStream(self._bytes(shown), resolved.stop, self.tokenizer.strips_leading_space),
             history=History(tokens),
             keep_trace=flag("trace", trace),
             speculation=self._checked(Speculation() if speculation is None else speculation),
@@ -299,6 +301,13 @@ class LLM:
         if sequence.stuck:
             raise InvalidRequest("grammar: nothing can be written under it with these stop tokens and min_tokens")
         return sequence
+
+    def _bytes(self, shown: Collection[int]) -> Callable[[int], bytes]:
+        """What each token adds to a text."""
+        if not shown:
+            return self.tokenizer.token_bytes
+        named = {token: (self.tokenizer.token(token) or "").encode() for token in shown}
+        return lambda token: named.get(token) or self.tokenizer.token_bytes(token)
 
     def _known(self, name: str, tokens: Sequence[int]) -> None:
         size = self.model.vocab_size

@@ -135,11 +135,13 @@ class Speculation:
 
     At most `max_nodes` nodes a step (None: as many as the controller likes; 0: none, plain decoding), by the drafter
     named (None: the engine's own). `prediction`: what the caller expects the answer to be, as tokens to draft from.
+    `forced`: whether tokens that a grammar leaves no choice about are drafted, by nobody and for nothing.
     """
 
     max_nodes: int | None = None
     drafter: str | None = None
     prediction: tuple[int, ...] = ()
+    forced: bool = True
 
 
 class Verdict(NamedTuple):
@@ -168,6 +170,11 @@ class SequenceView(Protocol):
     @property
     def cache_salt(self) -> str | None:
         """What is kept of a sequence may serve those of the same salt alone."""
+        ...
+
+    @property
+    def forced(self) -> Forced | None:
+        """What its grammar leaves no choice about; None where it has none."""
         ...
 
 
@@ -662,6 +669,14 @@ class SteppingModel(Protocol):
         ...
 
 
+class Forced(NamedTuple):
+    """Tokens that a grammar has follow an output. The first `certain` are the only ones allowed; of the others only the
+    text is given, which may also be cut into other tokens."""
+
+    tokens: tuple[int, ...] = ()
+    certain: int = 0
+
+
 class GrammarWalk(Protocol):
     """Where one output stands in a grammar; a function of its tokens alone."""
 
@@ -672,6 +687,10 @@ class GrammarWalk(Protocol):
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
         """Which tokens [V] may follow the output and then `path`; None where none may, or `path` itself may not, or
         nobody can tell (`limit`)."""
+        ...
+
+    def forced(self) -> Forced:
+        """What must follow the output, as far as that is known without a choice: a proposal, to be verified as any."""
         ...
 
     def limit(self, path: Sequence[int]) -> str | None:
@@ -711,6 +730,7 @@ class ResolvedParams:
     logprobs: int | None
     processed_logprobs: bool
     verify: VerifyRule
+    prompt_logprobs: int | None = None
     grammar: TokenGrammar | None = None
     """What the output must look like."""
 
@@ -790,6 +810,8 @@ class Completion:
     """From the end of this sequence's prefill to its last token."""
     prefill_seconds: float
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Of the prompt's tokens after the first, where they were asked for."""
     trace: list[StepTrace] = field(default_factory=list)
     sources: Mapping[str, Tally] = field(default_factory=dict)
     """By who drafted."""

@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
 from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState, time_to_look_up
-from outrider.control.choice import floor, kept
+from outrider.control.choice import floor, joined, kept
 from outrider.control.costs import CostTable
+from outrider.control.forced import forced
 from outrider.control.ledger import Ledger, charges
 from outrider.control.offers import Offers
 from outrider.control.paid import Candidate, PaidDrafters, PaidState
@@ -118,7 +119,9 @@ class AutoLength:
         requests = [self._request(s) for s in sequences]
         limits = [max(0, min(self.nodes, most)) for most in room]
         owed, plain_due = any(request.promised for request in requests), self._prices.plain_due(self._steps)
-        self._resting = not owed and self._thrift.rests(self._silence.settled)
+        # A grammar may leave no choice at any step.
+        silent = self._silence.settled and all(s.params.grammar is None for s in sequences)
+        self._resting = not owed and self._thrift.rests(silent)
         if self._resting or (not owed and (plain_due or self._paid is None or len(requests) >= self.rows)):
             return self._given([_EMPTY] * len(requests))
         costs = self._prices.step(len(requests), _context(sequences))
@@ -129,13 +132,15 @@ class AutoLength:
         return self._given(self._chosen(requests, drafts, limits, costs))
 
     def _looked_up(self, sequences: Sequence[SequenceView], limits: Sequence[int], tree: bool) -> list[Draft]:
-        """What lookups find, all that could be worth a row."""
+        """What grammars force and lookups find, all that could be worth a row."""
+        known = list(map(forced, sequences, limits))
         if self._lookup is None:
-            return [_EMPTY] * len(sequences)
+            return known
         if not self._steps % _SELDOM:
             self._modesty = self._acceptance.greatest_modesty(self._paid.costs if self._paid else ())
         least = floor(self._prices.row, self._prices.token, self._modesty)
-        return self._lookup.look_up(sequences, [Budget(limit, limit, least, tree) for limit in limits])
+        found = self._lookup.look_up(sequences, [Budget(limit, limit, least, tree) for limit in limits])
+        return [joined(*pair, tree) for pair in zip(known, found, strict=True)]
 
     def _paid_for(
         self,

@@ -8,6 +8,7 @@ from typing import Protocol
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
 from outrider.control.choice import joined
+from outrider.control.forced import forced
 from outrider.control.offers import Offers
 from outrider.errors import InvalidRequest
 from outrider.types import Budget, Commit, Continues, Draft, Drafter, LooksUp, SequenceView, StepPlan, StepShape
@@ -123,6 +124,8 @@ class FixedLength:
             if any(budget.nodes for budget in left):
                 guessed = drafter.propose(sequences, left)
                 drafts = [joined(*pair, tree and self._tree) for pair in zip(drafts, guessed, strict=True)]
+        known = list(map(forced, sequences, sizes))
+        drafts = [joined(*pair, tree and self._tree) for pair in zip(known, drafts, strict=True)]
         drafts = [_likeliest(draft, size) for draft, size in zip(drafts, sizes, strict=True)]
         self.issued = [len(draft) for draft in drafts]
         return drafts

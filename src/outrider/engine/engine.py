@@ -20,7 +20,7 @@ from outrider.engine.stats import Stats
 from outrider.errors import InvalidRequest
 from outrider.sampling.chance import KeyedChance
 from outrider.sampling.native.sampler import LendsThreads
-from outrider.sampling.target import target_rows
+from outrider.sampling.target import score, target_rows
 from outrider.types import (
     ROOT,
     Accountable,
@@ -100,8 +100,10 @@ class Engine:
         self._seat()
         prompts, running = self.scheduler.plan()
         prefilled = self._prefill(prompts)
+        only_scored = [self._end_scored(sequence) for sequence in running if not sequence.limit]
+        running = [sequence for sequence in running if sequence.limit]
         if not running:
-            return []
+            return only_scored
         started = perf_counter()
         step = (self.runahead and self.runahead.step(running, prefilled)) or self._judge(running)
         why = self._why(running)
@@ -120,7 +122,7 @@ class Engine:
         for judged in step.judged:
             if judged.sequence.ended:
                 self.remove(judged.sequence)
-        return chunks
+        return only_scored + chunks
 
     def _judge(self, running: list[Sequence]) -> Round:
         """Draft, run all drafts through the target in one pass, and decide what to keep."""
@@ -212,10 +214,11 @@ class Engine:
         batch = []
         for sequence, count in prompts:
             start = len(sequence.tokens) - 1 - sequence.missing
-            batch.append(Rows.chain(sequence.slot, sequence.tokens[start : start + count], logits=()))
+            wanted = sequence.unscored(start, count)
+            batch.append(Rows.chain(sequence.slot, sequence.tokens[start : start + count], logits=wanted))
         if batch:
             pays = self.controller.pays(len(self.scheduler.running))
-            self._forward([sequence for sequence, _ in prompts], batch, soon=pays)
+            _score(prompts, batch, self._forward([sequence for sequence, _ in prompts], batch, soon=pays))
         for sequence, count in prompts:
             self.model.commit(sequence.slot, range(count))
             sequence.missing -= count
@@ -223,6 +226,12 @@ class Engine:
         for sequence in joining:
             sequence.prefill_seconds += seconds
         return seconds
+
+    def _end_scored(self, sequence: Sequence) -> Chunk:
+        """One that was to generate nothing: all its prompt has been run."""
+        sequence.finish_reason = "length"
+        self.remove(sequence)
+        return Chunk(sequence.id, "", (), (), StepTrace(Draft(), (), None, "target"))
 
     def _why(self, running: list[Sequence]) -> str:
         """Of this step's drafts, where somebody wants to know."""
@@ -266,6 +275,16 @@ class Engine:
 
 _TARGET = ("target",)
 """Whose the token is that follows the accepted ones."""
+
+
+def _score(prompts: list[tuple[Sequence, int]], batch: list[Rows], logits: Tensor) -> None:
+    """Note what the logits [rows wanted, V] of a piece of prompts say of the tokens that follow its rows."""
+    row = 0
+    for (sequence, _), rows in zip(prompts, batch, strict=True):
+        for _ in rows.logits or ():
+            token = sequence.tokens[len(sequence.scores) + 1]
+            sequence.scores.append(score(logits[row], token, sequence.params.prompt_logprobs or 0))
+            row += 1
 
 
 def _rows(sequence: Sequence, draft: Draft) -> Rows:

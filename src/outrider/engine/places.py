@@ -44,8 +44,9 @@ class Places:
         `leader`, and it is to ask again in the next step.
         """
         sequence.missing = len(sequence.tokens) - 1
-        found = self._find(sequence, running)
-        sequence.leader = self._leader(sequence, running, found.length if found else 0)
+        found = None if sequence.scoring else self._find(sequence, running)
+        length = found.length if found else 0
+        sequence.leader = None if sequence.scoring else self._leader(sequence, running, length)
         if sequence.leader is not None:
             return
         if found is None or self._keeps is None:

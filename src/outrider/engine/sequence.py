@@ -13,6 +13,7 @@ from outrider.types import (
     Completion,
     Draft,
     FinishReason,
+    Forced,
     ResolvedParams,
     Speculation,
     StepTrace,
@@ -51,6 +52,8 @@ class Sequence:
     """Why it cannot go on, instead of a finish reason: what it has said is no answer."""
     origins: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's tokens after the first, as far as they are known."""
     trace: list[StepTrace] = field(default_factory=list)
     steps: int = 0
     sources: dict[str, Tally] = field(default_factory=dict)
@@ -83,6 +86,17 @@ class Sequence:
         return left if most is None else min(left, most)
 
     @property
+    def scoring(self) -> bool:
+        """Whether its prompt's tokens are still to be scored: then every row of it must be run, whoever has before."""
+        return self.params.prompt_logprobs is not None and len(self.scores) < self.prompt_length - 1
+
+    def unscored(self, start: int, count: int) -> range:
+        """Of the rows of tokens from `start` on, by their places among them, those that score a token of the prompt."""
+        if not self.scoring:
+            return range(0)
+        return range(max(0, len(self.scores) - start), min(count, self.prompt_length - 1 - start))
+
+    @property
     def ended(self) -> bool:
         return self.finish_reason is not None or self.failure is not None
 
@@ -95,6 +109,13 @@ class Sequence:
     def grammar_limit(self) -> str | None:
         """Why it cannot be told what the grammar lets follow; None where it can."""
         return None if self.params.grammar is None else self.history.walk(self.params.grammar).limit(self._path)
+
+    @property
+    def forced(self) -> Forced | None:
+        """What its grammar leaves no choice about, where that is to be drafted."""
+        if self.params.grammar is None or not self.speculation.forced:
+            return None
+        return self.history.walk(self.params.grammar).forced()
 
     @property
     def _path(self) -> list[int]:
@@ -158,6 +179,7 @@ class Sequence:
             seconds=self.seconds,
             prefill_seconds=self.prefill_seconds,
             logprobs=self.logprobs if self.params.logprobs is not None else None,
+            prompt_logprobs=self.scores if self.params.prompt_logprobs is not None else None,
             trace=self.trace,
             sources=self.sources,
             acceptance=self.acceptance,

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequest, shown
+from outrider.sampling.layout import Layout
+from outrider.types import Forced
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -26,25 +28,29 @@ if TYPE_CHECKING:
     from outrider.sampling.history import History
     from outrider.types import ResolvedParams
 
-_WHITESPACE = r"( |\n[ \t]{0,40})?"
+WHITESPACE = r"( |\n[ \t]{0,40})?"
 """Between the parts of JSON: enough for every common style, and no endless runs of blanks."""
 _KEPT = 64
 """Compiled grammars kept: clients send the same few schemas again and again."""
+_AHEAD = 64
+"""Bytes of forced text that are looked for."""
+_ENOUGH = 16
+"""Forced tokens that are left of those found before, so that nothing need be looked for: the text may be long."""
 _RESTARTS = 3
 """How often a walk that meets a limit is begun anew. It takes a compilation, which holds up everybody's next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an output must look like; `json_object`, `json_schema` and `regex` make one."""
+    """What an output must look like; `json_object`, `json_schema`, `regex` and `lark` make one."""
 
-    kind: Literal["json", "regex"]
+    kind: Literal["json", "regex", "lark"]
     source: str
-    """A JSON schema, or a regular expression that the whole output matches."""
+    """A JSON schema, a regular expression that the whole output matches, or rules in llguidance's dialect of Lark."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in ("json", "regex"):
-            raise InvalidRequest(f"grammar: kind must be 'json' or 'regex', not {shown(self.kind)}")
+        if not isinstance(self.kind, str) or self.kind not in ("json", "regex", "lark"):
+            raise InvalidRequest(f"grammar: kind must be 'json', 'regex' or 'lark', not {shown(self.kind)}")
         if not isinstance(self.source, str):
             raise InvalidRequest(f"grammar: its source must be text, not {shown(self.source)}")
         if not _is_text(self.source):
@@ -71,6 +77,13 @@ class Grammar:
         if not isinstance(pattern, str):
             raise InvalidRequest(f"grammar: a regular expression is a string, not {type(pattern).__name__}")
         return Grammar("regex", pattern)
+
+    @staticmethod
+    def lark(rules: str) -> Grammar:
+        """Text that follows from the rule `start`; JSON schemas may stand in the rules (`%json {…}`)."""
+        if not isinstance(rules, str):
+            raise InvalidRequest(f"grammar: rules are a string, not {type(rules).__name__}")
+        return Grammar("lark", rules)
 
 
 def _is_text(source: str) -> bool:
@@ -105,7 +118,10 @@ class Grammars:
         ends = sorted(token for token in stop_token_ids if not self._vocabulary.token_bytes(token))
         with self._lock:
             matcher = self._matcher(grammar)
-        return CompiledGrammar(matcher, partial(self._build, grammar), ends, self._eos, self._size)
+            assert self._tokenizer is not None
+            words = self._tokenizer
+        build = partial(self._build, grammar)
+        return CompiledGrammar(matcher, build, words, grammar.kind == "json", ends, self._eos, self._size)
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         matcher = self._compiled.pop(grammar, None)
@@ -137,10 +153,13 @@ class Grammars:
             wrapper = _Wrapper(self._vocabulary, self._size, self._eos)
             self._tokenizer = LLTokenizer(wrapper, eos_token=self._eos or None)
         try:
-            if grammar.kind == "regex":
-                source = LLMatcher.grammar_from_regex(grammar.source)
-            else:
-                source = LLMatcher.grammar_from_json_schema(grammar.source, {"whitespace_pattern": _WHITESPACE})
+            match grammar.kind:
+                case "regex":
+                    source = LLMatcher.grammar_from_regex(grammar.source)
+                case "lark":
+                    source = LLMatcher.grammar_from_lark(grammar.source)
+                case "json":
+                    source = LLMatcher.grammar_from_json_schema(grammar.source, {"whitespace_pattern": WHITESPACE})
         except ValueError as error:
             raise InvalidRequest(f"grammar: it cannot be read: {error}") from error
         return LLMatcher(self._tokenizer, source, log_level=0)
@@ -185,17 +204,20 @@ class CompiledGrammar:
 
     `ends` are the tokens that end an output. `eos` are those that llguidance would have end it. `build` compiles it
     once more: copies of one matcher share what it has learned, and all are spoiled once one of them meets a limit.
+    `words`: the vocabulary as llguidance knows it. `lays_out`: whether outputs choose the blanks in JSON.
     """
 
     def __init__(
         self,
         matcher: LLMatcher,
         build: Callable[[], LLMatcher],
+        words: LLTokenizer,
+        lays_out: bool,
         ends: Sequence[int],
         eos: Sequence[int],
         size: int,
     ) -> None:
-        self.matcher, self.build = matcher, build
+        self.matcher, self.build, self.words, self.lays_out = matcher, build, words, lays_out
         self.ends, self.eos, self.size = list(ends), list(eos), size
 
     def start(self) -> Walk:
@@ -222,6 +244,9 @@ class Walk:
         self._at: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
         self._limits: dict[tuple[int, ...], str] = {}
+        self._forced: Forced | None = None
+        self._looks_ahead = True
+        self._layout = Layout() if grammar.lays_out else None
         self._restarts = 0
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -230,9 +255,12 @@ class Walk:
         moved = self._move(grown)
         self._over = not moved and not self._matcher.is_error()
         self._output += grown
+        if self._layout is not None:
+            self._layout.feed(self._grammar.words.decode_bytes(list(grown)))
         self._masks = {(): self._masks[grown]} if grown in self._masks else {}
         self._limits = {(): self._limits[grown]} if grown in self._limits else {}
         self._at = ()
+        self._forced = _remaining(self._forced, grown)
 
     def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
         """Which tokens [V] may follow the output and `path`; None where none may, `path` itself may not be written, or
@@ -241,6 +269,59 @@ class Walk:
         if key not in self._masks:
             self._masks[key] = self._look(key)
         return self._masks[key]
+
+    def forced(self) -> Forced:
+        """What must follow the output: the tokens that alone are allowed, then the likeliest ones of text that must
+        come. Where the output must end, it ends."""
+        if self._forced is None:
+            self._forced = self._look_ahead() if self._looks_ahead else Forced()
+            if self._matcher.is_error():  # text that must come may be longer than llguidance's limits
+                self._looks_ahead, self._forced = False, Forced()
+                self._renew()
+        return self._forced
+
+    def _look_ahead(self) -> Forced:
+        if not self._move(()):
+            return Forced()
+        certain: list[int] = self._matcher.compute_ff_tokens()
+        if self._matcher.is_error() or any(token in self._grammar.eos for token in certain):
+            return Forced()
+        words = self._grammar.words
+        if not self._matcher.is_stopped():
+            text = self._text_ahead()
+            rest = words.tokenize_bytes(text[len(words.decode_bytes(certain)) :])
+        else:
+            rest = [token for token in self._grammar.eos if token in self._grammar.ends][:1]
+        return Forced((*certain, *rest), len(certain))
+
+    def _text_ahead(self) -> bytes:
+        """The text that must follow, with the layout that it probably has where that is all there is to choose. The
+        matcher is left where it stands."""
+        text, sure, taken = b"", 0, 0  # `sure`: without blanks at its end, which may go with what follows them
+        layout = None if self._layout is None else self._layout.copy()
+        while len(text) < _AHEAD:
+            piece: bytes = self._matcher.compute_ff_bytes()
+            pieces = [piece] if piece or layout is None else layout.guesses()
+            steps = {piece: count for piece in pieces if piece and (count := self._tried(piece))}
+            if len(steps) != 1:
+                break
+            ((guess, count),) = steps.items()
+            self._matcher.try_consume_tokens(self._grammar.words.tokenize_bytes(guess))
+            taken += count
+            text += guess
+            sure = len(text.rstrip()) if layout is not None and not piece else len(text)
+            if layout is None:
+                break
+            layout.feed(guess)
+        self._matcher.rollback(taken)
+        return text[:sure]
+
+    def _tried(self, text: bytes) -> int:
+        """How many tokens it takes to write the text here; 0 where it may not be written."""
+        tokens = self._grammar.words.tokenize_bytes(text)
+        taken: int = self._matcher.try_consume_tokens(tokens)
+        self._matcher.rollback(taken)
+        return taken if taken == len(tokens) else 0
 
     def limit(self, path: Sequence[int]) -> str | None:
         """Why it cannot be told what may follow the output and `path`; None where it can."""
@@ -282,9 +363,12 @@ class Walk:
         if self._restarts == _RESTARTS:
             return False
         self._restarts += 1
+        self._renew()
+        return True
+
+    def _renew(self) -> None:
         self._matcher, self._at = self._grammar.build(), ()
         self._matcher.try_consume_tokens(self._output)
-        return True
 
     def _go(self, path: tuple[int, ...]) -> bool:
         common = 0
@@ -302,6 +386,13 @@ class Walk:
             if known is None or known[rest[taken]]:
                 self._matcher.compute_bitmask()
         return taken == len(rest)
+
+
+def _remaining(known: Forced | None, grown: tuple[int, ...]) -> Forced | None:
+    """What is left of what was forced once the output has grown; None: it must be looked for again."""
+    if known is None or known.tokens[: len(grown)] != grown or len(known.tokens) - len(grown) < _ENOUGH:
+        return None
+    return Forced(known.tokens[len(grown) :], max(0, known.certain - len(grown)))
 
 
 def allowed(params: ResolvedParams, history: History, path: Sequence[int]) -> NDArray[np.bool_] | None:

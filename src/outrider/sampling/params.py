@@ -29,7 +29,7 @@ class SamplingParams:
     """
 
     max_tokens: int | None = 128
-    """None: until the context is full."""
+    """None: until the context is full. 0, with `prompt_logprobs`: nothing is generated."""
     temperature: float | None = None
     """0: always the likeliest token."""
     top_k: int | None = None
@@ -54,6 +54,9 @@ class SamplingParams:
     """No stop token is generated before, and a stop string that is complete before is text like any other."""
     logprobs: int | None = None
     """Report each token's log-probability and this many of the likeliest alternatives."""
+    prompt_logprobs: int | None = None
+    """Report the same of each token of the prompt, by the raw distribution after those before it; the first has none.
+    What other requests have left in the cache is then computed again."""
     processed_logprobs: bool = False
     """Report those of the distribution sampled from, instead of the model's raw one."""
     verify: VerifyRule = "coupled"
@@ -63,7 +66,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            whole("max_tokens", self.max_tokens, low=1)
+            whole("max_tokens", self.max_tokens, low=1 if self.prompt_logprobs is None else 0)
         whole("min_tokens", self.min_tokens, low=0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -81,6 +84,8 @@ class SamplingParams:
                 raise InvalidRequest("seed must have at most 128 bits; give a smaller number")
         if self.logprobs is not None:
             whole("logprobs", self.logprobs, 0, _MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            whole("prompt_logprobs", self.prompt_logprobs, 0, _MAX_LOGPROBS)
         flag("ignore_eos", self.ignore_eos)
         flag("processed_logprobs", self.processed_logprobs)
         if not isinstance(self.verify, str) or self.verify not in get_args(VerifyRule):
@@ -135,6 +140,7 @@ class SamplingParams:
             stop_token_ids=stop_ids,
             min_tokens=self.min_tokens,
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             processed_logprobs=self.processed_logprobs,
             verify=self.verify,
             grammar=compiled,

@@ -102,18 +102,9 @@ class TargetRows:
 
     def logprobs(self, node: int, token: int) -> TokenLogprob:
         """What to report of `token`, emitted after `node`: of the raw logits, or processed if so asked."""
-        if self.params.processed_logprobs:
-            logp = self.logp(node)
-        else:
-            logp = torch.log_softmax(self._raw(range(node, node + 1))[0].double(), dim=-1)
-        count = min(self.params.logprobs or 0, len(logp))
-        top: list[tuple[int, float]] = []
-        if count:
-            # By value first: which of several tied tokens a top-k returns is not defined.
-            likely = (logp >= torch.topk(logp, count).values[-1]).nonzero().flatten().tolist()
-            ranked = sorted((-v, other) for other, v in zip(likely, logp[likely].tolist(), strict=True))
-            top = [(other, _reported(-v)) for v, other in ranked[:count]]
-        return TokenLogprob(token, _reported(float(logp[token])), tuple(top))
+        raw = self._raw(range(node, node + 1))[0]
+        logp = self.logp(node) if self.params.processed_logprobs else _raw_logp(raw)
+        return _report(logp, token, self.params.logprobs or 0)
 
     def processed(self, nodes: range) -> Tensor:
         """Logits [nodes, V] after penalties, bias and mask (fp32 and not a copy where there are none)."""
@@ -211,6 +202,26 @@ def _batches(rows: Sequence[TargetRows], vocab: int) -> Iterator[list[TargetRows
 def _plain(params: ResolvedParams) -> bool:
     """Whether a choice is just the argmax of the raw logits."""
     return params.temperature == 0 and params.is_bare
+
+
+def score(logits: Tensor, token: int, count: int) -> TokenLogprob:
+    """What to report of `token` where the model gave these raw logits [V], with `count` alternatives."""
+    return _report(_raw_logp(logits), token, count)
+
+
+def _raw_logp(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits.double(), dim=-1)
+
+
+def _report(logp: Tensor, token: int, count: int) -> TokenLogprob:
+    count = min(count, len(logp))
+    top: list[tuple[int, float]] = []
+    if count:
+        # By value first: which of several tied tokens a top-k returns is not defined.
+        likely = (logp >= torch.topk(logp, count).values[-1]).nonzero().flatten().tolist()
+        ranked = sorted((-v, other) for other, v in zip(likely, logp[likely].tolist(), strict=True))
+        top = [(other, _reported(-v)) for v, other in ranked[:count]]
+    return TokenLogprob(token, _reported(float(logp[token])), tuple(top))
 
 
 def _reported(logprob: float) -> float:

@@ -40,11 +40,11 @@ class Answer:
         self.first = self.first or now
         self.last = now
         self.tokens += len(chunk.token_ids)
-        self.steps += 1
+        self.steps += bool(chunk.token_ids)
         self.drafted += drafted
         self.accepted += accepted
         self.histogram += [0] * (accepted + 1 - len(self.histogram))
-        self.histogram[accepted] += 1
+        self.histogram[accepted] += bool(chunk.token_ids)
         draft = chunk.step.draft
         self.predicted += sum(draft.proposer(node) == PREDICTION for node in range(drafted))
         self.predicted_accepted += sum(draft.proposer(node) == PREDICTION for node in chunk.step.path)
@@ -138,13 +138,34 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """The form of text completions. `offset`: where in the text the first token begins."""
+def text_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], offset: int, first: int | None = None
+) -> dict[str, Any]:
+    """The form of text completions. `offset`: where in the text the first token begins. `first`: a token before all of
+    these, of which nothing can be said."""
     words = [word(tokenizer, each.token_id) for each in tokens]
-    offsets = list(accumulate(map(len, words), initial=offset))[: len(words)]
+    before = [] if first is None else [word(tokenizer, first)]
+    offsets = list(accumulate(map(len, before + words), initial=offset))[: len(before + words)]
+    unknown = [None] * len(before)
     return {
-        "tokens": words,
-        "token_logprobs": [each.logprob for each in tokens],
-        "top_logprobs": [{word(tokenizer, token): value for token, value in each.top} for each in tokens],
+        "tokens": before + words,
+        "token_logprobs": [*unknown, *(each.logprob for each in tokens)],
+        # Several tokens may look alike: the likeliest stands.
+        "top_logprobs": [*unknown, *({word(tokenizer, t): v for t, v in reversed(each.top)} for each in tokens)],
         "text_offset": offsets,
     }
+
+
+def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """In vLLM's form: for each token of the prompt, by their ids, it and the likeliest; nothing of the first."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {"logprob": logprob, "decoded_token": word(tokenizer, token)}
+
+    return [
+        None,
+        *(
+            {str(token): entry(token, logprob) for token, logprob in ((each.token_id, each.logprob), *each.top)}
+            for each in tokens
+        ),
+    ]

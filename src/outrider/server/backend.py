@@ -16,6 +16,7 @@ from outrider.errors import Unavailable
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.server.errors import ApiError
+from outrider.server.tools.dialect import Dialect, dialect_of
 
 log = logging.getLogger("outrider.server")
 
@@ -40,6 +41,11 @@ class Served:
         """Who `auto` is."""
         drafter = self.llm.drafter
         return drafter.default.name if isinstance(drafter, RouterDrafter) else drafter.name
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the model writes function calls."""
+        return dialect_of(self.llm.tokenizer.chat_template)
 
     @cached_property
     def longest_text(self) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 from outrider.engine.tickets import Delivery
 from outrider.models.checkpoints.tokenizer import Tokenizer
-from outrider.server.answers import Answer, text_logprobs, word
-from outrider.server.translate import Job
+from outrider.server.answers import Answer, prompt_logprobs, text_logprobs, word
+from outrider.server.translate import Job, says_more
 
 
 class TextForm:
@@ -23,8 +23,10 @@ class TextForm:
     def opening(self, index: int, job: Job) -> dict[str, Any] | None:
         return {"index": index, "text": job.echoes[index], "logprobs": None} if job.echoes[index] else None
 
-    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
+    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
         chunk, logprobs = delivery.chunk, None
+        if not (chunk.text or says_more(delivery, job)):
+            return None
         if job.logprobs:
             offset = self._offsets.get(answer.index, 0)
             logprobs = text_logprobs(tokenizer, chunk.logprobs, offset)
@@ -34,8 +36,16 @@ class TextForm:
     def choice(self, answer: Answer, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
         done = answer.completion
         assert done is not None
-        return {
-            "index": answer.index,
-            "text": job.echoes[answer.index] + done.text,
-            "logprobs": text_logprobs(tokenizer, done.logprobs or (), 0) if job.logprobs else None,
-        }
+        before, said = done.prompt_logprobs or [], done.logprobs or []
+        logprobs = None
+        if job.logprobs and job.echoes[answer.index] is not None:
+            logprobs = text_logprobs(tokenizer, [*before, *said], 0, job.sequences[answer.index].tokens[0])
+        elif job.logprobs:
+            logprobs = text_logprobs(tokenizer, said, 0)
+        choice = {"index": answer.index, "text": (job.echoes[answer.index] or "") + done.text, "logprobs": logprobs}
+        if job.prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(tokenizer, before)
+        return choice
+
+    def reason(self, answer: Answer, job: Job) -> str | None:
+        return answer.completion.finish_reason if answer.completion else None

@@ -11,9 +11,13 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from outrider.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from outrider.server.responses.asked import ResponsesRequest
 
 _REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_BODIES: tuple[type[BaseModel], ...] = (
+    *(ChatRequest, CompletionRequest, ResponsesRequest),
+    *(TokenizeRequest, DetokenizeRequest),
+)
 _ERROR = {
     "type": "object",
     "required": ["error"],

@@ -10,9 +10,11 @@ from starlette.requests import Request
 from outrider.server import protocol, unsupported
 from outrider.server.errors import ApiError
 from outrider.server.records import record
+from outrider.server.responses import asked
 
 _STEP = re.compile(r"(\[\d{1,7}\])|[^.\[]+")
-_MODELS = [kind for kind in vars(protocol).values() if isinstance(kind, type) and issubclass(kind, BaseModel)]
+_PARTS = {**vars(protocol), **vars(asked)}
+_MODELS = [kind for kind in _PARTS.values() if isinstance(kind, type) and issubclass(kind, BaseModel)]
 _NAMES = {field.alias or name for kind in _MODELS for name, field in kind.model_fields.items()} | unsupported.NAMES
 
 

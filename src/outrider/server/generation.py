@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from time import time
 from typing import Any, Protocol
 from uuid import uuid4
@@ -39,12 +40,17 @@ class Form(Protocol):
         """A choice that opens a stream, before anything is generated."""
         ...
 
-    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
-        """A choice with what a step brought, without its finish_reason."""
+    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
+        """A choice with what a step brought, without its finish_reason; None where there is nothing to say yet. Asked
+        once for every step, in order."""
         ...
 
     def choice(self, answer: Answer, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
         """A finished choice, without its finish_reason."""
+        ...
+
+    def reason(self, answer: Answer, job: Job) -> str | None:
+        """Why a choice has ended; None: it has not. Asked after what it brought."""
         ...
 
 
@@ -85,7 +91,7 @@ class Generation:
         choices = []
         for answer in self._answers:
             choice = self._form.choice(answer, self._job, self._tokenizer)
-            choice["finish_reason"] = _reason(answer)
+            choice["finish_reason"] = self._form.reason(answer, self._job)
             if self._job.trace:
                 choice["outrider"] = traces[answer.index]
             choices.append(choice)
@@ -97,18 +103,10 @@ class Generation:
         }
 
     async def _events(self, stream: Stream) -> AsyncGenerator[bytes]:
-        extra = {"usage": None} if self._job.include_usage else {}
         try:
-            for index in range(len(self._answers)):
-                if (choice := self._form.opening(index, self._job)) is not None:
-                    yield self._event([{**choice, "finish_reason": None}], extra)
-            async for delivery in stream:
-                answer = self._take(delivery)
-                if (choice := self._piece(answer, delivery)) is not None:
-                    done = {} if answer.completion is None else {"metrics": self._measured([answer])}
-                    yield self._event([choice], {**extra, **done})
-            if self._job.include_usage:
-                yield self._event([], {"usage": answers.usage(self._answers, self._job.prompt_tokens)})
+            async with aclosing(self._pieces(stream)) as pieces:
+                async for piece in pieces:
+                    yield piece
             self._finish()
         except Exception as error:
             # The status has been sent: what went wrong can only be said in the stream.
@@ -119,13 +117,27 @@ class Generation:
             yield event(told.body)
         yield DONE
 
+    async def _pieces(self, stream: Stream) -> AsyncGenerator[bytes]:
+        """The events of an answer that comes to its end."""
+        extra = {"usage": None} if self._job.include_usage else {}
+        for index in range(len(self._answers)):
+            if (choice := self._form.opening(index, self._job)) is not None:
+                yield self._event([{**choice, "finish_reason": None}], extra)
+        async for delivery in stream:
+            answer = self._take(delivery)
+            if (choice := self._piece(answer, delivery)) is not None:
+                done = {} if answer.completion is None else {"metrics": self._measured([answer])}
+                yield self._event([choice], {**extra, **done})
+        if self._job.include_usage:
+            yield self._event([], {"usage": answers.usage(self._answers, self._job.prompt_tokens)})
+
     def _piece(self, answer: Answer, delivery: Delivery) -> dict[str, Any] | None:
         """A choice to send for a step; None where there is nothing to say yet."""
         chunk, job = delivery.chunk, self._job
-        if not (chunk.text or chunk.completion or job.trace or chunk.logprobs):
-            return None
         choice = self._form.delta(answer, delivery, job, self._tokenizer)
-        choice["finish_reason"] = _reason(answer)
+        if choice is None:
+            return None
+        choice["finish_reason"] = self._form.reason(answer, job)
         if job.trace:
             choice["outrider"] = {
                 "tokens": answers.token_traces(self._tokenizer, delivery),
@@ -163,7 +175,3 @@ class Generation:
 
     def _top(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": kind, "system_fingerprint": f"outrider-{__version__}", "choices": choices}
-
-
-def _reason(answer: Answer) -> str | None:
-    return None if answer.completion is None else answer.completion.finish_reason

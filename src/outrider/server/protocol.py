@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from outrider.server.schemas import modest
+from outrider.server.schemas import from_text, modest
 
 _SEED = 2**63
 Seed = Annotated[int, Field(ge=-_SEED, lt=_SEED)]
 TokenId = Annotated[int, Field(ge=0, lt=_SEED)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 18)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
 Stop = Annotated[str, Field(max_length=256)]
+
+
+def modest_together(tools: list[Tool]) -> list[Tool]:
+    """The tools as they are; `ValueError` where their schemas together are too large."""
+    modest({tool.function.name: tool.function.parameters for tool in tools})
+    return tools
 
 
 class Request(BaseModel):
@@ -35,6 +42,7 @@ class _Ours(BaseModel):
 class SpeculateOptions(_Ours):
     max_nodes: Annotated[int, Field(ge=0, le=1024, description="Most tokens to draft a step.")] | None = None
     drafter: Annotated[str, Field(description="One of those /v1/models lists.")] | None = None
+    forced: Annotated[bool, Field(description="Draft what a grammar leaves no choice about.")] = True
 
 
 class OutriderOptions(_Ours):
@@ -84,12 +92,54 @@ class ContentPart(Request):
 Content = str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=1024)]
 
 
+class CalledFunction(Request):
+    name: FunctionName
+    arguments: str = "{}"
+
+
+class ToolCall(Request):
+    """A call that an earlier answer made."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Request):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=1024)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256, description="Which call a tool's message answers.")] | None = (
+        None
+    )
+    name: str | None = None
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=4096)]
+
+
+class ToolFunction(Request):
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, AfterValidator(modest)] = None
+    strict: bool | None = None
+
+
+class Tool(Request):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ChosenFunction(Request):
+    name: str
+
+
+class ChosenTool(Request):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128), AfterValidator(modest_together)]
 
 
 class JsonSchema(Request):
@@ -103,21 +153,47 @@ class ResponseFormat(Request):
     json_schema: JsonSchema | None = None
 
 
+GivenSchema = Annotated[dict[str, Any], BeforeValidator(from_text), AfterValidator(modest)]
+
+
+class StructuredOutputs(Request):
+    """vLLM's spelling of what an answer must look like: one of these."""
+
+    json_: Annotated[GivenSchema | None, Field(alias="json")] = None
+    regex: Annotated[str, Field(max_length=4096)] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
+
+
+class Formatted(Request):
+    """What an answer must look like, in the spellings there are."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: GivenSchema | None = None
+    guided_regex: Annotated[str, Field(max_length=4096)] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
+
+
 class Prediction(Request):
     type: Literal["content"]
     content: Content
 
 
-class ChatRequest(Sampled):
+class ChatRequest(Sampled, Formatted):
     messages: Messages
+    chat_template_kwargs: Annotated[dict[str, Any], Field(description="Variables of the model's template.")] | None = (
+        None
+    )
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(Sampled, Formatted):
     prompt: (
         str
         | Annotated[list[str], Field(fail_fast=True, max_length=1024)]
@@ -126,7 +202,9 @@ class CompletionRequest(Sampled):
     )
     echo: bool | None = None
     logprobs: int | None = None
-    response_format: ResponseFormat | None = None
+    prompt_logprobs: Annotated[int, Field(description="Of the prompt's tokens, and so many alternatives.")] | None = (
+        None
+    )
     prediction: Prediction | None = None
 
 

@@ -19,8 +19,10 @@ from outrider.server.generation import Generation
 from outrider.server.metrics import Metrics
 from outrider.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from outrider.server.reading import read
+from outrider.server.responses.asked import ResponsesRequest, as_chat, renamed
+from outrider.server.responses.generation import ResponseGeneration
 from outrider.server.salts import salt_of
-from outrider.server.translate import chat_job, completion_job, encode, encode_chat
+from outrider.server.translate import Job, chat_job, completion_job, encode, encode_chat
 
 
 def generating(backend: Backend, metrics: Metrics) -> APIRouter:
@@ -42,6 +44,14 @@ def generating(backend: Backend, metrics: Metrics) -> APIRouter:
         served = backend.served(asked.model)
         job = await asyncio.to_thread(completion_job, served, asked, salt_of(request.scope, asked.cache_salt))
         return await Generation(request, served, job, TextForm(), metrics).respond()
+
+    @router.post("/responses", openapi_extra=body(ResponsesRequest), responses=errors(400, 404, 413, 429, 503))
+    async def responses(request: HttpRequest) -> Response:
+        """Answer a conversation, in the newer form. Nothing is stored: `previous_response_id` cannot be given."""
+        asked = await read(request, ResponsesRequest)
+        served = backend.served(asked.model)
+        job = await asyncio.to_thread(response_job, served, asked, salt_of(request.scope, asked.cache_salt))
+        return await ResponseGeneration(request, served, job, asked, metrics).respond()
 
     return router
 
@@ -99,6 +109,13 @@ def describing(backend: Backend) -> APIRouter:
         return JSONResponse({"prompt": await asyncio.to_thread(served.llm.tokenizer.decode, asked.tokens)})
 
     return router
+
+
+def response_job(served: Served, asked: ResponsesRequest, salt: str | None) -> Job:
+    try:
+        return chat_job(served, as_chat(asked), salt)
+    except ApiError as error:
+        raise renamed(error) from None
 
 
 def _tokens(served: Served, asked: TokenizeRequest) -> list[int]:

@@ -22,6 +22,10 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_event(name: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\n" + event(data)
+
+
 class EventStream(Response):
     """A response whose body is made while it is sent. `close` is called at the end, however it comes about."""
 

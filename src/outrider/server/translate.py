@@ -6,9 +6,11 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from outrider.engine.sequence import Sequence as Running
+from outrider.engine.tickets import Delivery
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.server.backend import Served
@@ -22,8 +24,11 @@ from outrider.server.protocol import (
     Prediction,
     Sampled,
     SpeculateOptions,
+    Tool,
 )
-from outrider.server.structured import grammar_of
+from outrider.server.structured import Wanted, wanted_by
+from outrider.server.tools.conversation import conversation
+from outrider.server.tools.toolbox import Toolbox, toolbox
 from outrider.types import Speculation
 
 _MAX_STOPS = 16
@@ -43,8 +48,18 @@ class Job:
     trace: bool
     stream: bool
     include_usage: bool
-    echoes: Sequence[str]
-    """Per sequence, the text to repeat before the answer."""
+    echoes: Sequence[str | None]
+    """Per sequence, the text to repeat before the answer; None: nothing is."""
+    prompt_logprobs: bool = False
+    """Whether they are told apart from those of the answer."""
+    tools: Toolbox | None = None
+    """What the answers may call."""
+
+
+def says_more(delivery: Delivery, job: Job) -> bool:
+    """Whether what a step brought is to be told of even without text."""
+    chunk = delivery.chunk
+    return bool(chunk.completion or job.trace or chunk.logprobs)
 
 
 def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
@@ -54,24 +69,36 @@ def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
         raise ApiError(400, "max_completion_tokens: give it or max_tokens, not both", param="max_completion_tokens")
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    prompt = encode_chat(served, asked.messages)
-    return _job(served, asked, salt, [prompt], [""], most, logprobs)
+    wanted = wanted_by(asked)
+    tools = toolbox(asked, served.dialect, served.llm.tokenizer.control_tokens, wanted.grammar)
+    variables = asked.chat_template_kwargs or {}
+    prompt = encode_chat(served, asked.messages, tools=tools.tools if tools else (), variables=variables)
+    wanted = Wanted(tools.grammar, "tools") if tools else wanted
+    return _job(served, asked, salt, [prompt], [None], most, logprobs, wanted, tools)
 
 
 def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -> Job:
-    if asked.echo and asked.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not supported; ask for one of them", param="echo")
+    scored = _scored(asked)
     several = _prompts(asked.prompt)
     if not several:
         raise ApiError(400, "prompt: it is empty; give at least one token of text", param="prompt")
     _check_number(served, (asked.n or 1) * len(several))  # before they are encoded
     prompts = [encode(served, prompt, "prompt") if isinstance(prompt, str) else prompt for prompt in several]
-    echoes = [""] * len(prompts)
+    echoes: list[str | None] = [None] * len(prompts)
     if asked.echo:
         decode = served.llm.tokenizer.decode
         echoes = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in several]
     most = _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs)
+    wanted = wanted_by(asked)
+    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs, wanted, prompt_logprobs=scored)
+
+
+def _scored(asked: CompletionRequest) -> int | None:
+    """How many alternatives to tell for each token of the prompt; None: nothing is asked about them."""
+    wanted = [count for count in (asked.prompt_logprobs, asked.logprobs if asked.echo else None) if count is not None]
+    if wanted and asked.stream:
+        raise ApiError(400, "stream: log-probabilities of the prompt are told in whole answers only", param="stream")
+    return max(wanted) if wanted else 0 if asked.echo and asked.max_tokens == 0 else None
 
 
 def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -81,28 +108,44 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str |
     return [ids] if ids else [item for item in given if not isinstance(item, int)]
 
 
+_TOO_LONG = "context_length_exceeded"
+
+
+def _too_long(served: Served, what: str, param: str | None) -> ApiError:
+    """In words by which clients know it: some go on with a shorter conversation then."""
+    most = served.llm.model.max_context
+    return ApiError(400, f"{what}; this model's maximum context length is {most} tokens", param=param, code=_TOO_LONG)
+
+
 def encode(served: Served, text: str, param: str, *, special: bool = True) -> list[int]:
     """Token ids of a text that may fit."""
     if len(text) > served.longest_text:
-        message = f"{param}: the text leaves no room in a context of {served.llm.model.max_context} tokens"
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+        raise _too_long(served, f"{param}: the text leaves no room in a context", param)
     return served.llm.tokenizer.encode(text, add_special_tokens=special)
 
 
-def encode_chat(served: Served, messages: Sequence[Message], generate: bool = True) -> list[int]:
-    plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    if sum(len(message["content"]) for message in plain) > served.longest_text:
-        message = f"messages: they leave no room in a context of {served.llm.model.max_context} tokens"
-        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+def encode_chat(
+    served: Served,
+    messages: Sequence[Message],
+    generate: bool = True,
+    tools: Sequence[Tool] = (),
+    variables: Mapping[str, Any] = MappingProxyType({}),
+) -> list[int]:
+    texts = [_said(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if sum(map(len, texts)) > served.longest_text:
+        raise _too_long(served, "messages: they leave no room in a context", "messages")
+    plain, known = conversation(served.dialect, messages, texts, tools)
     try:
-        return served.llm.tokenizer.apply_chat_template(plain, generate)
+        return served.llm.tokenizer.apply_chat_template(plain, generate, known, variables)
     except InvalidRequest as error:
         raise ApiError(400, str(error).replace("prompt:", "messages:"), param="messages") from None
 
 
-def _plain(message: Message, place: str) -> dict[str, str]:
-    role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": _text(message.content, f"{place}.content")}
+def _said(message: Message, place: str) -> str:
+    """A message's text; one that makes calls needs none."""
+    if message.role == "tool" and message.tool_call_id is None:
+        raise ApiError(400, f"{place}.tool_call_id is required", param=f"{place}.tool_call_id")
+    return "" if message.tool_calls and message.content is None else _text(message.content, f"{place}.content")
 
 
 def _text(content: Content | None, place: str) -> str:
@@ -125,9 +168,12 @@ def _job(
     asked: ChatRequest | CompletionRequest,
     salt: str | None,
     prompts: Sequence[Sequence[int]],
-    echoes: Sequence[str],
+    echoes: Sequence[str | None],
     max_tokens: int | None,
     logprobs: int | None,
+    wanted: Wanted,
+    tools: Toolbox | None = None,
+    prompt_logprobs: int | None = None,
 ) -> Job:
     n, options = asked.n or 1, asked.outrider or OutriderOptions()
     _check_number(served, n * len(prompts))
@@ -135,22 +181,33 @@ def _job(
     speculation = _speculation(served, options, asked.prediction)
     fields = {*type(asked).model_fields, "n"}
     try:
-        grammar = grammar_of(asked.response_format)
         params = SamplingParams(
             **_sampling(asked, served.llm.generation_config),
             max_tokens=max_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             seed=seed,
             verify=options.verify,
-            grammar=grammar,
+            grammar=wanted.grammar,
         )
         sequences = [
-            served.llm.sequence(prompt, params, choice=k, speculation=speculation, cache_salt=salt, trace=options.trace)
+            served.llm.sequence(
+                prompt,
+                params,
+                choice=k,
+                speculation=speculation,
+                cache_salt=salt,
+                trace=options.trace,
+                shown=tools.shown if tools else (),
+            )
             for prompt in prompts
             for k in range(n)
         ]
     except InvalidRequest as error:
-        raise _renamed(as_api_error(error, fields | set(_OURS)), isinstance(asked, ChatRequest)) from None
+        names = {"grammar": wanted.field, "drafter": "outrider.speculate.drafter"}
+        names |= {"prompt": "messages"} if isinstance(asked, ChatRequest) else {}
+        told = _renamed(as_api_error(error, fields | set(names)), names)
+        raise told if told.code != _TOO_LONG else _too_long(served, told.message, told.param) from None
     return Job(
         sequences=sequences,
         prompt_tokens=sum(map(len, prompts)),
@@ -160,6 +217,8 @@ def _job(
         stream=bool(asked.stream),
         include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
         echoes=[echo for echo in echoes for _ in range(n)],
+        prompt_logprobs=isinstance(asked, CompletionRequest) and asked.prompt_logprobs is not None,
+        tools=tools,
     )
 
 
@@ -168,17 +227,13 @@ def _check_number(served: Served, answers: int) -> None:
         raise ApiError(400, f"n: at most {most} answers fit into one request, over all its prompts", param="n")
 
 
-_OURS = {"prompt": "messages", "grammar": "response_format", "drafter": "outrider.speculate.drafter"}
-"""The library's names for what clients call otherwise (`prompt`: in a chat)."""
-
-
-def _renamed(error: ApiError, chat: bool) -> ApiError:
-    """An error of the library in the client's words."""
+def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """An error of the library in the client's words. `names`: the library's for what clients call otherwise."""
     name = error.param or ""
-    if name not in _OURS or (name == "prompt" and not chat):
+    if name not in names:
         return error
-    message = error.message.replace(f"{name}:", f"{_OURS[name]}:", 1)
-    return ApiError(400, message, param=_OURS[name], code=error.code)
+    message = error.message.replace(f"{name}:", f"{names[name]}:", 1)
+    return ApiError(400, message, param=names[name], code=error.code)
 
 
 _SAME_NAME = (
@@ -227,4 +282,5 @@ def _speculation(served: Served, options: OutriderOptions, prediction: Predictio
         max_nodes=0 if wanted is False or name == "none" else asked.max_nodes,
         drafter=None if name in ("auto", "none") else name,
         prediction=tuple(predicted),
+        forced=asked.forced,
     )

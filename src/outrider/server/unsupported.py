@@ -18,14 +18,11 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI's; with the values that ask for nothing
     "audio": (),
     "best_of": (1,),
+    "conversation": (),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": ("medium",),
     "web_search_options": (),
     # of other servers
     "add_generation_prompt": (True,),
@@ -33,17 +30,12 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "beam_width": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "grammar": ("",),
-    "guided_choice": (),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1, 1.0),
     "mirostat": (0,),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "typical_p": (1, 1.0),
     "use_beam_search": (False,),
@@ -54,8 +46,6 @@ _MESSAGE = re.compile(r"messages\[\d+\]")
 _IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 NAMES = frozenset({*_HARMLESS, *_IN_MESSAGES})

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import InvalidRequest, ModelError
@@ -24,8 +25,15 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables)
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as the text the model was trained on."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The conversation as the text the model was trained on. `tools`: functions it may call, as OpenAI writes
+        them. `variables`: others that the template may know; they replace none of these."""
         from jinja2 import TemplateError
 
         if not messages:
@@ -36,15 +44,20 @@ class ChatTemplate:
         template = self._template
         try:
             return template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                {
+                    **variables,
+                    "messages": [dict(message) for message in messages],
+                    "tools": None if tools is None else [dict(tool) for tool in tools],
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                    **self._variables,
+                }
             )
         except TemplateError as error:
             raise InvalidRequest(f"messages: the model's chat template refuses them: {error}") from error
         except Exception as error:  # a template is a program; whatever it trips over, it is the template's doing
+            if variables:
+                raise InvalidRequest(f"messages: the chat template fails with these variables: {error}") from error
             raise ModelError(f"the model's chat template fails on these messages: {error}.") from error
 
     @cached_property

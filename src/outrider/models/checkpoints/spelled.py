@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.models.checkpoints.encoding import encoded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+Said = TypeVar("Said")
 
 
 class Spelling:
@@ -26,16 +28,18 @@ class Spelling:
         self._control = re.compile("|".join(map(re.escape, names))) if names else None
         self._backend = backend
 
-    def found(self, messages: Sequence[Mapping[str, str]]) -> bool:
+    def found(self, said: Any) -> bool:
+        """Whether one is spelled out anywhere in it: text, or lists and mappings of such."""
         control = self._control
-        return control is not None and any(control.search(str(message.get("content"))) for message in messages)
+        return control is not None and any(control.search(text) for text in _texts(said))
 
-    def hide(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], Mapping[str, str]]:
-        """The messages with a mark for each control token, and what every mark stands for.
+    def hide(self, said: Said) -> tuple[Said, Mapping[str, str]]:
+        """The same with a mark for each control token, and what every mark stands for.
 
         A mark is private-use characters around a number nobody can guess, so no message can contain one.
         """
-        assert self._control is not None
+        control = self._control
+        assert control is not None
         nonce = secrets.token_hex(8)
         marks: dict[str, str] = {}
 
@@ -44,8 +48,7 @@ class Spelling:
             marks[name] = match[0]
             return name
 
-        hidden = [{**message, "content": self._control.sub(mark, message["content"])} for message in messages]
-        return hidden, marks
+        return _mapped(said, lambda text: control.sub(mark, text)), marks
 
     def encode(self, rendered: str, marks: Mapping[str, str]) -> list[int]:
         """Token ids of a rendered template: its own control tokens as such, the hidden ones as plain text."""
@@ -65,3 +68,25 @@ class Spelling:
         literal = Backend.from_str(self._backend.to_str())
         literal.encode_special_tokens = True
         return literal
+
+
+def _texts(said: Any) -> Iterator[str]:
+    """Every text in it, the names in mappings included."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, Mapping):
+        for name, value in said.items():
+            yield from _texts(name)
+            yield from _texts(value)
+    elif isinstance(said, list | tuple):
+        for item in said:
+            yield from _texts(item)
+
+
+def _mapped(said: Any, change: Callable[[str], str]) -> Any:
+    """The same with every text changed."""
+    if isinstance(said, str):
+        return change(said)
+    if isinstance(said, Mapping):
+        return {_mapped(name, change): _mapped(value, change) for name, value in said.items()}
+    return type(said)(_mapped(item, change) for item in said) if isinstance(said, list | tuple) else said

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import InvalidRequest, ModelError
 from outrider.models.checkpoints.chat_template import ChatTemplate
@@ -15,6 +16,8 @@ from outrider.models.checkpoints.token_bytes import byte_rule
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Tokenizer:
@@ -59,21 +62,33 @@ class Tokenizer:
             ) from error
         return encoded(self._backend, text, add_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as text, by the model's own template."""
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = _NONE,
+    ) -> str:
+        """The conversation as text, by the model's own template, which is given the `tools` and `variables`."""
         if self._template is None:
             raise ModelError("this model has no chat template, so it cannot chat; give it plain text (--raw) instead.")
-        return self._template.render(messages, add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt, tools, variables)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = _NONE,
     ) -> list[int]:
         """Token ids of a conversation; the template itself writes bos where the model wants one. Control tokens come
-        from the template alone: one that is written in a message is encoded as the letters it is made of."""
-        if self._spelling.found(messages):
-            hidden, marks = self._spelling.hide(messages)
-            return self._spelling.encode(self.render_chat(hidden, add_generation_prompt), marks)
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        from the template alone: one that is written in a message, or in what is said of a tool, is encoded as the
+        letters it is made of."""
+        if self._spelling.found(said := (messages, tools, variables)):
+            (messages, tools, variables), marks = self._spelling.hide(said)
+            return self._spelling.encode(self.render_chat(messages, add_generation_prompt, tools, variables), marks)
+        rendered = self.render_chat(messages, add_generation_prompt, tools, variables)
+        return self.encode(rendered, add_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text; nothing for special tokens and for ids without a token."""
@@ -95,6 +110,11 @@ class Tokenizer:
         """The text of a whole sequence."""
         text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
+
+    @property
+    def control_tokens(self) -> dict[str, int]:
+        """The names and ids of those that stand for no text."""
+        return {added.content: token for token, added in self._added.items() if added.special}
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as the vocabulary writes it, with its id."""

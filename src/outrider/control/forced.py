@@ -1,0 +1,24 @@
+"""What a grammar leaves no choice about (keys, quotes, braces, the rest of a name) is drafted without any drafter."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
+
+from outrider.types import Draft, SequenceView
+
+_CERTAIN, _SPELLED = 0.999, 0.97
+"""What is claimed of a token that is the only one allowed, and of one whose text alone is known; how often they are
+right is learned."""
+
+NAME = "grammar"
+
+
+def forced(sequence: SequenceView, nodes: int) -> Draft:
+    """A single path of at most `nodes` nodes."""
+    known = sequence.forced
+    if known is None or not known.tokens or nodes < 1:
+        return Draft()
+    tokens = known.tokens[:nodes]
+    claims = [_CERTAIN if i < known.certain else _SPELLED for i in range(len(tokens))]
+    return Draft(tokens, range(-1, len(tokens) - 1), list(accumulate(claims, mul)), NAME)

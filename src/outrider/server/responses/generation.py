@@ -1,0 +1,108 @@
+"""Runs a job and answers in the form of a response."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import uuid4
+
+from fastapi import Request as HttpRequest
+
+from outrider.engine.tickets import Delivery, Stream
+from outrider.server import answers
+from outrider.server.backend import Served
+from outrider.server.chat import ChatForm
+from outrider.server.generation import Generation
+from outrider.server.metrics import Metrics
+from outrider.server.responses.asked import ResponsesRequest
+from outrider.server.responses.output import Output
+from outrider.server.sse import named_event
+from outrider.server.tools.reading import Event, Said
+from outrider.server.translate import Job
+
+_REPEATED = ("instructions", "max_output_tokens", "temperature", "top_p", "tool_choice", "parallel_tool_calls")
+
+
+class ResponseGeneration(Generation):
+    """One answer, item by item."""
+
+    def __init__(
+        self, request: HttpRequest, served: Served, job: Job, asked: ResponsesRequest, metrics: Metrics
+    ) -> None:
+        super().__init__(request, served, job, ChatForm(), metrics)
+        self._asked = asked
+        self._id = f"resp_{uuid4().hex}"
+        self._output = Output()
+        self._reader = job.tools.reader() if job.tools else None
+
+    async def _whole(self, stream: Stream) -> dict[str, Any]:
+        async for delivery in stream:
+            self._take(delivery)
+            for _ in self._told(delivery):
+                pass
+        self._finish()
+        return self._response()
+
+    async def _pieces(self, stream: Stream) -> AsyncGenerator[bytes]:
+        number = 0
+
+        def event(told: dict[str, Any]) -> bytes:
+            nonlocal number
+            number += 1
+            return named_event(told["type"], {**told, "sequence_number": number - 1})
+
+        for kind in ("response.created", "response.in_progress"):
+            yield event({"type": kind, "response": self._response()})
+        async for delivery in stream:
+            self._take(delivery)
+            for told in self._told(delivery):
+                yield event(told)
+        response = self._response()
+        yield event({"type": f"response.{response['status']}", "response": response})
+
+    def _told(self, delivery: Delivery) -> list[dict[str, Any]]:
+        """Events that say what a step brought."""
+        chunk, reader = delivery.chunk, self._reader
+        events: list[Event] = [Said(chunk.text)] if chunk.text else []
+        if reader is not None:
+            events = [*reader.push(chunk.text), *(reader.finish() if chunk.completion else ())]
+        told = list(self._output.take(events))
+        if chunk.completion is not None:
+            told += self._output.finish(chunk.completion.finish_reason == "stop")
+        return told
+
+    def _response(self) -> dict[str, Any]:
+        (answer,) = self._answers
+        done, asked = answer.completion, self._asked
+        cut = done is not None and done.finish_reason == "length"
+        given = asked.model_dump(include=set(_REPEATED), exclude_none=True)
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._head["created"],
+            "model": self._head["model"],
+            "status": "in_progress" if done is None else "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "error": None,
+            "output": list(self._output.items) if done is not None else [],
+            "previous_response_id": None,
+            "store": False,
+            "metadata": {},
+            **dict.fromkeys(_REPEATED),
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            **given,
+            "tools": [tool.model_dump(exclude_none=True) for tool in asked.tools or ()],
+            "usage": None if done is None else self._usage(),
+            **({} if done is None else {"metrics": self._measured(self._answers)}),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        said = answers.usage(self._answers, self._job.prompt_tokens)
+        return {
+            "input_tokens": said["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0},  # what was reused is not told: see `Metrics`
+            "output_tokens": said["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": said["total_tokens"],
+        }
