@@ -183,13 +183,12 @@ static Lines narrowed(const Model *m, const Matrix *w, const float *x, int rows,
     return lines;
 }
 
-/* The share of `thread` of `threads`. x: fp32 rows of w->depth, at most MOST_ROWS. */
-static void gemm_int8(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
-                      int thread, int threads) {
+/* The share of `thread` of `threads`. */
+static void pairs_int8(const Model *m, const Matrix *w, Lines lines, int rows, Epilogue epilogue, void *y, int y_stride,
+                       int thread, int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
     const int pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
-    const Lines lines = narrowed(m, w, x, rows, thread, threads);
 #ifdef INT8_MANY_ROWS
     begin_many_int8(m, rows);
 #endif
@@ -200,6 +199,13 @@ static void gemm_int8(const Model *m, const Matrix *w, const void *x, int rows, 
         }
         finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);
     }
+}
+
+/* The same of x: fp32 rows of w->depth, at most MOST_ROWS. */
+static void gemm_int8(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
+                      int thread, int threads) {
+    const Lines lines = narrowed(m, w, x, rows, thread, threads);
+    pairs_int8(m, w, lines, rows, epilogue, y, y_stride, thread, threads);
 }
 
 #endif

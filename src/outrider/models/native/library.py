@@ -63,6 +63,10 @@ class Matrix(Structure):
     ]
 
 
+class Expert(Structure):
+    _fields_ = [("gate_up", Matrix), ("down", Matrix)]
+
+
 class Layer(Structure):
     _fields_ = [
         *[(name, Matrix) for name in ("qkv", "o", "gate_up", "down")],
@@ -84,6 +88,15 @@ class Layer(Structure):
             )
         ],
         ("window", c_int32),
+        ("router", Matrix),
+        ("experts", POINTER(Expert)),
+    ]
+
+
+class Routing(Structure):
+    _fields_ = [
+        *[(name, c_int32) for name in ("count", "used", "normalised")],
+        *[(name, c_void_p) for name in ("scores", "chosen", "shares", "outputs")],
     ]
 
 
@@ -92,6 +105,7 @@ class Model(Structure):
         ("shape", Shape),
         ("layers", POINTER(Layer)),
         ("fusion", c_void_p),
+        ("routing", POINTER(Routing)),
         ("embedding", c_void_p),
         ("embedding_scales", c_void_p),
         ("stored_embedding", POINTER(Strip)),

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "attention.h"
+#include "experts.h"
 #include "gemm.h"
 #include "gemm_int8.h"
 #include "gemm_screen.h"
@@ -268,10 +269,14 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
         normalise(s, residual, layer->mlp_norm, layer->mlp_norm_bias, m->normed, (int64_t)i * layer->gate_up.depth);
     }
     rows_done(m, pass);
-    product(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
-    pool_barrier();
-    product(m, &layer->down, m->gated, rows, PLAIN, m->update, layer->down.columns, thread, threads);
-    pool_barrier();
+    if (layer->experts) {
+        run_experts(m, layer, rows, thread, threads);
+    } else {
+        product(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
+        pool_barrier();
+        product(m, &layer->down, m->gated, rows, PLAIN, m->update, layer->down.columns, thread, threads);
+        pool_barrier();
+    }
     OWN(rows)
         add(s, m->residual + (int64_t)i * hidden, m->update + (int64_t)i * layer->down.columns, layer->mlp_out_norm);
 }
