@@ -33,6 +33,8 @@ enum {
     KERNELS_VNNI,
     KERNELS_AMX,
     KERNELS_DOTPROD,
+    KERNELS_I8MM, /* and dot products */
+    KERNELS_BF16, /* and both */
     KERNELS_COUNT
 };
 
@@ -208,5 +210,7 @@ DECLARE(avxvnni)
 DECLARE(avx512)
 DECLARE(vnni) /* and AMX */
 DECLARE(dotprod)
+DECLARE(i8mm)
+DECLARE(bf16)
 
 #endif

@@ -77,7 +77,7 @@ static void expert_product(const Model *m, const Matrix *w, const void *x, const
     const Shape *s = &m->shape;
     int8_t *own = m->scratch + thread * m->scratch_size;
     if (s->integers) {
-        const Lines lines = lines_in(own, rows, w->depth);
+        const Lines lines = product_lines(own, rows, w->depth);
         for (int r = 0; r < rows; r++)
             narrow_row((const float *)x + (int64_t)(which ? which[r] : r) * w->depth, w->inputs, lines_at(lines, r));
         pairs_int8(m, w, lines, rows, epilogue, y, y_stride, thread, threads);

@@ -177,9 +177,11 @@ class Product(Structure):
 
 ALONE_ROWS = 8
 
-KERNELS = ("base", "avx2", "avxvnni", "avx512", "vnni", "amx", "dotprod")
+KERNELS = ("base", "avx2", "avxvnni", "avx512", "vnni", "amx", "dotprod", "i8mm", "bf16")
 """Instruction sets a pass is compiled for, the better ones of a kind of CPU later; the index is what C calls it. `base`
 is what every CPU has: on aarch64 that is NEON."""
+BF16_PRODUCTS = ("amx", "bf16")
+"""Those that multiply bf16 numbers with bf16 ones (`bf16_products` of gemm.h)."""
 FORCED = "OUTRIDER_KERNELS"
 """The variable that names the one to use."""
 

@@ -189,7 +189,7 @@ INLINE int run_length(const Pass *pass, int row) {
 /* In how many parts the queries of a run are taken: as few as can be, unless some threads would have nothing to do. */
 static int parts_of(const Shape *s, int queries, int rows_are_all, int threads) {
     const int fewest = (queries + TOGETHER - 1) / TOGETHER, most = rows_are_all ? queries : fewest;
-    const int begin = uses_amx(s) ? TOGETHER : 4; /* what a part costs, in queries, however few it has */
+    const int begin = s->bf16 && s->kernels == KERNELS_AMX ? TOGETHER : 4; /* what a part costs, in queries, however few it has */
     int best = fewest, least = 0;
     for (int parts = fewest; parts <= most; parts++) {
         const int each = (queries + parts - 1) / parts, turns = (parts * s->kv_heads + threads - 1) / threads;

@@ -14,6 +14,7 @@ from outrider.models.architecture import Architecture, Capability
 from outrider.models.memory import Recycled, lazy_zeros
 from outrider.models.native.library import (
     ALONE_ROWS,
+    BF16_PRODUCTS,
     KERNELS,
     Expert,
     Layer,
@@ -212,7 +213,8 @@ class NativeStack(StaticCache):
         matrices = [*others, *(getattr(layer, name) for layer in self._layers for name in MATRICES)]
         wide = torch.float32
         widest = max(first.o.columns, first.down.columns)
-        narrow = self.dtype if self.kernels == "amx" and not m.shape.integers else wide  # as input_form of gemm.h says
+        bf16_inputs = self.kernels in BF16_PRODUCTS and not m.shape.integers  # as input_form of gemm.h says
+        narrow = self.dtype if bf16_inputs else wide
         rows = max(MAX_ROWS, threads * ALONE_ROWS)
         m.residual = self._keep(torch.zeros(rows, a.hidden, dtype=wide))
         m.normed = self._keep(torch.zeros(rows, first.qkv.depth, dtype=narrow))
