@@ -65,7 +65,7 @@ static Model model_of(int kernels, int bf16, int integers, int threads) {
         for (int e = 0; e < EXPERTS; e++)
             experts[e] = (Expert){matrix(2 * MLP, HIDDEN, bf16, integers), matrix(HIDDEN, MLP, bf16, integers)};
         layer->gate_up = experts->gate_up, layer->down = experts->down, layer->experts = experts;
-        layer->router = matrix(32, HIDDEN, bf16, 0);
+        layer->router = matrix(32, HIDDEN, 0, 0);
         layer->attention_norm = numbers(HIDDEN, 0.5f, 1.0f);
         layer->mlp_norm = numbers(HIDDEN, 0.5f, 1.0f);
         layer->cosines = numbers(CAPACITY * DIM / 2, 1.0f, 0.0f);
@@ -74,7 +74,7 @@ static Model model_of(int kernels, int bf16, int integers, int threads) {
         layer->values = room((size_t)cache * 4);
     }
     routing = (Routing){EXPERTS, USED, 1, room(MOST_ROWS * 32 * 4), room(MOST_ROWS * USED * 4), room(MOST_ROWS * USED * 4),
-                        room((size_t)MOST * HIDDEN * 4)};
+                        room((size_t)MOST * HIDDEN * 4), room((size_t)threads * MOST_ROWS * HIDDEN * 4)};
     Model m = {
         .shape = {.layers = LAYERS, .hidden = HIDDEN, .heads = HEADS, .kv_heads = KV, .head_dim = DIM, .capacity = CAPACITY,
                   .bf16 = bf16, .integers = integers, .threads = threads, .kernels = kernels, .norm_eps = 1e-5f,
@@ -90,7 +90,7 @@ static Model model_of(int kernels, int bf16, int integers, int threads) {
         .update = room(MOST_ROWS * HIDDEN * 4),
         .gated = room((size_t)MOST * MLP * 4),
         .scores_size = CAPACITY * (16 + 32),
-        .scratch_size = MOST_ROWS * HIDDEN * 4 + 4096,
+        .scratch_size = MOST_ROWS * 2 * (HIDDEN + 8),
     };
     m.scores = room((size_t)threads * m.scores_size * 4);
     m.scratch = room((size_t)threads * m.scratch_size);

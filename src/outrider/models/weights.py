@@ -34,8 +34,8 @@ class MLPWeights:
     down_bias: Tensor | None
     gate_up_scales: Tensor | None
     down_scales: Tensor | None
-    stored_gate_up: StoredRows | None
-    stored_down: StoredRows | None
+    stored_gate_up: StoredRows
+    stored_down: StoredRows
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class LayerWeights:
     gate_up_scales: Tensor | None = None
     down_scales: Tensor | None = None
     router: Tensor | None = None
-    """[experts, hidden]; bf16 where matrices are int8, since it is small and decides much."""
+    """[experts, hidden] in fp32: it is small and decides much."""
     stored: dict[str, StoredRows] = field(default_factory=dict)
     """By the matrix; of an expert by its number, too: gate_up.3."""
 
@@ -81,8 +81,8 @@ class LayerWeights:
                 self.down_bias,
                 self.gate_up_scales,
                 self.down_scales,
-                self.stored.get("gate_up"),
-                self.stored.get("down"),
+                self.stored.get("gate_up", {}),
+                self.stored.get("down", {}),
             )
         for i in range(0 if self.router is None else len(self.router)):
             yield MLPWeights(
@@ -92,8 +92,8 @@ class LayerWeights:
                 None,
                 None if self.gate_up_scales is None else self.gate_up_scales[i],
                 None if self.down_scales is None else self.down_scales[i],
-                self.stored.get(f"gate_up.{i}"),
-                self.stored.get(f"down.{i}"),
+                self.stored.get(f"gate_up.{i}", {}),
+                self.stored.get(f"down.{i}", {}),
             )
 
 
@@ -254,7 +254,6 @@ def _allocate(
         scales = torch.empty(*count, rows, blocks(columns), device=device) if dtype == torch.int8 else None
         return _Matrix(values, scales)
 
-    router_dtype = torch.bfloat16 if dtype == torch.int8 else dtype
     embedding = matrix(a.vocab_size, a.hidden)
     head = embedding if a.tied else matrix(a.vocab_size, a.hidden)
     weights: DecoderWeights[L] = DecoderWeights(
@@ -298,7 +297,7 @@ def _allocate(
             o_scales=o.scales,
             gate_up_scales=gate_up.scales,
             down_scales=down.scales,
-            router=lazy_zeros((a.experts, a.hidden), router_dtype, device) if a.experts else None,
+            router=torch.empty(a.experts, a.hidden, device=device) if a.experts else None,
             stored={"qkv": qkv.stored, "o": o.stored},
         )
         layers[i] = layer

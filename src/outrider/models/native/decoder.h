@@ -96,7 +96,7 @@ typedef struct {
     const float *cosines, *sines;                                    /* [capacity, head_dim/2] */
     void *keys, *values; /* [slots, kv_heads], each as cache.h says */
     int32_t window; /* 0: everything */
-    Matrix router;         /* [experts, hidden], never int8 */
+    Matrix router;         /* [experts, hidden] in fp32, as deep as gate_up */
     const Expert *experts; /* or NULL: one MLP and no router */
 } Layer;
 
@@ -121,6 +121,7 @@ typedef struct {
     int32_t *chosen; /* workspace [rows, used], rising */
     float *shares;   /* workspace [rows, used] */
     float *outputs;  /* workspace [rows * used, columns of down] */
+    float *gathered; /* workspace [threads, rows, depth of router]: rows of inputs */
 } Routing;
 
 struct Model {
@@ -141,7 +142,7 @@ struct Model {
     float *update;    /* [rows, columns of o] */
     void *gated;      /* [rows, or rows * experts used, depth of down] */
     float *scores;    /* [threads, scores_size]: ROW_TILE rows of capacity, and room for the keys of a head */
-    int8_t *scratch;  /* [threads, scratch_size]: rows of inputs as int8, or those that chose an expert */
+    int8_t *scratch;  /* [threads, scratch_size]: rows of inputs as int8 */
     int64_t scores_size, scratch_size;
     const int32_t *taps; /* [tap_count]: tap t keeps the residual stream after taps[t] layers */
     int32_t tap_count;

@@ -12,7 +12,6 @@
 #include "gemm.h"
 #include "gemm_int8.h"
 #include "pool.h"
-#include "stored.h"
 #include "vector.h"
 
 /* softmax over all experts, of which the `used` largest count; of equal ones the first. Where scores are no numbers, some
@@ -70,14 +69,35 @@ INLINE char *input_at(const Shape *s, const void *inputs, int64_t row, int depth
     return (char *)inputs + row * depth * (input_form(s) == BF16 ? 2 : 4);
 }
 
-/* The share of `thread` of a product of these rows of x; `which` NULL: the first so many. Threads do not wait for one
- * another: each gathers the rows for itself, which takes a small part of what reading the weights does. */
+/* Room of this thread's own for rows of a layer's inputs. */
+INLINE float *gathered_at(const Model *m, const Layer *layer, int thread) {
+    return m->routing->gathered + (int64_t)thread * MOST_ROWS * layer->router.depth;
+}
+
+/* The share of `thread` of all rows' scores. In fp32 whatever the model's numbers are: few numbers that decide much. */
+static void score_experts(const Model *m, const Layer *layer, int rows, int thread, int threads) {
+    float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
+    const Matrix *w = &layer->router;
+    const int64_t pitch = (int64_t)w->depth * PANEL * 4;
+    const float *x = m->normed;
+    if (input_form(&m->shape) == BF16 && thread < w->columns / PANEL_PAIR) {
+        float *wide = gathered_at(m, layer, thread);
+        for (int j = 0; j < rows * w->depth; j += LANES) *(v16 *)(wide + j) = load(m->normed, j, 1);
+        x = wide;
+    }
+    for (int pair = thread; pair < w->columns / PANEL_PAIR; pair += threads) {
+        pair_of((const char *)w->data + 2 * pair * pitch, pitch, x, w->depth, w->depth, rows, 0, 0, block);
+        finish(w, pair, block, rows, FP32, PLAIN, 0, m->routing->scores, w->columns);
+    }
+}
+
+/* The share of `thread` of a product of these rows of x, which it gathers in its own room; `which` NULL: of the first so many.
+ * Threads do not wait for one another, and narrow rows each for itself: a small part of reading the weights. */
 static void expert_product(const Model *m, const Matrix *w, const void *x, const int32_t *which, int rows, Epilogue epilogue,
-                           void *y, int y_stride, int thread, int threads) {
+                           void *y, int y_stride, float *own, int thread, int threads) {
     const Shape *s = &m->shape;
-    int8_t *own = m->scratch + thread * m->scratch_size;
-    if (s->integers) {
-        const Lines lines = product_lines(own, rows, w->depth);
+    if (s->integers && !w->strips) {
+        const Lines lines = product_lines(m->scratch + thread * m->scratch_size, w, rows);
         for (int r = 0; r < rows; r++)
             narrow_row((const float *)x + (int64_t)(which ? which[r] : r) * w->depth, w->inputs, lines_at(lines, r));
         pairs_int8(m, w, lines, rows, epilogue, y, y_stride, thread, threads);
@@ -87,10 +107,14 @@ static void expert_product(const Model *m, const Matrix *w, const void *x, const
         x = input_at(s, x, which[0], w->depth);
     } else if (which) {
         const size_t size = (size_t)(input_at(s, x, 1, w->depth) - (const char *)x);
-        for (int r = 0; r < rows; r++) memcpy(own + r * size, input_at(s, x, which[r], w->depth), size);
+        for (int r = 0; r < rows; r++) memcpy(input_at(s, own, r, w->depth), input_at(s, x, which[r], w->depth), size);
         x = own;
     }
-    (w->strips ? gemm_stored : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
+    /* Of more rows in integers, threads would narrow some each and wait for one another. */
+    const int most = s->integers && rows > ALONE_ROWS ? ALONE_ROWS : rows;
+    for (int r = 0; r < rows; r += most)
+        product(m, w, input_at(s, x, r, w->depth), rows - r < most ? rows - r : most, epilogue,
+                (float *)y + (int64_t)r * y_stride, y_stride, thread, threads);
 }
 
 /* From the rows of `normed` to those of `update`. */
@@ -99,7 +123,8 @@ static void run_experts(const Model *m, const Layer *layer, int rows, int thread
     const Routing *routing = m->routing;
     const int used = routing->used, depth = layer->down.depth, columns = layer->down.columns;
     Places by;
-    gemm(m, &layer->router, m->normed, rows, PLAIN, routing->scores, layer->router.columns, thread, threads);
+    float *own = gathered_at(m, layer, thread);
+    score_experts(m, layer, rows, thread, threads);
     pool_barrier();
     for (int row = thread; row < rows; row += threads) choose_experts(routing, layer->router.columns, row);
     pool_barrier();
@@ -107,10 +132,10 @@ static void run_experts(const Model *m, const Layer *layer, int rows, int thread
 #define EACH_EXPERT for (int e = 0, at, count; e < routing->count; e++) \
     if (at = by.starts[e], count = by.starts[e + 1] - at, count)
     EACH_EXPERT expert_product(m, &layer->experts[e].gate_up, m->normed, by.rows + at, count, GATED,
-                               input_at(s, m->gated, at, depth), depth, thread, threads);
+                               input_at(s, m->gated, at, depth), depth, own, thread, threads);
     pool_barrier();
     EACH_EXPERT expert_product(m, &layer->experts[e].down, input_at(s, m->gated, at, depth), 0, count, PLAIN,
-                               routing->outputs + (int64_t)at * columns, columns, thread, threads);
+                               routing->outputs + (int64_t)at * columns, columns, own, thread, threads);
 #undef EACH_EXPERT
     pool_barrier();
     for (int row = thread; row < rows; row += threads) {

@@ -128,7 +128,7 @@ static void amx_release(void) {}
 static void gemm(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
                  int thread, int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
-    const int bf16 = m->shape.bf16, narrow_x = input_form(&m->shape) == BF16;
+    const int bf16 = m->shape.bf16, narrow_x = bf16_products(&m->shape);
     const int64_t pitch = (int64_t)w->depth * PANEL * (bf16 ? 2 : 4);
     const int pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);

@@ -129,9 +129,9 @@ INLINE int32_t sum_of(i16 x) {
     return total;
 }
 
-/* Lines of inputs of a product of so many rows. */
-INLINE Lines product_lines(void *memory, int rows, int depth) {
-    return lines_in(memory, rows, depth, rows >= PAIRED_ROWS);
+/* Lines of so many rows of inputs of a matrix; in pairs where pairs_int8 will multiply them. */
+INLINE Lines product_lines(void *memory, const Matrix *w, int rows) {
+    return lines_in(memory, rows, w->depth, rows >= PAIRED_ROWS && !w->strips);
 }
 
 /* `row` gets `inputs` (a multiple of 16) numbers, zeros behind them. */
@@ -205,7 +205,7 @@ INLINE void panel_int8(const Model *m, const Panel *w, Lines x, int rows, float 
  * another. Many are shared out. */
 static Lines narrowed(const Model *m, const Matrix *w, const float *x, int rows, int thread, int threads) {
     const int few = rows <= ALONE_ROWS;
-    const Lines lines = product_lines(m->scratch + (few ? thread * m->scratch_size : 0), rows, w->depth);
+    const Lines lines = product_lines(m->scratch + (few ? thread * m->scratch_size : 0), w, rows);
     for (int r = few ? 0 : thread; r < rows; r += few ? 1 : threads)
         narrow_row(x + (int64_t)r * w->depth, w->inputs, lines_at(lines, r));
     if (!few) pool_barrier();

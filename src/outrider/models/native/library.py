@@ -96,7 +96,7 @@ class Layer(Structure):
 class Routing(Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("count", "used", "normalised")],
-        *[(name, c_void_p) for name in ("scores", "chosen", "shares", "outputs")],
+        *[(name, c_void_p) for name in ("scores", "chosen", "shares", "outputs", "gathered")],
     ]
 
 

@@ -225,7 +225,7 @@ class Packer:
         return self.stored(weight, bias, stored) if stored else self.matrix(weight, bias, scales)
 
     def _router(self, router: Tensor, depth: int) -> PackedMatrix:
-        """It reads the rows that other matrices read, which are `depth` apart."""
+        """Its inputs are the rows that other matrices read, `depth` apart."""
         return self.matrix(pad(router, (0, depth - router.shape[1])), None, None)
 
     def _mlp(self, w: MLPWeights) -> PackedMLP:

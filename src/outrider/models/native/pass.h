@@ -7,7 +7,6 @@
 #include <math.h>
 
 #include "attention.h"
-#include "experts.h"
 #include "gemm.h"
 #include "gemm_int8.h"
 #include "gemm_screen.h"
@@ -22,6 +21,8 @@ static void product(const Model *m, const Matrix *w, const void *x, int rows, Ep
                     int thread, int threads) {
     (m->shape.integers ? gemm_int8 : w->strips ? gemm_stored : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
 }
+
+#include "experts.h" /* which asks for such products */
 
 INLINE float inverse_rms(const float *x, int size, float eps) {
     v16 squares = splat(0.0f);

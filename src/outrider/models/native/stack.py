@@ -227,15 +227,13 @@ class NativeStack(StaticCache):
             deepest = max(matrix.depth for matrix in matrices)
             most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
             m.scratch_size = -(-most // 64) * 64
-        elif a.experts:  # rows of inputs of an expert
-            m.scratch_size = MAX_ROWS * first.qkv.depth * narrow.itemsize
         if a.experts:
-            m.routing = pointer(self._routing(first, places))
+            m.routing = pointer(self._routing(first, places, threads))
         m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
         m.scores_size = capacity * (_TOGETHER + self._depth)
         m.scores = self._keep(lazy_zeros((threads * m.scores_size,), wide, self.device))
 
-    def _routing(self, layer: Layer, places: int) -> Routing:
+    def _routing(self, layer: Layer, places: int, threads: int) -> Routing:
         a = self.architecture
         each = MAX_ROWS, a.experts_used
         return Routing(
@@ -246,6 +244,7 @@ class NativeStack(StaticCache):
             chosen=self._keep(torch.zeros(each, dtype=torch.int32)),
             shares=self._keep(torch.zeros(each)),
             outputs=self._keep(lazy_zeros((places, layer.down.columns), torch.float32, self.device)),
+            gathered=self._keep(lazy_zeros((threads, MAX_ROWS, layer.router.depth), torch.float32, self.device)),
         )
 
     def _matrix(self, matrix: PackedMatrix) -> Matrix:
