@@ -1,6 +1,7 @@
-"""How far int8 is from bf16: mean KL(bf16 || int8) of the default model over this project's own documentation.
+"""How far one number format is from another: mean KL(bf16 || int8) over this project's own documentation.
 
-python benchmarks/int8_quality.py [--positions 2240] [FILE …]
+python benchmarks/int8_quality.py [--positions 2240] [--model MODEL] [--exact bf16] [--rounded int8] [FILE …]
+python benchmarks/int8_quality.py --exact fp32 --rounded native --model model.gguf
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--positions", type=int, default=2240)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--exact", default="bf16")
+    parser.add_argument("--rounded", default="int8")
     options = parser.parse_args()
-    checkpoint = open_checkpoint("smollm2-135m", SilentProgress())
+    checkpoint = open_checkpoint(options.model, SilentProgress())
     files = options.files or sorted((ROOT / "docs").glob("*.md"))
     text = "\n".join(path.read_text(encoding="utf-8")[: 16 * options.positions // len(files)] for path in files)
     tokens = checkpoint.tokenizer.encode(text)[: options.positions]
@@ -34,7 +38,7 @@ def main() -> None:
         place = placement(device="cpu", dtype=dtype, bitwise=None, threads=None, max_batch=1, max_context=WINDOW)
         return load_model(checkpoint, place)
 
-    models = [model("bf16"), model("int8")]
+    models = [model(options.exact), model(options.rounded)]
     divergences, same = [], []
     for start in range(0, len(tokens) - WINDOW + 1, WINDOW):
         found = []
@@ -47,8 +51,8 @@ def main() -> None:
         same.append((p.argmax(-1) == q.argmax(-1)).float())
     kl = torch.cat(divergences)
     print(
-        f"{len(kl)} positions, {models[1].kernels}: mean KL(bf16 || int8) {kl.mean():.4f}, largest {kl.max():.3f}, "
-        f"same likeliest token in {torch.cat(same).mean():.1%}"
+        f"{len(kl)} positions, {models[1].kernels}: mean KL({options.exact} || {options.rounded}) {kl.mean():.4f}, "
+        f"largest {kl.max():.3f}, same likeliest token in {torch.cat(same).mean():.1%}"
     )
 
 

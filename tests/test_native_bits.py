@@ -1,4 +1,4 @@
-"""`--dtype native`: matrices stay as a GGUF file quantised them; the model is to the bit what fp32 makes of it."""
+"""`--dtype native`: matrices stay as a GGUF file quantised them, and inputs are int8."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from outrider.models.load import Placement, load_model, placement
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import kernels_here
 from outrider.models.native.packing import Packer
-from outrider.models.precision import BF16, FP32, NATIVE, Precision
+from outrider.models.precision import BF16, FP32, INT8, NATIVE, Precision
 from outrider.models.stored import KINDS
 from outrider.models.weights import load_weights
 from outrider.types import Rows
@@ -70,7 +70,8 @@ def write(path: Path, kinds: str | Mapping[str, str], arch: str = "llama", **opt
         kind = kinds if isinstance(kinds, str) else kinds[name.split(".")[-2]]
         if kind.endswith("_K") and shape[1] % 256:
             kind = "Q5_0"  # as llama.cpp does
-        tensors[name] = blocks(kind, *shape, 0.05, len(tensors)), GGMLQuantizationType[kind]
+        size = 0.005 if kind == "Q6_K" else 0.05  # random steps are large there
+        tensors[name] = blocks(kind, *shape, size, len(tensors)), GGMLQuantizationType[kind]
 
     add("token_embd.weight", (vocab, HIDDEN))
     if not options.get("tied"):
@@ -115,16 +116,18 @@ def logits(model: NativeDecoder) -> torch.Tensor:
 
 
 def check(path: Path) -> None:
+    """No further from fp32 of the same file than int8, whose inputs are rounded alike; the same with any number of
+    threads."""
+    wide, rounded = logits(decoder(path, FP32)), logits(decoder(path, INT8))
+    assert wide.isfinite().all()
     for kernels in kernels_here():
-        wide = logits(decoder(path, FP32, 1, kernels))
-        assert wide.isfinite().all()
-        assert wide.std() > 0.01
-        for threads in (1, 3):
-            assert torch.equal(logits(decoder(path, NATIVE, threads, kernels)), wide)
+        found = logits(decoder(path, NATIVE, 1, kernels))
+        assert float((found - wide).norm()) < 1.2 * float((rounded - wide).norm()) < 0.25 * float(wide.norm())
+        assert torch.equal(logits(decoder(path, NATIVE, 3, kernels)), found)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_every_kind_has_the_bits_of_fp32(kind: str, tmp_path: Path) -> None:
+def test_every_kind_is_near_fp32(kind: str, tmp_path: Path) -> None:
     check(write(tmp_path / "model.gguf", kind))
 
 
@@ -139,8 +142,18 @@ def test_kinds_mixed_within_a_matrix(arch: str, tmp_path: Path) -> None:
     check(write(tmp_path / "model.gguf", MIXED, arch, tied=arch == "gemma", biased=arch == "qwen2"))
 
 
+def test_rows_in_any_company(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", MIXED)
+    together = logits(decoder(path, NATIVE))
+    model = decoder(path, NATIVE)
+    slot = model.open()
+    for i, expected in enumerate(together[:60]):
+        assert torch.equal(model.forward([Rows.chain(slot, [(7 * i) % VOCAB])])[0], expected)
+        model.commit(slot, [0])
+
+
 def test_widths_that_large_blocks_do_not_divide(tmp_path: Path) -> None:
-    """Of K files such matrices are in small blocks; 32 * 11 inputs are no whole number of pieces either."""
+    """Of K files such matrices are in small blocks; 32 * 11 inputs are no whole number of spans either."""
     path = write(tmp_path / "model.gguf", "Q4_K", mlp=352)
     assert {info.type_name for info in GGUFFile.open(path).tensors.values()} == {"F32", "Q4_K", "Q5_0"}
     check(path)
@@ -149,7 +162,7 @@ def test_widths_that_large_blocks_do_not_divide(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_weights_take_the_memory_of_the_file(kind: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(write(tmp_path / "model.gguf", kind)), SilentProgress())
-    tensors, packer = checkpoint.stored(), Packer()
+    tensors, packer = checkpoint.stored(), Packer(stored=True)
     assert tensors is not None
     architecture = Architecture.from_config(checkpoint.config)
     weights = load_weights(architecture, tensors, torch.float32, torch.device("cpu"), packer.layer)
@@ -159,36 +172,37 @@ def test_weights_take_the_memory_of_the_file(kind: str, tmp_path: Path) -> None:
         for matrix in (layer.qkv, layer.o, *(part for mlp in layer.mlps for part in (mlp.gate_up, mlp.down)))
     ]
     strips = [strip for matrix in matrices for strip in matrix.strips]
-    strips += [packer.strip(rows[0]) for rows in (weights.stored_embedding, weights.stored_head)]
+    strips.append(packer.strip(weights.stored_head[0], HIDDEN))
     assert all(matrix.data is None for matrix in matrices)
-    file = sum(info.nbytes for info in GGUFFile.open(checkpoint.path).tensors.values())
-    assert sum(strip.data.nbytes for strip in strips) <= 1.01 * file
+    infos = GGUFFile.open(checkpoint.path).tensors
+    file = sum(info.nbytes for name, info in infos.items() if name != "token_embd.weight")
+    assert sum(strip.data.nbytes for strip in strips) <= 1.04 * file  # scales of large blocks in whole bytes
 
 
-def test_text_is_that_of_fp32_with_any_drafter(tmp_path: Path) -> None:
+def test_text_is_the_same_with_any_drafter(tmp_path: Path) -> None:
     path, draft = write(tmp_path / "model.gguf", MIXED), write(tmp_path / "draft.gguf", "F16")
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     sampled = SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
     prompts = ["the the the", "hello in the hall"]
 
-    def texts(dtype: str, drafter: str) -> list[list[int]]:
-        llm = LLM(path, dtype=dtype, device="cpu", drafter=drafter, draft_length=4, threads=2, max_context=256)
-        assert llm.place.precision.name == dtype
+    def texts(drafter: str) -> list[list[int]]:
+        llm = LLM(path, dtype="native", device="cpu", drafter=drafter, draft_length=4, threads=2, max_context=256)
+        assert llm.place.precision is NATIVE
         return [done.token_ids for each in (params, sampled) for done in llm.generate(prompts, each)]
 
-    expected = texts("fp32", "none")
+    expected = texts("none")
     assert len({tuple(tokens) for tokens in expected}) > 1
-    for drafter in ("none", "suffix", f"model:{path}", f"model:{draft}"):
-        assert texts("native", drafter) == expected
+    for drafter in ("suffix", f"model:{path}", f"model:{draft}"):
+        assert texts(drafter) == expected
 
 
-def test_head_beside_it_reads_what_it_reads_beside_fp32(tmp_path: Path) -> None:
+def test_head_beside_it_looks_up_its_embedding(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", MIXED)
     found = []
     for precision in (FP32, NATIVE):
         target = decoder(path, precision)
-        head = place_head(random_head(config_of(target.architecture, draft_vocab=64, taps=(0, 1, 2))), target)
-        target.forward([Rows.chain(target.open(), [5, 6, 7])])
+        head = place_head(random_head(config_of(target.architecture, draft_vocab=64, taps=(0,))), target)
+        target.forward([Rows.chain(target.open(), [5, 6, 7])])  # tap 0: the embeddings themselves
         found.append(head.forward([Rows.chain(head.open(), [6, 7, 8])], features=target.features).logits.clone())
     assert torch.equal(*found)
 

@@ -1,11 +1,11 @@
 /* Matrix products on every instruction set this CPU has, without Python: run natively and under qemu by run.py.
  *
  * int8 products are held against the definition in gemm_int8.h, written out number by number; bf16 and fp32 ones against
- * the same rows one by one, and against sums in double precision; those of matrices stored as in GGUF files against the fp32 ones of the same numbers. Prints one
- * line for each instruction set: its number and hashes of its int8 results and of the numbers such files stand for, which
- * must be the same everywhere.
+ * the same rows one by one, and against sums in double precision; those of matrices stored as in GGUF files against the
+ * definition in stored.h. Prints one line for each instruction set: its number and hashes of its int8 results and of those
+ * with stored weights, which must be the same everywhere.
  */
-#include "decoder.h"
+#include "blocks.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +15,7 @@
 int outrider_has(int kernels);
 void outrider_product(const Model *m, const Product *product);
 int passes_agree(int kernels, int bf16, int integers); /* passes.c */
+void outrider_pack(const uint8_t *rows, int64_t pitch, int kind, int first, int last, int inputs, int depth, uint8_t *panels);
 
 enum { COLUMNS = 64, DEPTH = 704, BLOCK = 128, BLOCKS = (DEPTH + BLOCK - 1) / BLOCK, MOST = 40 };
 
@@ -151,56 +152,109 @@ static uint64_t hashed(uint64_t hash, const void *data, size_t size) {
     return hash;
 }
 
-enum { STORED_DEPTH = 512 };
-static uint8_t stored[COLUMNS * STORED_DEPTH * 4];
-static float unpacked[COLUMNS * STORED_DEPTH], stored_y[MOST * COLUMNS];
+enum { STORED_DEPTH = 512, STORED_ROWS = COLUMNS - 10 }; /* the last columns are padding */
+static uint8_t file[STORED_ROWS * STORED_DEPTH * 4], panels[COLUMNS * STORED_DEPTH * 4];
+static float stored_y[MOST * COLUMNS], stored_expected[MOST * COLUMNS];
 
-static void fill_stored(int kind) {
-    for (size_t i = 0; i < sizeof stored; i++) stored[i] = (uint8_t)(int)(uniform() * 128.0f);
-    const int bytes[] = {0, 2, 2, 34, 18, 20, 22, 24, 144, 176, 210};
-    const int first = kind == STORED_Q6_K ? 209 : 1;
-    const int second = kind == STORED_Q8_0 || kind == STORED_Q4_0 || kind == STORED_Q5_0 ? first : 3;
-    if (!bytes[kind]) {
-        for (int i = 0; i < COLUMNS * STORED_DEPTH; i++) ((float *)(void *)stored)[i] = uniform();
-        return;
+/* Rows as a file has them, of any codes and steps. */
+static void fill_file(int kind) {
+    const Kind k = kind_of(kind);
+    for (size_t i = 0; i < sizeof file; i++) file[i] = (uint8_t)(int)(uniform() * 128.0f);
+    for (uint8_t *block = file; block < file + STORED_ROWS * STORED_DEPTH / k.inputs * k.bytes; block += k.bytes) {
+        /* Upper bytes of fp16 numbers: no infinite ones, but some below the normal. */
+        if (k.bits) block[kind == STORED_Q6_K ? 209 : 1] &= 0xaf;
+        if (k.lows) block[3] &= 0xaf;
+        if (kind == STORED_F32) memcpy(block, &(float){uniform()}, 4);
+        if (kind == STORED_F16 || kind == STORED_BF16) block[1] &= 0xbf;
     }
-    /* Upper bytes of fp16 numbers: no infinite ones, but some below the normal. */
-    for (size_t block = 0; block + bytes[kind] * 16 <= sizeof stored; block += bytes[kind] * 16)
-        for (int lane = 0; lane < 16; lane++) {
-            stored[block + first * 16 + lane] &= 0xaf;
-            if (second < bytes[kind]) stored[block + second * 16 + lane] &= 0xaf;
-        }
 }
 
-/* Whether a stored matrix multiplies as its numbers do; adds them to the hash. */
-static int stored_right(int kind, int kernels, uint64_t *hash) {
-    const Strip strip = {stored, kind, COLUMNS / 16 - 1, 0, 1}; /* the last panel is padding */
-    const Matrix w = {.columns = COLUMNS, .depth = STORED_DEPTH, .inputs = STORED_DEPTH, .strips = &strip, .strip_count = 1};
-    const Matrix numbers = {.data = unpacked, .columns = COLUMNS, .depth = STORED_DEPTH, .inputs = STORED_DEPTH};
-    enum { AT_ONCE = 32 };
-    static float ones[AT_ONCE * STORED_DEPTH];
-    fill_stored(kind);
-    model.shape.threads = 1;
-    for (int k = 0; k < STORED_DEPTH; k += AT_ONCE) { /* times 1 and zeros, weights are themselves */
-        memset(ones, 0, sizeof ones);
-        for (int r = 0; r < AT_ONCE; r++) ones[r * STORED_DEPTH + k + r] = 1.0f;
-        Product product = {&w, ones, stored_y, AT_ONCE};
-        outrider_product(&model, &product);
-        for (int r = 0; r < AT_ONCE; r++)
-            for (int c = 0; c < COLUMNS; c++)
-                unpacked[(c / 16 * STORED_DEPTH + k + r) * 16 + c % 16] = stored_y[r * COLUMNS + c];
-    }
-    *hash = hashed(*hash, unpacked, sizeof unpacked);
-    for (int rows = 1; rows <= 9; rows += 4) {
-        Product product = {&w, inputs, stored_y, rows}, same = {&numbers, inputs, together, rows};
-        model.shape.threads = 1 + rows % 4;
-        outrider_product(&model, &product);
-        outrider_product(&model, &same);
-        if (memcmp(stored_y, together, sizeof(float) * rows * COLUMNS)) {
-            printf("kernels %d: kind %d is not multiplied as its numbers are\n", kernels, kind);
-            return 0;
+/* A row as stored.h defines it, of quantised weights; of numbers, about that. */
+static void define_stored(int kind, const float *x, float *y) {
+    const Kind k = kind_of(kind);
+    enum { LAST = STORED_DEPTH / BLOCK };
+    float lanes[16] = {0};
+    for (int i = 0; i < STORED_DEPTH; i++) lanes[i % 16] += fabsf(x[i]);
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    const float usual = lanes[0] * (20.0f / STORED_DEPTH);
+    for (int c = 0; c < STORED_ROWS; c++) {
+        const uint8_t *row = file + (size_t)c * (STORED_DEPTH / k.inputs) * k.bytes;
+        y[c] = 0.0f;
+        if (!k.bits) {
+            static float numbers[STORED_DEPTH];
+            row_of(row, kind, STORED_DEPTH, numbers);
+            double total = 0.0;
+            for (int i = 0; i < STORED_DEPTH; i++) total += (double)numbers[i] * x[i];
+            y[c] = (float)total;
+            continue;
+        }
+        uint8_t codes[STORED_DEPTH];
+        for (int i = 0; i < STORED_DEPTH; i += k.inputs) block_codes(row + i / k.inputs * k.bytes, kind, codes + i);
+        for (int b = 0; b < LAST; b++) {
+            float peak = 0.0f;
+            for (int i = b * BLOCK; i < (b + 1) * BLOCK; i++) peak = fmaxf(peak, fabsf(x[i]));
+            volatile float scale = peak > 1e-30f ? peak / 127.0f : 0.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+            for (int fine = 0; fine < 2; fine++) {
+                if (fine && !(peak > usual)) continue;
+                const uint8_t *block = row + b * BLOCK / k.inputs * k.bytes;
+                volatile float products = 0.0f, least = 0.0f, value;
+                for (int part = 0; part < BLOCK / k.part; part++) {
+                    int32_t sum = 0, own = 0;
+                    for (int i = b * BLOCK + part * k.part; i < b * BLOCK + (part + 1) * k.part; i++) {
+                        volatile float scaled = x[i] * inverse;
+                        volatile float coarse = nearbyintf(scaled), rest = (scaled - coarse) * 254.0f;
+                        const int32_t in = (int32_t)(fine ? nearbyintf(rest) : coarse);
+                        sum += (codes[i] - (k.lows ? 0 : 1 << (k.bits - 1))) * in;
+                        own += in;
+                    }
+                    float step, low = 0.0f;
+                    if (k.inputs == 32) {
+                        step = half_at(block + part * k.bytes), low = half_at(block + part * k.bytes + 2);
+                    } else if (k.lows) {
+                        uint8_t bytes[2];
+                        block_part(block, b % 2 * 4 + part, bytes, bytes + 1);
+                        step = bytes[0], low = bytes[1];
+                    } else {
+                        step = (int8_t)block[192 + b % 2 * 8 + part];
+                    }
+                    products = fmaf((float)sum, step, products);
+                    if (k.lows) least = fmaf((float)own, low, least);
+                }
+                const int large = k.inputs == 256;
+                value = products * (large ? half_at(block + (k.lows ? 0 : 208)) : 1.0f);
+                if (k.lows) value = fmaf(least, large ? -half_at(block + 2) : 1.0f, value);
+                y[c] = fmaf(value, fine ? scale / 254.0f : scale, y[c]);
+            }
         }
     }
+}
+
+/* Whether a stored matrix multiplies as it is defined; adds its results to the hash. */
+static int stored_right(int kind, int kernels, uint64_t *hash) {
+    static const int counts[] = {1, 2, 3, 4, 5, 6, 9, MOST};
+    const Kind k = kind_of(kind);
+    const Strip strip = {panels, kind, COLUMNS / 16, 0, 1};
+    const Matrix w = {.columns = COLUMNS, .depth = STORED_DEPTH, .inputs = STORED_DEPTH, .strips = &strip, .strip_count = 1};
+    fill_file(kind);
+    memset(panels, 0, sizeof panels);
+    outrider_pack(file, STORED_DEPTH / k.inputs * k.bytes, kind, 0, STORED_ROWS, STORED_DEPTH, STORED_DEPTH, panels);
+    for (int r = 0; r < MOST; r++) define_stored(kind, inputs + r * STORED_DEPTH, stored_expected + r * COLUMNS);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        Product product = {&w, inputs, stored_y, counts[i]};
+        model.shape.threads = 1 + i % 3;
+        outrider_product(&model, &product);
+        for (int at = 0; at < counts[i] * COLUMNS; at++) {
+            const float found = stored_y[at], wanted = stored_expected[at];
+            if (at % COLUMNS >= STORED_ROWS) continue;
+            if (k.bits ? found != wanted : fabsf(found - wanted) > 1e-3f * (1.0f + fabsf(wanted))) {
+                printf("kernels %d: kind %d of %d rows, result %d is %.9g, defined as %.9g\n", kernels, kind, counts[i], at,
+                       found, wanted);
+                return 0;
+            }
+        }
+    }
+    if (k.bits) *hash = hashed(*hash, stored_y, sizeof stored_y);
     return 1;
 }
 
@@ -208,7 +262,7 @@ int main(void) {
     int right = 1;
     fill();
     for (int r = 0; r < MOST; r++) define(inputs + r * DEPTH, expected + r * COLUMNS);
-    model.scratch_size = 128 * 2 * (DEPTH + 8 * BLOCKS) + 64;
+    model.scratch_size = 128 * 2 * (DEPTH + (8 + 128) * BLOCKS) + 64;
     model.scratch = calloc(4, (size_t)model.scratch_size);
     const Matrix int8 = {.data = packed, .scales = packed_scales, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};
     const Matrix fp32 = {.data = fp32_weights, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};
@@ -234,13 +288,13 @@ int main(void) {
         right &= bf16_products(kernels) ? rows_agree(&bf16, (const char *)bf16_inputs, DEPTH * 2, "bf16", kernels)
                                         : rows_agree(&bf16, (const char *)rounded_inputs, DEPTH * 4, "bf16", kernels);
         right &= near(&bf16, bf16_products(kernels) ? (const void *)bf16_inputs : rounded_inputs, rounded_inputs, kernels);
-        model.shape.bf16 = 0;
+        model.shape.integers = 1;
         const uint32_t before = state; /* the same weights for every instruction set */
-        uint64_t weights_hash = 14695981039346656037u;
-        for (int kind = STORED_F32; kind <= STORED_Q6_K; kind++) right &= stored_right(kind, kernels, &weights_hash);
+        uint64_t stored_hash = 14695981039346656037u;
+        for (int kind = STORED_F32; kind <= STORED_Q6_K; kind++) right &= stored_right(kind, kernels, &stored_hash);
         state = before;
         for (int kind = 0; kind < 3; kind++) right &= passes_agree(kernels, kind > 0, kind > 1);
-        printf("%d %016llx %016llx\n", kernels, (unsigned long long)hash, (unsigned long long)weights_hash);
+        printf("%d %016llx %016llx\n", kernels, (unsigned long long)hash, (unsigned long long)stored_hash);
     }
     return !right;
 }

@@ -45,7 +45,7 @@ def compilers(kind: str) -> list[list[str]]:
 
 def build(compiler: list[str], target: Path, kernels: Path = NATIVE, level: str = "-O3") -> str | None:
     """None, or why not."""
-    sources = [HERE / "products.c", HERE / "passes.c", kernels / "decoder.c", kernels / "pool.c"]
+    sources = [HERE / "products.c", HERE / "passes.c", kernels / "decoder.c", kernels / "pack.c", kernels / "pool.c"]
     sources += sorted(kernels.glob("isa_*.c"))
     objects = []
     for source in sources:
@@ -115,7 +115,7 @@ def main() -> int:
             if not compilers(kind) or (kind != platform.machine() and not emulator):
                 print(f"{kind}: not tried, for want of a compiler or of qemu-{kind}")
     if len(hashes) != 1:
-        print("int8 products, or the numbers of quantised files, differ between instruction sets")
+        print("int8 products, or those of quantised files, differ between instruction sets")
     return int(failed or len(hashes) != 1)
 
 

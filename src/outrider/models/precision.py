@@ -20,7 +20,8 @@ class Precision:
     compute: torch.dtype
     weights: torch.dtype
     stored: bool = False
-    """Matrices that a file quantised stay so in memory, and are multiplied as the numbers they stand for."""
+    """Matrices that a file quantised stay so in memory; inputs are rounded to int8 (native/stored.h). What it has as
+    numbers is multiplied as such."""
 
     @property
     def quantised(self) -> bool:
@@ -36,7 +37,7 @@ FP32 = Precision("fp32", torch.float32, torch.float32)
 BF16 = Precision("bf16", torch.bfloat16, torch.bfloat16)
 FP16 = Precision("fp16", torch.float16, torch.float16)
 INT8 = Precision("int8", torch.bfloat16, torch.int8)
-NATIVE = Precision("native", torch.float32, torch.float32, stored=True)
+NATIVE = Precision("native", torch.bfloat16, torch.float32, stored=True)
 
 PRECISIONS: Mapping[str, Precision] = {precision.name: precision for precision in (BF16, FP16, FP32, INT8, NATIVE)}
 

@@ -21,10 +21,10 @@ class Stored:
 
     kind: str
     shape: tuple[int, ...]
-    block: int
-    """Bytes of a block: the smallest piece of a row that means something by itself."""
     read: Callable[[int, int], Tensor]
     """The bytes of rows first to last, uint8 [rows, bytes]; of several, as if their rows were one's."""
+    mapped: Callable[[], Tensor]
+    """All bytes where they lie in the file, to look up a few rows now and then: only those come to memory."""
     order: Tensor | None = None
     """Of the file's rows; None: as they come."""
 

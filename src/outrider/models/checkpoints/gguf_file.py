@@ -115,8 +115,6 @@ class GGUFFile:
 
     def stored(self, name: str) -> Stored:
         """A matrix, or those of all experts, as it is, to be read later."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
         info = self.tensors[name]
         width = info.nbytes // math.prod(info.shape[:-1])
 
@@ -124,7 +122,14 @@ class GGUFFile:
             raw = _bytes(info.path, info.offset + first * width, (last - first) * width)
             return torch.from_numpy(raw).view(last - first, width)
 
-        return Stored(info.type_name, info.shape, GGML_QUANT_SIZES[GGMLQuantizationType[info.type_name]][1], read)
+        def mapped() -> torch.Tensor:
+            try:
+                pages = np.memmap(info.path, np.uint8, mode="c", offset=info.offset, shape=(info.nbytes,))
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{info.path} became shorter while it was read; fetch it again.") from error
+            return torch.from_numpy(pages).view(-1, width)
+
+        return Stored(info.type_name, info.shape, read, mapped)
 
 
 def _bytes(path: Path, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

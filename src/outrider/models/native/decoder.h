@@ -48,7 +48,7 @@ typedef struct {
     int32_t columns;       /* without the padding */
 } Screen;
 
-/* What weights of a file are stored as, by llama.cpp's names: see stored.h. */
+/* What weights of a file are stored as, by llama.cpp's names: see blocks.h. */
 enum {
     STORED_F32,
     STORED_F16,
@@ -63,7 +63,7 @@ enum {
     STORED_Q6_K,
 };
 
-/* Some columns of a matrix, stored alike. */
+/* Some columns of a matrix, stored alike: see stored.h. */
 typedef struct {
     const void *data;
     int32_t kind;
@@ -131,7 +131,7 @@ struct Model {
     const Routing *routing; /* of a model with experts, else NULL */
     const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
     const uint16_t *embedding_scales; /* bf16 [vocab, blocks] of an int8 embedding, or NULL */
-    const Strip *stored_embedding; /* where it stays as the file has it, or NULL */
+    int32_t stored_embedding; /* 1 + what the rows of embedding are in a file; 0: what the model's matrices are */
     const float *norm, *norm_bias;
     Matrix head;
     /* workspace of as many rows as a pass may have, a multiple of 32; residual and normed at least ALONE_ROWS a thread */

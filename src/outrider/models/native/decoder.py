@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from ctypes import c_void_p, cast, pointer
+from ctypes import c_void_p, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from outrider.models.memory import give_back
 from outrider.models.native.packing import PackedLayer, Packer
 from outrider.models.native.stack import NativeStack
 from outrider.models.precision import Precision
-from outrider.models.stored import Stored
+from outrider.models.stored import KINDS, Stored
 from outrider.models.weights import DecoderWeights, load_weights
 from outrider.sampling.native.sampler import Runner
 from outrider.types import Rows
@@ -52,9 +52,10 @@ class NativeDecoder(NativeStack):
         m = self._model
         m.norm, m.norm_bias = self._keep(weights.norm), self._keep(weights.norm_bias)
         m.head = self._matrix(packer.linear(weights.head, None, weights.head_scales, weights.stored_head))
-        if weights.stored_embedding:
-            (rows,) = weights.stored_embedding.values()
-            m.stored_embedding = m.head.strips if architecture.tied else pointer(self._strip(packer.strip(rows)))
+        if precision.stored:  # looked up in the file itself, where it is there as it should be
+            stored = weights.stored_embedding.get(0)
+            m.stored_embedding = 1 + KINDS.index("F32" if stored is None else stored.kind)
+            m.embedding = self._keep(weights.embedding if stored is None else stored.mapped())
         elif not architecture.tied:  # else the kernel reads embeddings out of the packed head: no second copy of them
             m.embedding = self._keep(weights.embedding)
             if weights.embedding_scales is not None:
@@ -76,7 +77,7 @@ class NativeDecoder(NativeStack):
         kernels: str | None = None,
     ) -> NativeDecoder:
         """From checkpoint tensors, packed layer by layer as they come; matrices that are `Stored` stay so."""
-        packer = Packer()
+        packer = Packer(precision.stored)
         weights = load_weights(architecture, tensors, precision.weights, torch.device("cpu"), packer.layer)
         decoder = NativeDecoder(
             architecture,

@@ -108,7 +108,7 @@ class Model(Structure):
         ("routing", POINTER(Routing)),
         ("embedding", c_void_p),
         ("embedding_scales", c_void_p),
-        ("stored_embedding", POINTER(Strip)),
+        ("stored_embedding", c_int32),
         ("norm", c_void_p),
         ("norm_bias", c_void_p),
         ("head", Matrix),
@@ -210,6 +210,10 @@ def library() -> ctypes.CDLL | None:
     kernels.outrider_product.restype = None
     kernels.outrider_move.argtypes = [POINTER(Model), c_int32, c_int32, c_void_p, c_void_p]
     kernels.outrider_move.restype = None
+    kernels.outrider_panel_bytes.argtypes = [c_int32, c_int32]
+    kernels.outrider_panel_bytes.restype = c_int64
+    kernels.outrider_pack.argtypes = [c_void_p, c_int64, *[c_int32] * 5, c_void_p]
+    kernels.outrider_pack.restype = None
     kernels.outrider_has.argtypes = [c_int32]
     kernels.outrider_has.restype = c_int32
     return kernels

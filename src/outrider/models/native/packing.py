@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 
 from outrider.errors import ModelError
 from outrider.models.memory import Arena
+from outrider.models.native.library import library
 from outrider.models.native.screen import LEVELS, coded
 from outrider.models.precision import blocks
-from outrider.models.stored import Stored
+from outrider.models.stored import KINDS, Stored
 from outrider.models.weights import LayerWeights, MLPWeights, StoredRows
 
 PANEL = 16
@@ -136,8 +137,10 @@ class PackedLayer:
 class Packer:
     """Packs matrices one behind the other, in the order a pass will read them."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: bool = False) -> None:
+        """`stored`: all in strips, as a file has them or as numbers."""
         self._arena = Arena()
+        self._stored = stored
 
     def matrix(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> PackedMatrix:
         columns = -(-weight.shape[0] // PAIR) * PAIR
@@ -147,21 +150,22 @@ class Packer:
         widened = None if bias is None else pad(bias.float(), (0, columns - len(bias)))
         return PackedMatrix(data, units, widened, columns, depth, weight.shape[1])
 
-    def strip(self, rows: Tensor | Stored, first: int = 0, step: int = 1) -> PackedStrip:
-        """Rows of a file, its bytes in the order stored.h says; or of fp32 numbers."""
-        panels = -(-rows.shape[0] // PANEL)
-        if not isinstance(rows, Stored):
-            return PackedStrip(packed(rows, self._arena), "F32", panels, first, step)
-        data, done = None, 0
-        for piece in rows.pieces(_ROWS):
-            piece = pad(piece, (0, 0, 0, -len(piece) % PANEL))
-            order = piece.view(len(piece) // PANEL, PANEL, -1, rows.block).permute(0, 2, 3, 1)
-            if data is None:
-                data = self._arena.zeros((panels, *order.shape[1:]), torch.uint8)
-            data[done : done + len(order)] = order
-            done += len(order)
-        assert data is not None, "a matrix has rows"
-        return PackedStrip(data, rows.kind, panels, first, step)
+    def strip(self, rows: Tensor | Stored, depth: int, first: int = 0, step: int = 1) -> PackedStrip:
+        """Rows of a file in the order stored.h says; or of fp32 numbers."""
+        compiled = library()
+        assert compiled is not None, "ask obstacle() first"
+        kind, pieces = (
+            (rows.kind, rows.pieces(_ROWS)) if isinstance(rows, Stored) else ("F32", torch.split(rows, _ROWS))
+        )
+        number, panels = KINDS.index(kind), -(-rows.shape[0] // PANEL)
+        data = self._arena.zeros((panels, compiled.outrider_panel_bytes(number, depth)), torch.uint8)
+        done = 0
+        for piece in pieces:
+            own = piece.contiguous()
+            end, pitch = done + len(own), own.stride(0) * own.itemsize
+            compiled.outrider_pack(own.data_ptr(), pitch, number, done, end, rows.shape[1], depth, data.data_ptr())
+            done = end
+        return PackedStrip(data, kind, panels, first, step)
 
     def stored(self, numbers: Tensor, bias: Tensor | None, stored: StoredRows, halves: int = 1) -> PackedMatrix:
         """A matrix of which a file's rows stay as they are, and the others come from fp32 `numbers`. `halves` 2: gate
@@ -169,17 +173,17 @@ class Packer:
         rows, inputs = numbers.shape
         half = rows // halves
         cuts = {half * i for i in range(halves + 1)} | set(stored) | {at + len(own) for at, own in stored.items()}
+        depth = -(-inputs // INTEGER_DEPTH) * INTEGER_DEPTH
         strips = []
         for start, end in pairwise(sorted(cuts)):
             which, offset = divmod(start, half)
             if offset % PANEL:
                 raise ModelError(f"dtype: parts of {offset} rows cannot stay as the file quantised them; use fp32")
             part = stored.get(start, numbers[start:end])
-            strips.append(self.strip(part, which + halves * (offset // PANEL), halves))
+            strips.append(self.strip(part, depth, which + halves * (offset // PANEL), halves))
         columns = halves * -(-half // PANEL) * PANEL
         columns = -(-columns // PAIR) * PAIR
         widened = None if bias is None else pad(bias.float(), (0, columns - len(bias)))
-        depth = -(-inputs // DEPTH) * DEPTH
         return PackedMatrix(None, None, widened, columns, depth, inputs, strips=tuple(strips))
 
     def screened(self, weight: Tensor, scales: Tensor) -> PackedMatrix:
@@ -199,8 +203,8 @@ class Packer:
         return PackedMatrix(rows, units, None, columns, depth, weight.shape[1], screen=screen)
 
     def layer(self, w: LayerWeights) -> PackedLayer:
-        qkv = self.linear(w.qkv, w.qkv_bias, w.qkv_scales, w.stored.get("qkv"))
-        o = self.linear(w.o, w.o_bias, w.o_scales, w.stored.get("o"))
+        qkv = self.linear(w.qkv, w.qkv_bias, w.qkv_scales, w.stored.get("qkv", {}))
+        o = self.linear(w.o, w.o_bias, w.o_scales, w.stored.get("o", {}))
         router = None if w.router is None else self._router(w.router, qkv.depth)
         return PackedLayer(
             qkv=qkv,
@@ -219,10 +223,8 @@ class Packer:
             },
         )
 
-    def linear(
-        self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, stored: StoredRows | None
-    ) -> PackedMatrix:
-        return self.stored(weight, bias, stored) if stored else self.matrix(weight, bias, scales)
+    def linear(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, stored: StoredRows) -> PackedMatrix:
+        return self.stored(weight, bias, stored) if self._stored else self.matrix(weight, bias, scales)
 
     def _router(self, router: Tensor, depth: int) -> PackedMatrix:
         """Its inputs are the rows that other matrices read, `depth` apart."""
@@ -233,7 +235,7 @@ class Packer:
 
     def _gate_up(self, w: MLPWeights) -> PackedMatrix:
         bias, scales = (None if part is None else interleaved(part) for part in (w.gate_up_bias, w.gate_up_scales))
-        if w.stored_gate_up:
+        if self._stored:
             return self.stored(w.gate_up, bias, w.stored_gate_up, halves=2)
         return self.matrix(interleaved(w.gate_up), bias, scales)
 

@@ -19,7 +19,7 @@
 
 static void product(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
                     int thread, int threads) {
-    (m->shape.integers ? gemm_int8 : w->strips ? gemm_stored : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
+    (w->strips ? gemm_stored : m->shape.integers ? gemm_int8 : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
 }
 
 #include "experts.h" /* which asks for such products */
@@ -105,7 +105,10 @@ static void embed(const Model *m, int token, float *out) {
     const int64_t at = (int64_t)token * hidden;
     const v16 scale = splat(m->shape.embed_scale);
     if (m->stored_embedding) {
-        stored_row(m->stored_embedding, token, hidden, m->shape.embed_scale, out);
+        const int kind = m->stored_embedding - 1;
+        const int64_t width = hidden / kind_of(kind).inputs * kind_of(kind).bytes;
+        row_of((const uint8_t *)m->embedding + token * width, kind, hidden, out);
+        for (int j = 0; j < hidden; j += LANES) *(v16 *)(out + j) = *(const v16 *)(out + j) * scale;
     } else if (!m->embedding) {
         packed_row(&m->head, token, m->shape.bf16, m->shape.embed_scale, out);
     } else if (m->embedding_scales) {

@@ -226,6 +226,8 @@ class NativeStack(StaticCache):
         if m.shape.integers:  # lines of inputs (gemm_int8.h), the screen's twice and a row of them widened
             deepest = max(matrix.depth for matrix in matrices)
             most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
+            if m.head.strips:
+                most += 2 * MAX_ROWS * _SUMS * blocks(deepest)
             m.scratch_size = -(-most // 64) * 64
         if a.experts:
             m.routing = pointer(self._routing(first, places, threads))
@@ -286,6 +288,9 @@ def _line(depth: int) -> int:
     """Bytes of a row of inputs as int8 (`LINE_BYTES` of gemm_int8.h)."""
     return 2 * (depth + 8 * blocks(depth))
 
+
+_SUMS = 128
+"""Bytes of what a block of inputs adds up to, at most (`Sums` of stored.h)."""
 
 _Row = tuple[int, Span, Sequence[int], bool]
 """Token, where its slot stands, its path, whether its logits are wanted."""

@@ -1,0 +1,101 @@
+/* Rows of a GGUF file as the kernels read them: see stored.h. */
+#include "blocks.h"
+#include "stored_layout.h"
+
+/* Sixteen columns' codes of four neighbouring inputs at a time: a byte of a word each. */
+typedef uint32_t Fours[PANEL];
+
+static uint32_t word(const uint8_t *at) {
+    uint32_t four;
+    memcpy(&four, at, 4);
+    return four;
+}
+
+#define EACH_BYTE(x) (0x01010101u * (x))
+
+/* 64 inputs of a column: its codes, as numbers about zero, to the column's words of the span. */
+static void pack_codes(const uint8_t *codes, int bits, Fours *to, int column) {
+    const uint32_t middle = EACH_BYTE(1u << (bits - 1));
+#define CODE(i) (word(codes + 4 * (i)) ^ middle)
+    switch (bits) {
+        case 4:
+            for (int i = 0; i < 8; i++) to[i][column] = CODE(i) | CODE(8 + i) << 4;
+            break;
+        case 5:
+            for (int part = 0; part < 2; part++, codes += 32, to += 5) {
+                const uint32_t a = CODE(5), b = CODE(6), c = CODE(7);
+                const uint32_t low[5] = {
+                    a >> 2 & EACH_BYTE(7),
+                    (a & EACH_BYTE(3)) << 1 | (c >> 1 & EACH_BYTE(1)),
+                    b >> 2 & EACH_BYTE(7),
+                    (b & EACH_BYTE(3)) << 1 | (c & EACH_BYTE(1)),
+                    c >> 2 & EACH_BYTE(7),
+                };
+                for (int i = 0; i < 5; i++) to[i][column] = CODE(i) << 3 | low[i];
+            }
+            break;
+        case 6:
+            for (int part = 0; part < 4; part++, codes += 16, to += 3) {
+                const uint32_t last = CODE(3);
+                for (int i = 0; i < 3; i++) to[i][column] = CODE(i) << 2 | (last >> (4 - 2 * i) & EACH_BYTE(3));
+            }
+            break;
+        default:
+            for (int i = 0; i < 16; i++) to[i][column] = CODE(i);
+    }
+#undef CODE
+}
+
+/* A column's numbers. */
+static void pack_numbers(const uint8_t *row, int bytes, int inputs, int column, uint8_t *to) {
+    for (int i = 0; i < inputs; i++) memcpy(to + (i * PANEL + column) * bytes, row + i * bytes, (size_t)bytes);
+}
+
+/* A column of a panel. */
+static void pack_column(const uint8_t *row, int kind, int inputs, int column, uint8_t *panel) {
+    const Kind k = kind_of(kind);
+    if (!k.bits) {
+        pack_numbers(row, k.bytes, inputs, column, panel);
+        return;
+    }
+    const int parts = SPAN / k.part;
+    uint8_t codes[256];
+    for (int start = 0; start < inputs; start += SPAN) {
+        const Chunk chunk = chunk_at(panel, kind, start / SPAN / SPANS);
+        uint8_t *span = (uint8_t *)chunk.spans + start / SPAN % SPANS * span_bytes(kind), *steps = span + code_bytes(kind);
+        if (k.inputs == 32) {
+            const int count = inputs - start < SPAN ? 1 : 2;
+            memset(codes, 1 << (k.bits - 1), SPAN); /* zeros, where there is no second block */
+            for (int i = 0; i < count; i++, row += k.bytes) {
+                block_codes(row, kind, codes + 32 * i);
+                memcpy(steps + 2 * (i * PANEL + column), row, 2);
+                if (k.lows) memcpy(steps + 2 * ((parts + i) * PANEL + column), row + 2, 2);
+            }
+            pack_codes(codes, k.bits, (Fours *)span, column);
+            continue;
+        }
+        const uint8_t *block = row + start / 256 * k.bytes;
+        const int within = start % 256;
+        if (!within) block_codes(block, kind, codes);
+        pack_codes(codes + within, k.bits, (Fours *)span, column);
+        for (int i = 0; i < parts; i++) {
+            const int at = within / k.part + i;
+            if (k.lows)
+                block_part(block, at, steps + i * PANEL + column, (uint8_t *)chunk.lows + 4 * column + at % 4);
+            else
+                steps[i * PANEL + column] = block[192 + at] ^ 0x80;
+        }
+        memcpy((uint8_t *)chunk.scales + 2 * column, block + (k.lows ? 0 : 208), 2);
+        if (k.lows) memcpy((uint8_t *)chunk.scales + 2 * (PANEL + column), block + 2, 2);
+    }
+}
+
+/* Bytes of a panel that has so many inputs, padded to `depth`. */
+int64_t outrider_panel_bytes(int kind, int depth) { return panel_bytes(kind, depth); }
+
+/* Rows first to last of a strip, `pitch` bytes apart, to its panels, which hold zeros. */
+void outrider_pack(const uint8_t *rows, int64_t pitch, int kind, int first, int last, int inputs, int depth, uint8_t *panels) {
+    for (int row = first; row < last; row++)
+        pack_column(rows + (row - first) * pitch, kind, inputs, row % PANEL,
+                    panels + row / PANEL * panel_bytes(kind, depth));
+}
