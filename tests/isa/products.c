@@ -262,7 +262,7 @@ int main(void) {
     int right = 1;
     fill();
     for (int r = 0; r < MOST; r++) define(inputs + r * DEPTH, expected + r * COLUMNS);
-    model.scratch_size = 128 * 2 * (DEPTH + (8 + 128) * BLOCKS) + 64;
+    model.scratch_size = 128 * 2 * (DEPTH + (8 + 256) * BLOCKS) + 64;
     model.scratch = calloc(4, (size_t)model.scratch_size);
     const Matrix int8 = {.data = packed, .scales = packed_scales, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};
     const Matrix fp32 = {.data = fp32_weights, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};

@@ -63,7 +63,7 @@ class Arena:
     long as any tensor cut from it."""
 
     _HUGE = 1 << 21
-    _PIECE = 1 << 26
+    _PIECE = 1 << 27
 
     def __init__(self) -> None:
         self._piece = _pages(0)

@@ -105,7 +105,7 @@ def _open_gguf(name: str, path: Path, progress: Progress) -> Checkpoint:
             chat_template=file.metadata.get("tokenizer.chat_template") or None,
             eos_token_ids=generation.get("eos_token_id", ()),
         )
-        weights = GGUFWeights(file, config)
+        weights = GGUFWeights(file.without_vocabulary(), config)
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ModelError(f"the metadata of {path} does not make sense ({error}); fetch it again.") from error
     return Checkpoint(name, path, config, generation, tokenizer, weights, progress)
@@ -149,4 +149,4 @@ class _Converted:
         return self._original().stored()
 
     def _original(self) -> GGUFWeights:
-        return GGUFWeights(GGUFFile.open(self.gguf), self.config)
+        return GGUFWeights(GGUFFile.open(self.gguf).without_vocabulary(), self.config)

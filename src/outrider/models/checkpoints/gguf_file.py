@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -87,6 +87,11 @@ class GGUFFile:
             raise ModelError(f"cannot read {path}: {error.strerror or error}.") from error
         except (_Damaged, UnicodeDecodeError) as error:
             raise ModelError(f"{path} is not a readable GGUF file ({error}); fetch it again.") from error
+
+    def without_vocabulary(self) -> GGUFFile:
+        """For whoever wants the tensors: lists of the metadata take tens of megabytes."""
+        metadata = {key: value for key, value in self.metadata.items() if not isinstance(value, list)}
+        return replace(self, metadata=metadata)
 
     def read(self, name: str, dtype: torch.dtype, shift: float = 0.0) -> torch.Tensor:
         """The tensor as numbers, plus `shift`, computed in fp32 and rounded once to `dtype`.

@@ -227,7 +227,7 @@ class NativeStack(StaticCache):
             deepest = max(matrix.depth for matrix in matrices)
             most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
             if m.head.strips:
-                most += 2 * MAX_ROWS * _SUMS * blocks(deepest)
+                most += 2 * MAX_ROWS * _INPUTS * blocks(deepest)
             m.scratch_size = -(-most // 64) * 64
         if a.experts:
             m.routing = pointer(self._routing(first, places, threads))
@@ -289,8 +289,8 @@ def _line(depth: int) -> int:
     return 2 * (depth + 8 * blocks(depth))
 
 
-_SUMS = 128
-"""Bytes of what a block of inputs adds up to, at most (`Sums` of stored.h)."""
+_INPUTS = 256
+"""Bytes of a block of a row's inputs, at most (`Inputs` of stored.h)."""
 
 _Row = tuple[int, Span, Sequence[int], bool]
 """Token, where its slot stands, its path, whether its logits are wanted."""

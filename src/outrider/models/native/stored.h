@@ -29,55 +29,34 @@
 
 #define PARTS_16 (BLOCK / 16)
 
-/* What a block of a row's inputs adds up to. */
+/* A block of a row's inputs, and what they add up to. */
 typedef struct {
-    int32_t of_16[PARTS_16];
+    int8_t values[BLOCK];
 #ifdef WITH_DOTPROD
-    int32_t begins[PARTS_16 / 2][4]; /* of 32, as stored_dotprod.h begins with them */
-    int8_t low[4], high[4];          /* of 32: 128 * high + low */
+    int32_t begins[PARTS_16 / 2][4]; /* sums of 32, as stored_dotprod.h begins with them */
+    int8_t low[4], high[4];          /* sums of 32 again: 128 * high + low */
 #endif
-} Sums;
+    int32_t of_16[PARTS_16]; /* sums */
+    float scale;             /* 0: nothing but zeros */
+} __attribute__((aligned(16))) Inputs;
 
-/* Some rows of a block of inputs: values `depth` apart, the rest `blocks`. */
-typedef struct {
-    const int8_t *values;
-    const float *scales;
-    const Sums *sums;
-    int depth, blocks;
-} Inputs;
-
-INLINE Inputs rows_from(Inputs x, int row) {
-    const int64_t at = (int64_t)row * x.blocks;
-    return (Inputs){x.values + (int64_t)row * x.depth, x.scales + at, x.sums + at, x.depth, x.blocks};
-}
-
-/* Of a row's `part`-th part, of so many inputs. */
-INLINE int32_t part_sum(Inputs x, int row, int part, int inputs) {
-    const int32_t *of = x.sums[(int64_t)row * x.blocks].of_16;
-    return inputs == 32 ? of[2 * part] + of[2 * part + 1] : of[part];
+/* Of its `part`-th part, of so many inputs. */
+INLINE int32_t part_sum(const Inputs *x, int part, int inputs) {
+    return inputs == 32 ? x->of_16[2 * part] + x->of_16[2 * part + 1] : x->of_16[part];
 }
 
 /* Whether these rows are nothing but zeros: so are outliers' rests mostly. */
-INLINE int all_zeros(Inputs x, int rows) {
+INLINE int all_zeros(const Inputs *x, int rows) {
     int found = 1;
-    for (int r = 0; r < rows; r++) found &= x.scales[r * x.blocks] == 0.0f;
+    for (int r = 0; r < rows; r++) found &= x[r].scale == 0.0f;
     return found;
 }
 
-/* Rows of inputs, and what they add up to, [rows][blocks]. */
+/* Rows of inputs, [blocks][rows]. */
 typedef struct {
-    Lines lines;
-    Sums *coarse, *fine;
-} Summed;
-
-INLINE Inputs coarse_at(const Summed *x, int block) {
-    const Line line = x->lines.coarse;
-    return (Inputs){line.values + block * BLOCK, line.scales + block, x->coarse + block, x->lines.depth, x->lines.blocks};
-}
-INLINE Inputs fine_at(const Summed *x, int block) {
-    const Line line = x->lines.fine;
-    return (Inputs){line.values + block * BLOCK, line.scales + block, x->fine + block, x->lines.depth, x->lines.blocks};
-}
+    Inputs *coarse, *fine;
+    int rows;
+} Rounded;
 
 INLINE v16 halves_at(const uint8_t *from) { /* fp16 */
     const u16v bits = __builtin_convertvector(*(const h16 *)from, u16v), sign = (bits & 0x8000) << 16;
@@ -102,33 +81,36 @@ INLINE int32_t sum_16(const int8_t *x) {
 #endif
 }
 
-static void sum_row(Line x, int depth, Sums *to) {
-    for (int start = 0; start < depth; start += BLOCK, x.scales++, to++) {
-        memset(to, 0, sizeof *to);
-        if (*x.scales == 0.0f) continue;
-        for (int k = 0; k < block_size(depth, start); k += 16) to->of_16[k / 16] = sum_16(x.values + start + k);
+/* A row, to x[block * rows]. */
+static void sum_row(Line row, int depth, int rows, Inputs *x) {
+    for (int start = 0; start < depth; start += BLOCK, row.values += BLOCK, row.scales++, x += rows) {
+        memset(x, 0, sizeof *x);
+        if (*row.scales == 0.0f) continue;
+        const int size = block_size(depth, start);
+        x->scale = *row.scales;
+        memcpy(x->values, row.values, (size_t)size);
+        for (int k = 0; k < size; k += 16) x->of_16[k / 16] = sum_16(row.values + k);
 #ifdef WITH_DOTPROD
         for (int part = 0; part < PARTS_16 / 2; part++) {
-            const int32_t total = to->of_16[2 * part] + to->of_16[2 * part + 1];
-            vst1q_s32(to->begins[part], vdupq_n_s32(COUNTED + 128 * total));
-            to->high[part] = (int8_t)((total + 64) >> 7);
-            to->low[part] = (int8_t)(total - 128 * to->high[part]);
+            const int32_t total = part_sum(x, part, 32);
+            vst1q_s32(x->begins[part], vdupq_n_s32(COUNTED + 128 * total));
+            x->high[part] = (int8_t)((total + 64) >> 7);
+            x->low[part] = (int8_t)(total - 128 * x->high[part]);
         }
 #endif
     }
 }
 
-/* Rows of x as int8, and their sums behind them: as `narrowed`, by every thread for itself or shared out. */
-static Summed summed(const Model *m, const Matrix *w, const float *x, int rows, int thread, int threads) {
+/* Rows of x in blocks, behind those that `narrowed` makes: as there, by every thread for itself or shared out. */
+static Rounded rounded(const Model *m, const Matrix *w, const float *x, int rows, int thread, int threads) {
     const Lines lines = narrowed(m, w, x, rows, thread, threads);
     const int few = rows <= ALONE_ROWS;
-    int8_t *behind = m->scratch + (few ? thread * m->scratch_size : 0) + rows * LINE_BYTES(w->depth);
-    Sums *sums = (Sums *)behind;
-    const Summed found = {lines, sums, sums + (int64_t)rows * lines.blocks};
+    Inputs *behind = (Inputs *)(m->scratch + (few ? thread * m->scratch_size : 0) + rows * LINE_BYTES(w->depth));
+    const Rounded found = {behind, behind + (int64_t)rows * lines.blocks, rows};
     for (int r = few ? 0 : thread; r < rows; r += few ? 1 : threads) {
         const Lines row = lines_at(lines, r);
-        sum_row(row.coarse, w->depth, found.coarse + (int64_t)r * lines.blocks);
-        sum_row(row.fine, w->depth, found.fine + (int64_t)r * lines.blocks);
+        sum_row(row.coarse, w->depth, rows, found.coarse + r);
+        sum_row(row.fine, w->depth, rows, found.fine + r);
     }
     if (!few) pool_barrier();
     return found;
@@ -180,7 +162,7 @@ static void gemm_stored(const Model *m, const Matrix *w, const void *x, int rows
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
     const int pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
-    const Summed lines = summed(m, w, x, rows, thread, threads);
+    const Rounded blocks = rounded(m, w, x, rows, thread, threads);
     for (int pair = first; pair < last; pair++) {
         int which[2] = {0, 0};
         const Strip *strips[2];
@@ -191,7 +173,7 @@ static void gemm_stored(const Model *m, const Matrix *w, const void *x, int rows
             const Strip *strip = strips[half];
             if (!strip || !kind_of(strip->kind).bits) continue;
             const uint8_t *panel = (const uint8_t *)strip->data + which[half] * panel_bytes(strip->kind, w->depth);
-            panel_stored(panel, strip->kind, &lines, w->depth, rows, block + half * PANEL);
+            panel_stored(panel, strip->kind, &blocks, w->depth, block + half * PANEL);
         }
         finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);
     }

@@ -36,10 +36,12 @@ INLINE uint8x16_t four_at(const void *from) {
     GET(AT) DOT(0, 20, L) DOT(2, 21, L) DOT(4, 22, L) DOT(6, 23, L)         \
     GET(AT + 16) DOT(1, 20, L) DOT(3, 21, L) DOT(5, 22, L) DOT(7, 23, L)
 
-#define INPUTS_OF_1(AT) "ldr q20, [%[x0], #" #AT "]\n\t"
-#define INPUTS_OF_2(AT) INPUTS_OF_1(AT) "ldr q21, [%[x1], #" #AT "]\n\t"
-#define INPUTS_OF_3(AT) INPUTS_OF_2(AT) "ldr q22, [%[x2], #" #AT "]\n\t"
-#define INPUTS_OF_4(AT) INPUTS_OF_3(AT) "ldr q23, [%[x3], #" #AT "]\n\t"
+/* A row's lie ROW bytes behind those of the one before. */
+#define INPUT_OF(TO, ROW, AT) "ldr q" #TO ", [%[x], %[row]*" #ROW "+" #AT "]\n\t"
+#define INPUTS_OF_1(AT) INPUT_OF(20, 0, AT)
+#define INPUTS_OF_2(AT) INPUTS_OF_1(AT) INPUT_OF(21, 1, AT)
+#define INPUTS_OF_3(AT) INPUTS_OF_2(AT) INPUT_OF(22, 2, AT)
+#define INPUTS_OF_4(AT) INPUTS_OF_3(AT) INPUT_OF(23, 3, AT)
 
 /* To v16, from the codes at `at`: see stored.h for which bits are where. */
 #define CODE(TO, AT) "ldr q" #TO ", [%[at], #" #AT "]\n\t"
@@ -78,13 +80,12 @@ INLINE uint8x16_t four_at(const void *from) {
 #define PRODUCTS(R, PART)                                                                        \
     if (rows == R)                                                                               \
         __asm__ volatile(PART(R) : SUMS_OF_##R                                                   \
-                         : [at] "r"(at), [x0] "r"(x), [x1] "r"(x + depth), [x2] "r"(x + 2 * depth), \
-                           [x3] "r"(x + 3 * depth), [upper] "w"(upper)                           \
+                         : [at] "r"(at), [x] "r"(x), [row] "i"(sizeof(Inputs)), [upper] "w"(upper)  \
                          : "memory", "v16", "v17", "v18", "v20", "v21", "v22", "v23");
 #define PRODUCTS_OF(PART) PRODUCTS(1, PART) PRODUCTS(2, PART) PRODUCTS(3, PART) PRODUCTS(4, PART)
 
 /* Products of part `part` of a span with `rows` rows, added to their sums; all but the addresses constant. */
-INLINE void add_codes(const uint8_t *at, int bits, int part, const int8_t *x, int64_t depth, int rows, int32x4_t *sums) {
+INLINE void add_codes(const uint8_t *at, int bits, int part, const int8_t *x, int rows, int32x4_t *sums) {
     const uint8x16_t upper = vdupq_n_u8((uint8_t)(0xff << (8 - bits)));
     if (bits == 8) at += part * 8 * 64;
     if (bits == 5) at += part * 5 * 64;
@@ -129,13 +130,13 @@ INLINE float32x4_t four_steps(const uint8_t *from, int kind, int q) {
 #define ADD_LOWS(SUM, LOWS, IN, LANE) __asm__("sdot %0.4s, %1.16b, %2.4b[" #LANE "]" : "+w"(SUM) : "w"(LOWS), "w"(IN))
 
 /* What lows add to the block, [rows][quads]. */
-INLINE void block_lows(Chunk chunk, int kind, Inputs x, int size, int rows, int quads, int first, float32x4_t *least) {
+INLINE void block_lows(Chunk chunk, int kind, const Inputs *x, int size, int rows, int quads, int first, float32x4_t *least) {
     static const int32_t none[4] = {COUNTED / 128, COUNTED / 128, COUNTED / 128, COUNTED / 128};
     if (kind_of(kind).inputs == 256) {
         int32x4_t sums[CODE_ROWS * 2];
         int8x16_t in[CODE_ROWS], lows[4];
         EACH_QUAD lows[q] = vreinterpretq_s8_u8(vld1q_u8(chunk.lows + 16 * (first + q)));
-        EACH_ROW in[r] = vcombine_s8(vld1_s8(x.sums[r * x.blocks].low), vdup_n_s8(0)); /* `high` lies behind `low` */
+        EACH_ROW in[r] = vcombine_s8(vld1_s8(x[r].low), vdup_n_s8(0)); /* `high` lies behind `low` */
         EACH_ROW EACH_QUAD {
             sums[r * quads + q] = vreinterpretq_s32_u8(four_at(none));
             ADD_LOWS(sums[r * quads + q], lows[q], in[r], 1);
@@ -150,14 +151,14 @@ INLINE void block_lows(Chunk chunk, int kind, Inputs x, int size, int rows, int 
         const uint8_t *lows = chunk.spans + p / 2 * span_bytes(kind) + code_bytes(kind) + 2 * (2 + p % 2) * PANEL;
         EACH_QUAD {
             const float32x4_t low = four_halves(lows + 8 * (first + q));
-            EACH_ROW fused_to(&least[r * quads + q], low, vdupq_n_f32((float)part_sum(x, r, p, 32)));
+            EACH_ROW fused_to(&least[r * quads + q], low, vdupq_n_f32((float)part_sum(x + r, p, 32)));
         }
     }
 }
 
 /* `rows` (constant, at most CODE_ROWS) rows of `size` inputs of a chunk of this kind (constant), added to out[r * PANEL_PAIR].
  * What can be done side by side is written so: the CPU looks but a few dozen instructions ahead. */
-INLINE void tile_codes(Chunk chunk, int kind, Inputs x, int size, int rows, float *out) {
+INLINE void tile_codes(Chunk chunk, int kind, const Inputs *x, int size, int rows, float *out) {
     static const int32_t nothing[4] = {COUNTED, COUNTED, COUNTED, COUNTED};
     const Kind k = kind_of(kind);
     const int quads = rows <= 2 ? 4 : 2, parts = SPAN / k.part, large = k.inputs == 256, wide = large ? 1 : 2;
@@ -170,8 +171,8 @@ INLINE void tile_codes(Chunk chunk, int kind, Inputs x, int size, int rows, floa
                 int32x4_t sums[8];
                 EACH_ROW EACH_QUAD
                     sums[r * quads + q] = vreinterpretq_s32_u8(
-                        four_at(k.lows ? x.sums[r * x.blocks].begins[start / k.part + part] : nothing));
-                add_codes(span + 16 * first, k.bits, part, x.values + start + part * k.part, x.depth, rows, sums);
+                        four_at(k.lows ? x[r].begins[start / k.part + part] : nothing));
+                add_codes(span + 16 * first, k.bits, part, x->values + start + part * k.part, rows, sums);
                 EACH_QUAD {
                     const float32x4_t step = four_steps(scales + part * PANEL * wide, kind, first + q);
                     EACH_ROW fused_to(&steps[r * quads + q], counted(sums[r * quads + q]), step);
@@ -191,7 +192,7 @@ INLINE void tile_codes(Chunk chunk, int kind, Inputs x, int size, int rows, floa
             }
         EACH_ROW {
             float *total = out + r * PANEL_PAIR + 4 * first;
-            const float32x4_t scale = vdupq_n_f32(x.scales[r * x.blocks]);
+            const float32x4_t scale = vdupq_n_f32(x[r].scale);
             EACH_QUAD {
                 float32x4_t sum = vld1q_f32(total + 4 * q);
                 fused_to(&sum, steps[r * quads + q], scale);
@@ -202,29 +203,30 @@ INLINE void tile_codes(Chunk chunk, int kind, Inputs x, int size, int rows, floa
 }
 
 /* `rows` rows, from row `row` on, against a panel of this kind: both constant. */
-INLINE void tiles_codes(const uint8_t *panel, int kind, const Summed *x, int row, int depth, int rows, float *out) {
+INLINE void tiles_codes(const uint8_t *panel, int kind, const Rounded *x, int row, int depth, int rows, float *out) {
     UNROLL for (int r = 0; r < rows; r++) *(v16 *)(out + r * PANEL_PAIR) = splat(0.0f);
-    for (int start = 0, block = 0; start < depth; start += BLOCK, block++) {
+    const Inputs *coarse = x->coarse + row, *fine = x->fine + row;
+    for (int start = 0, block = 0; start < depth; start += BLOCK, block++, coarse += x->rows, fine += x->rows) {
         const Chunk chunk = chunk_at(panel, kind, block);
         const int size = kind_of(kind).inputs == 256 ? BLOCK : block_size(depth, start);
-        const Inputs fine = rows_from(fine_at(x, block), row);
-        tile_codes(chunk, kind, rows_from(coarse_at(x, block), row), size, rows, out);
+        tile_codes(chunk, kind, coarse, size, rows, out);
         if (!all_zeros(fine, rows)) tile_codes(chunk, kind, fine, size, rows, out);
     }
 }
 
 /* All rows against a panel. */
-static void panel_stored(const uint8_t *panel, int kind, const Summed *x, int depth, int rows, float *out) {
+static void panel_stored(const uint8_t *panel, int kind, const Rounded *x, int depth, float *out) {
 #define ROWS(KIND, COUNT) \
     case COUNT: tiles_codes(panel, KIND, x, r, depth, COUNT, out + r * PANEL_PAIR); break;
-#define STORED(KIND)                                                                                \
-    case KIND:                                                                                      \
-        for (int r = 0, count; r < rows; r += count) switch (count = rows_at_once(rows - r, CODE_ROWS)) {   \
-                ROWS(KIND, 1)                                                                       \
-                ROWS(KIND, 2)                                                                       \
-                ROWS(KIND, 3)                                                                       \
-                ROWS(KIND, 4)                                                                       \
-            }                                                                                       \
+#define STORED(KIND)                                                                                      \
+    case KIND:                                                                                            \
+        for (int r = 0, count; r < x->rows; r += count)                                                   \
+            switch (count = rows_at_once(x->rows - r, CODE_ROWS)) {                                       \
+                ROWS(KIND, 1)                                                                             \
+                ROWS(KIND, 2)                                                                             \
+                ROWS(KIND, 3)                                                                             \
+                ROWS(KIND, 4)                                                                             \
+            }                                                                                             \
         break;
     switch (kind) {
         STORED(STORED_Q8_0)

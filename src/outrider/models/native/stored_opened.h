@@ -101,7 +101,7 @@ static void open_any(const uint8_t *panel, int kind, int block, int size, Opened
 
 /* All rows against an opened block, added to out[r * PANEL_PAIR]. The number of rows must be a constant where they are
  * multiplied. */
-static void rows_opened(const Opened *w, Kind k, Inputs x, int size, int rows, float *out) {
+static void rows_opened(const Opened *w, Kind k, const Inputs *x, int size, int rows, float *out) {
 #define ROWS(COUNT)                                               \
     case COUNT:                                                   \
         if (k.part == 16)                                         \
@@ -112,7 +112,7 @@ static void rows_opened(const Opened *w, Kind k, Inputs x, int size, int rows, f
             tile_opened(w, some, 32, 0, size, COUNT, to);         \
         break;
     for (int r = 0, count; r < rows; r += count) {
-        const Inputs some = rows_from(x, r);
+        const Inputs *some = x + r;
         float *to = out + r * PANEL_PAIR;
         count = rows_at_once(rows - r, OPENED_ROWS);
         if (!all_zeros(some, count)) switch (count) {
@@ -126,14 +126,15 @@ static void rows_opened(const Opened *w, Kind k, Inputs x, int size, int rows, f
 }
 
 /* All rows against a panel. */
-static void panel_stored(const uint8_t *panel, int kind, const Summed *x, int depth, int rows, float *out) {
+static void panel_stored(const uint8_t *panel, int kind, const Rounded *x, int depth, float *out) {
     Opened opened;
+    const int rows = x->rows;
     for (int r = 0; r < rows; r++) *(v16 *)(out + r * PANEL_PAIR) = splat(0.0f);
     for (int start = 0, block = 0; start < depth; start += BLOCK, block++) {
         const int size = block_size(depth, start);
         open_any(panel, kind, block, size, &opened);
-        rows_opened(&opened, kind_of(kind), coarse_at(x, block), size, rows, out);
-        rows_opened(&opened, kind_of(kind), fine_at(x, block), size, rows, out);
+        rows_opened(&opened, kind_of(kind), x->coarse + block * rows, size, rows, out);
+        rows_opened(&opened, kind_of(kind), x->fine + block * rows, size, rows, out);
     }
 }
 

@@ -15,7 +15,7 @@ INLINE int32_t begun_part(int32_t sum, int lows) {
 
 /* `rows` (constant) rows of `size` inputs against an opened block whose parts have `part` (constant) inputs, added to
  * out[r * PANEL_PAIR]. */
-INLINE void tile_opened(const Opened *w, Inputs x, int part, int lows, int size, int rows, float *out) {
+INLINE void tile_opened(const Opened *w, const Inputs *x, int part, int lows, int size, int rows, float *out) {
     UNROLL for (int v = 0; v < VECTORS; v++) {
         const int lane = v * WIDTH;
         const int8_t *weights = w->weights + 4 * lane;
@@ -23,12 +23,12 @@ INLINE void tile_opened(const Opened *w, Inputs x, int part, int lows, int size,
         UNROLL for (int r = 0; r < rows; r++) steps[r] = least[r] = ZERO_FLOATS;
         for (int start = 0, p = 0; start < size; start += part, p++) {
             Ints sums[OPENED_ROWS];
-            UNROLL for (int r = 0; r < rows; r++) sums[r] = ints_of(begun_part(part_sum(x, r, p, part), lows));
+            UNROLL for (int r = 0; r < rows; r++) sums[r] = ints_of(begun_part(part_sum(x + r, p, part), lows));
             UNROLL for (int k = 0; k < part; k += 4, weights += 4 * PANEL) {
                 const Ints four = ints_at(weights);
                 UNROLL for (int r = 0; r < rows; r++) {
                     int32_t inputs;
-                    memcpy(&inputs, x.values + (int64_t)r * x.depth + start + k, 4);
+                    memcpy(&inputs, x[r].values + start + k, 4);
                     sums[r] = added(sums[r], four, ints_of(inputs));
                 }
             }
@@ -36,14 +36,14 @@ INLINE void tile_opened(const Opened *w, Inputs x, int part, int lows, int size,
             UNROLL for (int r = 0; r < rows; r++) {
                 steps[r] = fused_floats(floats_of(sums[r]), step, steps[r]);
                 if (lows)
-                    least[r] = fused_floats(splatted((float)part_sum(x, r, p, part)), floats_at(w->lows + p * PANEL + lane), least[r]);
+                    least[r] = fused_floats(splatted((float)part_sum(x + r, p, part)), floats_at(w->lows + p * PANEL + lane), least[r]);
             }
         }
         UNROLL for (int r = 0; r < rows; r++) {
             float *total = out + r * PANEL_PAIR + lane;
             Floats value = steps[r] * floats_at(w->unit + lane);
             if (lows) value = fused_floats(least[r], floats_at(w->low_unit + lane), value);
-            keep(total, fused_floats(value, splatted(x.scales[r * x.blocks]), floats_at(total)));
+            keep(total, fused_floats(value, splatted(x[r].scale), floats_at(total)));
         }
     }
 }
