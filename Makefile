@@ -38,7 +38,7 @@ test: setup model browser ## The fast tests
 test-all: setup model browser ## Every test at its full size, the long equality runs too
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --full
 
-test-isa: setup ## Matrix products on every instruction set this machine has or can emulate
+test-isa: setup ## Matrix products and passes on every instruction set this machine has or can emulate
 	@$(BIN)/python tests/isa/run.py
 
 test-clients: setup model ## Clients that people have against a live server, in an environment of their own

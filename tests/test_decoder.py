@@ -56,6 +56,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3"},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
     "qwen3-moe": {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    "qwen3-moe-normalised": {
+        "model_type": "qwen3_moe",
+        "num_experts": 40,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+    },
     "gemma": {"model_type": "gemma"},
     "gemma2": {"model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 24, **CAPS},
     "gemma2-uncapped": {"model_type": "gemma2", "sliding_window": 6, **dict.fromkeys(CAPS)},
@@ -108,9 +115,6 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module", params=["torch", "torch-bitwise", "native"])
 def pair(request: pytest.FixtureRequest, model: Any) -> tuple[Any, LanguageModel]:
-    if request.param == "native" and (against := obstacle(Architecture.from_config(model.config.to_dict()), FP32)):
-        assert against == "it does not do experts"
-        pytest.skip(against)
     return model, decoder_of(model, request.param, threads=2)
 
 

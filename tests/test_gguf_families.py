@@ -157,9 +157,6 @@ def reference(family: str, **options: Any) -> Any:
 def decoder(path: Path, kind: str) -> LanguageModel:
     checkpoint = open_checkpoint(str(path), SilentProgress())
     architecture = Architecture.from_config(checkpoint.config)
-    if kind == "native" and (against := obstacle(architecture, FP32)):
-        assert against == "it does not do experts"
-        pytest.skip(against)
     tensors, size = checkpoint.tensors(torch.float32), {"max_batch": 1, "max_context": 64}
     if kind == "native":
         return NativeDecoder.load(architecture, tensors, FP32, threads=1, **size)
@@ -218,8 +215,7 @@ def test_folder_gives_transformers_logits_and_drafts_change_nothing(name: str, t
     model.save_pretrained(tmp_path)
     build_tokenizer(bpe_metadata()).save(str(tmp_path / "tokenizer.json"))
     llm = LLM(str(tmp_path), drafter="suffix", draft_length=4, dtype="fp32", max_batch=2, threads=1)
-    experts = family in ("mixtral", "qwen3_moe")
-    assert isinstance(llm.model, TorchDecoder if experts else NativeDecoder)
+    assert isinstance(llm.model, NativeDecoder)
     check_logits(llm.model, model)
     prompts = [[5, 6, 7, 8] * 6, [9, 10, 11] * 8]
     for temperature in (0.0, 0.3):

@@ -35,7 +35,6 @@ from outrider.models.weights import load_weights
 from outrider.types import Rows
 
 HIDDEN, HEADS, HEAD, LAYERS, VOCAB = 256, 16, 16, 2, 300
-PACKED = ("qkv", "o", "gate_up", "down")
 MATRICES = {
     # One head of keys and values: each a single panel, two of them in one pair.
     "attn_q": (HIDDEN, HIDDEN),
@@ -167,7 +166,11 @@ def test_weights_take_the_memory_of_the_file(kind: str, tmp_path: Path) -> None:
     assert tensors is not None
     architecture = Architecture.from_config(checkpoint.config)
     weights = load_weights(architecture, tensors, torch.float32, torch.device("cpu"), packer.layer)
-    matrices = [getattr(layer, name) for layer in weights.layers for name in PACKED]
+    matrices = [
+        matrix
+        for layer in weights.layers
+        for matrix in (layer.qkv, layer.o, *(part for mlp in layer.mlps for part in (mlp.gate_up, mlp.down)))
+    ]
     strips = [strip for matrix in matrices for strip in matrix.strips]
     strips.append(packer.strip(weights.stored_head[0], HIDDEN))
     assert all(matrix.data is None for matrix in matrices)

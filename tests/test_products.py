@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.errors import InvalidRequest
 from outrider.models.native.library import (
+    BF16_PRODUCTS,
     FORCED,
     KERNELS,
     Matrix,
@@ -48,7 +49,7 @@ def product(matrix: PackedMatrix, x: Tensor, kernels: str, threads: int = 2) -> 
         depth=matrix.depth,
         inputs=matrix.inputs,
     )
-    given = torch.zeros(max(len(x), 32), matrix.depth, dtype=kind if kernels == "amx" else torch.float32)
+    given = torch.zeros(max(len(x), 32), matrix.depth, dtype=kind if kernels in BF16_PRODUCTS else torch.float32)
     given[: len(x), : matrix.inputs] = x
     y = torch.empty(len(x), matrix.columns)
     step = Product(addressof(w), given.data_ptr(), y.data_ptr(), len(x))

@@ -1,9 +1,9 @@
 /* Matrix products on every instruction set this CPU has, without Python: run natively and under qemu by run.py.
  *
  * int8 products are held against the definition in gemm_int8.h, written out number by number; bf16 and fp32 ones against
- * the same rows one by one; those of matrices stored as in GGUF files against the definition in stored.h. Prints one line for
- * each instruction set: its number and hashes of its int8 results and of those with stored weights, which must be the same
- * everywhere.
+ * the same rows one by one, and against sums in double precision; those of matrices stored as in GGUF files against the
+ * definition in stored.h. Prints one line for each instruction set: its number and hashes of its int8 results and of those
+ * with stored weights, which must be the same everywhere.
  */
 #include "blocks.h"
 
@@ -14,6 +14,7 @@
 
 int outrider_has(int kernels);
 void outrider_product(const Model *m, const Product *product);
+int passes_agree(int kernels, int bf16, int integers); /* passes.c */
 void outrider_pack(const uint8_t *rows, int64_t pitch, int kind, int first, int last, int inputs, int depth, uint8_t *panels);
 
 enum { COLUMNS = 64, DEPTH = 704, BLOCK = 128, BLOCKS = (DEPTH + BLOCK - 1) / BLOCK, MOST = 40 };
@@ -91,9 +92,12 @@ static void define(const float *x, float *y) {
 
 static Model model;
 
+/* Where inputs are bf16 as weights are. */
+static int bf16_products(int kernels) { return kernels == KERNELS_AMX || kernels == KERNELS_BF16; }
+
 static void multiply(const Matrix *w, const void *x, int rows, float *y) {
     static float padded[128 * DEPTH];
-    const size_t size = (size_t)DEPTH * (model.shape.bf16 && model.shape.kernels == KERNELS_AMX ? 2 : 4);
+    const size_t size = (size_t)DEPTH * (model.shape.bf16 && bf16_products(model.shape.kernels) ? 2 : 4);
     memset(padded, 0, sizeof padded);
     memcpy(padded, x, rows * size);
     Product product = {w, padded, y, rows};
@@ -113,6 +117,31 @@ static int rows_agree(const Matrix *w, const char *x, size_t size, const char *w
                     printf("kernels %d: row %d of %d in %s depends on its company\n", kernels, r, counts[i], what);
                     return 0;
                 }
+            }
+        }
+    return 1;
+}
+
+/* Whether products are those of the numbers: x [MOST][DEPTH], and packed weights, two inputs of a column side by side in
+ * bf16. */
+static int near(const Matrix *w, const void *given, const float *x, int kernels) {
+    const int bf16 = model.shape.bf16;
+    model.shape.threads = 2;
+    multiply(w, given, MOST, together);
+    for (int r = 0; r < MOST; r++)
+        for (int c = 0; c < COLUMNS; c++) {
+            double sum = 0.0, size = 0.0;
+            for (int k = 0; k < DEPTH; k++) {
+                const int panel = c / 16 * 16 * DEPTH;
+                const double weight = bf16 ? wide(((const uint16_t *)w->data)[panel + k / 2 * 32 + c % 16 * 2 + k % 2])
+                                           : ((const float *)w->data)[panel + k * 16 + c % 16];
+                sum += x[r * DEPTH + k] * weight;
+                size += fabs(x[r * DEPTH + k] * weight);
+            }
+            if (!(fabs(together[r * COLUMNS + c] - sum) <= 2e-5 * size)) {
+                printf("kernels %d: result %d of row %d, bf16 %d, is %.9g, not %.9g\n", kernels, c, r, bf16,
+                       together[r * COLUMNS + c], sum);
+                return 0;
             }
         }
     return 1;
@@ -254,14 +283,17 @@ int main(void) {
         const uint64_t hash = hashed(14695981039346656037u, together, sizeof together);
         model.shape.integers = 0;
         right &= rows_agree(&fp32, (const char *)inputs, DEPTH * 4, "fp32", kernels);
+        right &= near(&fp32, inputs, inputs, kernels);
         model.shape.bf16 = 1;
-        right &= kernels == KERNELS_AMX ? rows_agree(&bf16, (const char *)bf16_inputs, DEPTH * 2, "bf16", kernels)
+        right &= bf16_products(kernels) ? rows_agree(&bf16, (const char *)bf16_inputs, DEPTH * 2, "bf16", kernels)
                                         : rows_agree(&bf16, (const char *)rounded_inputs, DEPTH * 4, "bf16", kernels);
+        right &= near(&bf16, bf16_products(kernels) ? (const void *)bf16_inputs : rounded_inputs, rounded_inputs, kernels);
         model.shape.integers = 1;
         const uint32_t before = state; /* the same weights for every instruction set */
         uint64_t stored_hash = 14695981039346656037u;
         for (int kind = STORED_F32; kind <= STORED_Q6_K; kind++) right &= stored_right(kind, kernels, &stored_hash);
         state = before;
+        for (int kind = 0; kind < 3; kind++) right &= passes_agree(kernels, kind > 0, kind > 1);
         printf("%d %016llx %016llx\n", kernels, (unsigned long long)hash, (unsigned long long)stored_hash);
     }
     return !right;

@@ -1,8 +1,9 @@
-"""Matrix products on every instruction set that this machine has or can emulate: `make test-isa`.
+"""Matrix products, and passes, on every instruction set that this machine has or can emulate: `make test-isa`.
 
-products.c is built by every compiler found (GCC and Clang, for this CPU and for the other kind) and run on this CPU and
-on those qemu-user emulates; what no emulator runs (AVX-512, VNNI, AMX) is compiled against emulated/immintrin.h, which
-says in C what those instructions do. Each instruction set must agree with the definition, and all of them on one hash.
+products.c and passes.c are built by every compiler found (GCC and Clang, for this CPU and for the other kind) and run
+on this CPU and on those qemu-user emulates; what no emulator runs (AVX-512, VNNI, AMX) is compiled against
+emulated/immintrin.h, which says in C what those instructions do. Each instruction set must agree with the definition,
+and all of them on one hash.
 Needs qemu-user and a cross compiler to go beyond this CPU:
 `apt install qemu-user gcc-x86-64-linux-gnu gcc-aarch64-linux-gnu`.
 """
@@ -44,13 +45,8 @@ def compilers(kind: str) -> list[list[str]]:
 
 def build(compiler: list[str], target: Path, kernels: Path = NATIVE, level: str = "-O3") -> str | None:
     """None, or why not."""
-    sources = [
-        HERE / "products.c",
-        kernels / "decoder.c",
-        kernels / "pack.c",
-        kernels / "pool.c",
-        *sorted(kernels.glob("isa_*.c")),
-    ]
+    sources = [HERE / "products.c", HERE / "passes.c", kernels / "decoder.c", kernels / "pack.c", kernels / "pool.c"]
+    sources += sorted(kernels.glob("isa_*.c"))
     objects = []
     for source in sources:
         objects.append(target.with_name(f"{source.stem}.o"))

@@ -178,7 +178,7 @@ class TorchDecoder(StaticCache):
     def _experts(self, w: LayerWeights, router: Tensor, x: Tensor) -> Tensor:
         """Every row through its own experts, added up in the order of their numbers whatever other rows chose."""
         a = self.architecture
-        shares, chosen = self._linear(x, router, None).float().softmax(-1).topk(a.experts_used)
+        shares, chosen = self._linear(x.float(), router, None).softmax(-1).topk(a.experts_used)
         if a.experts_normalised:
             shares = shares / shares.sum(-1, keepdim=True)
         out = torch.zeros_like(x)

@@ -24,6 +24,20 @@ StoredRows = dict[int, Stored]
 """The rows of a matrix that stay as a file has them, by the first of each piece. The others are numbers."""
 
 
+@dataclass(frozen=True, slots=True)
+class MLPWeights:
+    """One MLP of a layer, its parts as in `LayerWeights`."""
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    gate_up_scales: Tensor | None
+    down_scales: Tensor | None
+    stored_gate_up: StoredRows
+    stored_down: StoredRows
+
+
 @dataclass(slots=True)
 class LayerWeights:
     """One layer. Linear weights are [out, in] in the dtype asked for; norms and biases are fp32,
@@ -53,9 +67,34 @@ class LayerWeights:
     gate_up_scales: Tensor | None = None
     down_scales: Tensor | None = None
     router: Tensor | None = None
-    """[experts, hidden]"""
+    """[experts, hidden] in fp32: it is small and decides much."""
     stored: dict[str, StoredRows] = field(default_factory=dict)
-    """By the matrix."""
+    """By the matrix; of an expert by its number, too: gate_up.3."""
+
+    def each_mlp(self) -> Iterator[MLPWeights]:
+        """The one there is, or every expert."""
+        if self.router is None:
+            yield MLPWeights(
+                self.gate_up,
+                self.down,
+                self.gate_up_bias,
+                self.down_bias,
+                self.gate_up_scales,
+                self.down_scales,
+                self.stored.get("gate_up", {}),
+                self.stored.get("down", {}),
+            )
+        for i in range(0 if self.router is None else len(self.router)):
+            yield MLPWeights(
+                self.gate_up[i],
+                self.down[i],
+                None,
+                None,
+                None if self.gate_up_scales is None else self.gate_up_scales[i],
+                None if self.down_scales is None else self.down_scales[i],
+                self.stored.get(f"gate_up.{i}", {}),
+                self.stored.get(f"down.{i}", {}),
+            )
 
 
 L = TypeVar("L")
@@ -187,7 +226,7 @@ def _parts(a: Architecture, name: str, tensor: Tensor | Stored) -> Iterator[tupl
         "gate_up_proj": (("gate_proj", "up_proj"), [a.mlp]),
     }
     parent, _, part = name.removesuffix(".weight").rpartition(".")
-    if isinstance(tensor, Tensor) and tensor.dim() == 3:  # of all experts
+    if len(tensor.shape) == 3:  # of all experts
         for number, own in enumerate(tensor):
             yield from _parts(a, f"{parent}.{number}.{part}.weight", own)
     elif part in together:
@@ -258,8 +297,8 @@ def _allocate(
             o_scales=o.scales,
             gate_up_scales=gate_up.scales,
             down_scales=down.scales,
-            router=matrix(a.experts, a.hidden).values if a.experts else None,
-            stored={"qkv": qkv.stored, "o": o.stored, "gate_up": gate_up.stored, "down": down.stored},
+            router=torch.empty(a.experts, a.hidden, device=device) if a.experts else None,
+            stored={"qkv": qkv.stored, "o": o.stored},
         )
         layers[i] = layer
         q, k, v = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
@@ -267,8 +306,9 @@ def _allocate(
             ((q, k, v), qkv, layer.qkv_bias, [a.q_width, a.kv_width, a.kv_width]),
             (("self_attn.o_proj",), o, layer.o_bias, [a.hidden]),
         ]
-        for at, its_gate_up, its_down in _mlps(a.experts, gate_up, down):
+        for at, number, its_gate_up, its_down in _mlps(a.experts, gate_up, down):
             gate_and_up = f"{at}.gate_proj", f"{at}.up_proj"
+            layer.stored |= {f"gate_up{number}": its_gate_up.stored, f"down{number}": its_down.stored}
             fused.append((gate_and_up, its_gate_up, layer.gate_up_bias, [a.mlp, a.mlp]))
             fused.append(((f"{at}.down_proj",), its_down, layer.down_bias, [a.hidden]))
         if layer.router is not None:
@@ -296,12 +336,12 @@ def _allocate(
     return weights, layers, places
 
 
-def _mlps(experts: int, gate_up: _Matrix, down: _Matrix) -> Iterator[tuple[str, _Matrix, _Matrix]]:
-    """Every MLP of a layer under its name."""
+def _mlps(experts: int, gate_up: _Matrix, down: _Matrix) -> Iterator[tuple[str, str, _Matrix, _Matrix]]:
+    """Every MLP of a layer under its name, and what it adds to those of its matrices."""
     if not experts:
-        yield "mlp", gate_up, down
+        yield "mlp", "", gate_up, down
     for number in range(experts):
-        yield f"mlp.experts.{number}", gate_up.expert(number), down.expert(number)
+        yield f"mlp.experts.{number}", f".{number}", gate_up.expert(number), down.expert(number)
 
 
 def _turning(rope: Rope, heads: int) -> Tensor | None:

@@ -119,9 +119,9 @@ class GGUFFile:
         return result
 
     def stored(self, name: str) -> Stored:
-        """A matrix as it is, to be read later."""
+        """A matrix, or those of all experts, as it is, to be read later."""
         info = self.tensors[name]
-        width = info.nbytes // info.shape[0]
+        width = info.nbytes // math.prod(info.shape[:-1])
 
         def read(first: int, last: int) -> torch.Tensor:
             raw = _bytes(info.path, info.offset + first * width, (last - first) * width)

@@ -93,9 +93,10 @@ class GGUFWeights:
             yield name, torch.zeros(shape)
         for name, source in self.names.items():
             info = self._file.tensors[source]
-            if len(info.shape) == 2 and info.type_name in KINDS and info.type_name != "F32":
-                matrix, heads = self._file.stored(source), self._reordered(source)
-                yield name, matrix[_unpermute(torch.arange(len(matrix)), heads)] if heads else matrix
+            matrix = len(info.shape) >= 2 and "ffn_gate_inp" not in source  # a router is small and decides much
+            if matrix and info.type_name in KINDS and info.type_name != "F32":
+                rows, heads = self._file.stored(source), self._reordered(source)
+                yield name, rows[_unpermute(torch.arange(len(rows)), heads)] if heads else rows
             else:
                 yield name, self._read(source, torch.float32)
 

@@ -42,11 +42,12 @@ INLINE Sight sight_of(const Pass *pass, int row, int window) {
 
 INLINE int up_to(int x, int step) { return (x + step - 1) / step * step; }
 
-/* Products with both panels of a pair, on whatever this CPU has; x is bf16 for AMX, else fp32, `stride` elements a row. */
+/* Products with both panels of a pair, on whatever this CPU has; x is bf16 for bf16_products, else fp32, `stride` elements a
+ * row. */
 INLINE void attention_product(const Shape *s, const char *panel, int64_t pitch, const void *x, int stride, int depth,
                               int rows, int begun, float *block) {
-    if (uses_amx(s))
-        pair_amx(panel, pitch, x, stride, depth, rows, begun, block);
+    if (bf16_products(s))
+        pair_bf16(panel, pitch, x, stride, depth, rows, begun, block);
     else if (s->bf16)
         pair_of(panel, pitch, x, stride, depth, rows, 1, begun, block);
     else
@@ -84,9 +85,9 @@ static void score(const Shape *s, const char *keys, const char *values, const vo
     }
 }
 
-/* Scores of positions from..to-1 become shares, of a total that is 1 / the result: for AMX in bf16, which fill the first half
- * of the row. */
-static float share_out(float *scores, const Sight *sight, int from, int to, v16 highest, int amx) {
+/* Scores of positions from..to-1 become shares, of a total that is 1 / the result. In bf16 they fill the first half of the
+ * row. */
+static float share_out(float *scores, const Sight *sight, int from, int to, v16 highest, int in_bf16) {
     const v16 peak = splat(max_lane(highest)), never = splat(-__builtin_inff());
     v16 total = splat(0.0f);
     for (int at = from; at < to; at += LANES) {
@@ -94,7 +95,7 @@ static float share_out(float *scores, const Sight *sight, int from, int to, v16 
         v16 share = exponential(score - peak);
         if (at < sight->oldest || at + LANES > sight->length) share = choose(score > never, share, splat(0.0f));
         total = total + share;
-        store(scores, at, share, amx ? BF16 : FP32);
+        store(scores, at, share, in_bf16 ? BF16 : FP32);
     }
     return 1.0f / sum(total);
 }
@@ -103,11 +104,11 @@ static float share_out(float *scores, const Sight *sight, int from, int to, v16 
  * or `begun`, added to them. `values`: those of position `from` on, in panels of `depth`. */
 static void weigh(const Shape *s, const char *values, int depth, const float *shares, int count, int from, int to, int begun,
                   float *blocks) {
-    const int size = s->bf16 ? 2 : 4, amx = uses_amx(s);
+    const int size = s->bf16 ? 2 : 4, in_bf16 = bf16_products(s);
     const int64_t pitch = (int64_t)depth * PANEL * size;
-    const char *x = (const char *)shares + (int64_t)from * (amx ? 2 : 4);
+    const char *x = (const char *)shares + (int64_t)from * (in_bf16 ? 2 : 4);
     for (int d = 0; d < s->head_dim; d += PANEL_PAIR)
-        attention_product(s, values + d / PANEL * pitch, pitch, x, s->capacity * (amx ? 2 : 1), to - from, count, begun,
+        attention_product(s, values + d / PANEL * pitch, pitch, x, s->capacity * (in_bf16 ? 2 : 1), to - from, count, begun,
                           blocks + d * TOGETHER);
 }
 
@@ -152,7 +153,7 @@ static void attend(const Model *m, const Layer *layer, const Queries *queries, i
     const Shape *s = &m->shape;
     const Pass *pass = queries->pass;
     const int group = queries->group, count = queries->last - queries->first, depth = head_depth(s), dim = s->head_dim;
-    const int amx = uses_amx(s), size = s->bf16 ? 2 : 4, capacity = s->capacity;
+    const int in_bf16 = bf16_products(s), size = s->bf16 ? 2 : 4, capacity = s->capacity;
     const int64_t head = head_at(s, pass->slots[queries->row], kv_head);
     const char *keys = (const char *)layer->keys + head, *values = (const char *)layer->values + head;
     float *scores = m->scores + thread * m->scores_size;
@@ -166,7 +167,7 @@ static void attend(const Model *m, const Layer *layer, const Queries *queries, i
         const int query = queries->first + i, row = queries->row + query / group;
         const float *from = m->qkv + (int64_t)row * layer->qkv.columns + (kv_head * group + query % group) * dim;
         for (int d = 0; d < depth; d += LANES)
-            store(q, i * depth + d, d < dim ? *(const v16 *)(from + d) : splat(0.0f), amx ? BF16 : FP32);
+            store(q, i * depth + d, d < dim ? *(const v16 *)(from + d) : splat(0.0f), in_bf16 ? BF16 : FP32);
         sights[i] = sight_of(pass, row, layer->window);
         highest[i] = splat(-__builtin_inff());
         straight &= sights[i].chain;
@@ -177,7 +178,7 @@ static void attend(const Model *m, const Layer *layer, const Queries *queries, i
     const int end = straight ? up_to(longest, PANEL_PAIR) : sights[0].base / SUMMED * SUMMED;
     const int start = (oldest < end ? oldest : end) / SUMMED * SUMMED;
     const int64_t skipped = (int64_t)start * PANEL * size;
-    if (amx) amx_configure(count);
+    if (in_bf16) begin_bf16(count);
     score(s, keys + (int64_t)start * depth * size, values + skipped, q, count, sights, start, end, scores, highest);
     for (int i = 0, rows; i < count; i += rows) {
         const int left = group - (queries->first + i) % group, to = up_to(sights[i].length, PANEL_PAIR);
@@ -185,20 +186,20 @@ static void attend(const Model *m, const Layer *layer, const Queries *queries, i
         rows = straight ? count : count - i < left ? count - i : left; /* queries of one row */
         if (!straight) {
             const int64_t at = (int64_t)end * depth * size;
-            if (amx) amx_configure(rows);
+            if (in_bf16) begin_bf16(rows);
             score(s, sights[i].chain ? keys + at : gathered_keys(s, keys, &sights[i], end, room), 0,
-                  (const char *)q + (int64_t)i * depth * (amx ? 2 : 4), rows, sights + i, end, to, own, highest + i);
+                  (const char *)q + (int64_t)i * depth * (in_bf16 ? 2 : 4), rows, sights + i, end, to, own, highest + i);
         }
         for (int j = 0; j < rows; j++)
-            inverse[i + j] = share_out(own + (int64_t)j * capacity, &sights[i + j], start, straight ? end : to, highest[i + j], amx);
+            inverse[i + j] = share_out(own + (int64_t)j * capacity, &sights[i + j], start, straight ? end : to, highest[i + j], in_bf16);
     }
-    if (amx && !straight) amx_configure(count);
+    if (in_bf16 && !straight) begin_bf16(count);
     if (start < end) weigh(s, values + skipped, capacity, scores, count, start, end, 0, blocks);
     for (int i = 0, rows; !straight && i < count; i += rows) {
         const int left = group - (queries->first + i) % group, to = up_to(sights[i].length, PANEL_PAIR);
         const float *own = scores + (int64_t)i * capacity;
         rows = count - i < left ? count - i : left;
-        if (amx) amx_configure(rows);
+        if (in_bf16) begin_bf16(rows);
         if (sights[i].chain)
             weigh(s, values + (int64_t)end * PANEL * size, capacity, own, rows, end, to, start < end, blocks + i * PANEL_PAIR);
         else

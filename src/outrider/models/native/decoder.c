@@ -58,18 +58,26 @@ static int feature(const char *name) {
     return sysctlbyname(name, &has, &size, 0, 0) == 0 && has;
 }
 static int have_dotprod(void) { return feature("hw.optional.arm.FEAT_DotProd"); }
+static int have_i8mm(void) { return feature("hw.optional.arm.FEAT_I8MM"); }
+static int have_bf16(void) { return feature("hw.optional.arm.FEAT_BF16"); }
 #elif defined(__linux__)
 #include <sys/auxv.h>
 
 static int have_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }
+static int have_i8mm(void) { return getauxval(AT_HWCAP2) >> 13 & 1; }
+static int have_bf16(void) { return getauxval(AT_HWCAP2) >> 14 & 1; }
 #else
 static int have_dotprod(void) { return 0; }
+static int have_i8mm(void) { return 0; }
+static int have_bf16(void) { return 0; }
 #endif
 
 int outrider_has(int kernels) {
     switch (kernels) {
         case KERNELS_BASE: return 1;
         case KERNELS_DOTPROD: return have_dotprod();
+        case KERNELS_I8MM: return have_dotprod() && have_i8mm();
+        case KERNELS_BF16: return have_dotprod() && have_i8mm() && have_bf16();
         default: return 0;
     }
 }
@@ -93,6 +101,8 @@ static Entries entries(int kernels) {
         case KERNELS_AMX: return ENTRIES(vnni);
 #elif defined(__aarch64__)
         case KERNELS_DOTPROD: return ENTRIES(dotprod);
+        case KERNELS_I8MM: return ENTRIES(i8mm);
+        case KERNELS_BF16: return ENTRIES(bf16);
 #endif
         default: return ENTRIES(base);
     }

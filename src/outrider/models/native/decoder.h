@@ -9,6 +9,8 @@
 #define PANEL_PAIR 32  /* output columns computed together */
 #define ALONE_ROWS 8   /* see pass.h */
 #define MOST_ROWS 128  /* of a pass */
+#define MOST_EXPERTS 512 /* of a layer */
+#define MOST_USED 16     /* of those, by a row */
 
 typedef struct {
     int32_t layers, hidden, heads, kv_heads, head_dim;
@@ -31,6 +33,8 @@ enum {
     KERNELS_VNNI,
     KERNELS_AMX,
     KERNELS_DOTPROD,
+    KERNELS_I8MM, /* and dot products */
+    KERNELS_BF16, /* and both */
     KERNELS_COUNT
 };
 
@@ -79,14 +83,21 @@ typedef struct {
     int32_t strip_count;
 } Matrix;
 
+/* One of the MLPs among which a router chooses. */
 typedef struct {
-    Matrix qkv, o, gate_up, down;
+    Matrix gate_up, down;
+} Expert;
+
+typedef struct {
+    Matrix qkv, o, gate_up, down; /* with experts, the last two are the first one's, and all have its shape */
     const float *attention_norm, *mlp_norm;           /* or NULL: inputs as they are */
     const float *attention_norm_bias, *mlp_norm_bias; /* or NULL; else the norms are LayerNorm */
     const float *q_norm, *k_norm, *attention_out_norm, *mlp_out_norm; /* or NULL */
     const float *cosines, *sines;                                    /* [capacity, head_dim/2] */
     void *keys, *values; /* [slots, kv_heads], each as cache.h says */
     int32_t window; /* 0: everything */
+    Matrix router;         /* [experts, hidden] in fp32, as deep as gate_up */
+    const Expert *experts; /* or NULL: one MLP and no router */
 } Layer;
 
 typedef struct Model Model;
@@ -102,10 +113,22 @@ typedef struct {
     int32_t normed_residual; /* the stream starts as the normalised state */
 } Fusion;
 
+/* Which experts rows go to, and what those give: see experts.h. */
+typedef struct {
+    int32_t count, used; /* experts of a layer, and of a row */
+    int32_t normalised;  /* a row's shares add up to 1 */
+    float *scores;   /* workspace [rows, columns of router] */
+    int32_t *chosen; /* workspace [rows, used], rising */
+    float *shares;   /* workspace [rows, used] */
+    float *outputs;  /* workspace [rows * used, columns of down] */
+    float *gathered; /* workspace [threads, rows, depth of router]: rows of inputs */
+} Routing;
+
 struct Model {
     Shape shape;
     const Layer *layers;
     const Fusion *fusion; /* of a drafting head, else NULL */
+    const Routing *routing; /* of a model with experts, else NULL */
     const void *embedding; /* [vocab, hidden], as stored; NULL: the rows of head */
     const uint16_t *embedding_scales; /* bf16 [vocab, blocks] of an int8 embedding, or NULL */
     int32_t stored_embedding; /* 1 + what the rows of embedding are in a file; 0: what the model's matrices are */
@@ -117,7 +140,7 @@ struct Model {
     float *qkv;       /* [rows, columns of qkv] */
     void *attended;   /* [rows, depth of o] */
     float *update;    /* [rows, columns of o] */
-    void *gated;      /* [rows, depth of down] */
+    void *gated;      /* [rows, or rows * experts used, depth of down] */
     float *scores;    /* [threads, scores_size]: ROW_TILE rows of capacity, and room for the keys of a head */
     int8_t *scratch;  /* [threads, scratch_size]: rows of inputs as int8 */
     int64_t scores_size, scratch_size;
@@ -188,5 +211,7 @@ DECLARE(avxvnni)
 DECLARE(avx512)
 DECLARE(vnni) /* and AMX */
 DECLARE(dotprod)
+DECLARE(i8mm)
+DECLARE(bf16)
 
 #endif

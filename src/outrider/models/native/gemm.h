@@ -2,8 +2,8 @@
  *
  * W is packed in panels of 16 output columns, in the order a pass reads it; a pair of them is the unit threads share out:
  *   fp32 [panel][depth][16]
- *   bf16 [panel][depth/32][16][16][2], where [16][16][2] is a tile of AMX; inputs are bf16 then, too, for AMX, and else
- *        fp32 numbers that bf16 can hold, so that no row is widened again for every panel
+ *   bf16 [panel][depth/32][16][16][2], where [16][16][2] is a tile of AMX; inputs are bf16 then, too, where those are
+ *        multiplied (gemm_amx.h, gemm_bf16.h), and else fp32 numbers that bf16 can hold, so that no row is widened again for every panel
  * (int8 is multiplied otherwise: gemm_int8.h). Every output element is one running sum over depth in increasing order, so
  * its bits depend neither on the number of rows nor on the thread that computed it. Which kernel runs depends on the CPU
  * alone.
@@ -43,12 +43,14 @@ static void finish(const Matrix *w, int pair, const float *block, int rows, Form
 }
 
 /* Whether bf16 numbers are multiplied with bf16 ones. */
-INLINE int uses_amx(const Shape *s) { return s->bf16 && s->kernels == KERNELS_AMX; }
+INLINE int bf16_products(const Shape *s) {
+    return s->bf16 && (s->kernels == KERNELS_AMX || s->kernels == KERNELS_BF16);
+}
 
 /* How matrix inputs are stored. */
 INLINE Form input_form(const Shape *s) {
     if (s->integers || !s->bf16) return FP32;
-    return uses_amx(s) ? BF16 : ROUNDED;
+    return bf16_products(s) ? BF16 : ROUNDED;
 }
 
 /* Of `left` rows, how many to multiply at once where `most` fit in the registers: as evenly as can be, so that no few rows
@@ -106,21 +108,35 @@ static void pair_of(const char *panel, int64_t pitch, const float *x, int stride
 #undef ROWS
 }
 
+/* The same with x in bf16, after begin_bf16 of so many rows. */
+#if defined(WITH_AMX)
 #include "gemm_amx.h"
+#elif defined(WITH_BF16)
+#include "gemm_bf16.h"
+#else
+static void begin_bf16(int rows) { (void)rows; }
+static void pair_bf16(const char *panel, int64_t pitch, const void *x, int stride, int depth, int rows, int begun,
+                      float *block) {
+    (void)panel, (void)pitch, (void)x, (void)stride, (void)depth, (void)rows, (void)begun, (void)block;
+}
+#endif
+#if !defined(WITH_AMX)
+static void amx_release(void) {}
+#endif
 
 /* The share of `thread` of `threads`. x: at most MOST_ROWS rows, padded to 32 readable ones. */
 static void gemm(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
                  int thread, int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
-    const int bf16 = m->shape.bf16, amx = uses_amx(&m->shape);
+    const int bf16 = m->shape.bf16, narrow_x = bf16_products(&m->shape);
     const int64_t pitch = (int64_t)w->depth * PANEL * (bf16 ? 2 : 4);
     const int pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
-    if (amx) amx_configure(rows);
+    if (narrow_x) begin_bf16(rows);
     for (int pair = first; pair < last; pair++) {
         const char *panel = (const char *)w->data + 2 * pair * pitch;
-        if (amx)
-            pair_amx(panel, pitch, x, w->depth, w->depth, rows, 0, block);
+        if (narrow_x)
+            pair_bf16(panel, pitch, x, w->depth, w->depth, rows, 0, block);
         else
             pair_of(panel, pitch, x, w->depth, w->depth, rows, bf16, 0, block);
         finish(w, pair, block, rows, input_form(&m->shape), epilogue, m->shape.activation, y, y_stride);

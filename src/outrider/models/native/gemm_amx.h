@@ -4,7 +4,6 @@
 
 #include "gemm.h"
 
-#ifdef WITH_AMX
 #include <immintrin.h>
 
 #if defined(__clang__) /* where a function's instructions replace those of isa_vnni.c */
@@ -22,7 +21,7 @@ typedef struct __attribute__((packed, aligned(64))) {
 
 /* Tiles 0-3 sum up to 32 rows x 32 columns, 4 and 5 hold x, 6 and 7 the two panels. A tile has as many rows as there
  * are: fewer cost less, and no row's sums depend on another's. */
-AMX static void amx_configure(int rows) {
+AMX static void begin_bf16(int rows) {
     const uint8_t top = rows < ROW_TILE ? (uint8_t)rows : ROW_TILE;
     const uint8_t low = rows > ROW_TILE && rows < 2 * ROW_TILE ? (uint8_t)(rows - ROW_TILE) : ROW_TILE;
     /* volatile: the intrinsic does not tell the compiler that it reads all of it */
@@ -88,8 +87,8 @@ AMX INLINE void sweep(const char *first, const char *second, const char *x, int6
 }
 
 /* As pair_of of gemm.h, with x in bf16; tiles are configured for `rows`. `begun`: of at most 16. */
-AMX static void pair_amx(const char *panel, int64_t pitch, const char *x, int stride, int depth, int rows, int begun,
-                         float *block) {
+AMX static void pair_bf16(const char *panel, int64_t pitch, const void *x, int stride, int depth, int rows, int begun,
+                          float *block) {
     const char *first = panel, *second = panel + pitch;
     const int steps = depth / 32;
     const int64_t row = (int64_t)stride * 2;
@@ -98,7 +97,7 @@ AMX static void pair_amx(const char *panel, int64_t pitch, const char *x, int st
         return;
     }
     for (int r = 0; r < rows; r += 2 * ROW_TILE) {
-        const char *from = x + r * row;
+        const char *from = (const char *)x + r * row;
         float *out = block + r * PANEL_PAIR;
         if (rows - r > ROW_TILE) {
             if (r == 0)
@@ -112,13 +111,5 @@ AMX static void pair_amx(const char *panel, int64_t pitch, const char *x, int st
         }
     }
 }
-#else
-static void amx_configure(int rows) { (void)rows; }
-static void amx_release(void) {}
-static void pair_amx(const char *panel, int64_t pitch, const char *x, int stride, int depth, int rows, int begun,
-                     float *block) {
-    (void)panel, (void)pitch, (void)x, (void)stride, (void)depth, (void)rows, (void)begun, (void)block;
-}
-#endif
 
 #endif

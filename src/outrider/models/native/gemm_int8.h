@@ -22,6 +22,11 @@
 #define BLOCK 128
 #define STEP 64
 #define BLOCKS(depth) (((depth) + BLOCK - 1) / BLOCK)
+#if defined(WITH_I8MM)
+#define PAIRED_ROWS 4 /* from so many on, they are multiplied by twos: see int8_i8mm.h */
+#else
+#define PAIRED_ROWS (MOST_ROWS + 1)
+#endif
 
 /* Inputs of the block that starts at input `start`. */
 INLINE int block_size(int depth, int start) { return depth - start < BLOCK ? depth - start : BLOCK; }
@@ -36,6 +41,7 @@ typedef struct {
 typedef struct {
     Line coarse, fine;
     int depth, blocks;
+    int paired; /* values are [pairs of rows][depth / 8][2][8]: the two rows' by turns */
 } Lines;
 
 INLINE Line line_at(Line x, int row, int depth, int blocks) {
@@ -43,19 +49,37 @@ INLINE Line line_at(Line x, int row, int depth, int blocks) {
     return (Line){x.values + (int64_t)row * depth, x.scales + block, x.excess + block};
 }
 
+INLINE int in_pairs(Lines x) { return PAIRED_ROWS <= MOST_ROWS && x.paired; }
+
 /* Rows `row`.. of them. */
 INLINE Lines lines_at(Lines x, int row) {
-    return (Lines){line_at(x.coarse, row, x.depth, x.blocks), line_at(x.fine, row, x.depth, x.blocks), x.depth, x.blocks};
+    const int back = in_pairs(x) && row % 2 ? x.depth - 8 : 0;
+    x.coarse = line_at(x.coarse, row, x.depth, x.blocks);
+    x.fine = line_at(x.fine, row, x.depth, x.blocks);
+    x.coarse.values -= back;
+    x.fine.values -= back;
+    return x;
 }
 
-/* In memory of LINE_BYTES(depth) a row, aligned. */
+/* In memory of LINE_BYTES(depth) a row, aligned; of an even number of rows where they are paired. */
 #define LINE_BYTES(depth) (2 * ((int64_t)(depth) + 8 * BLOCKS(depth)))
-INLINE Lines lines_in(void *memory, int rows, int depth) {
-    const int64_t values = (int64_t)rows * depth, each = (int64_t)rows * BLOCKS(depth);
+INLINE Lines lines_in(void *memory, int rows, int depth, int paired) {
+    const int held = paired ? rows + rows % 2 : rows;
+    const int64_t values = (int64_t)held * depth, each = (int64_t)held * BLOCKS(depth);
     int8_t *at = memory;
     float *scales = (float *)(at + 2 * values);
     int32_t *excess = (int32_t *)(scales + 2 * each);
-    return (Lines){{at, scales, excess}, {at + values, scales + each, excess + each}, depth, BLOCKS(depth)};
+    return (Lines){{at, scales, excess}, {at + values, scales + each, excess + each}, depth, BLOCKS(depth), paired};
+}
+
+/* Sixteen values from input `input` on of a row of lines. */
+INLINE void put_values(int8_t *row, int input, int paired, b16 values) {
+    if (paired) {
+        memcpy(row + 2 * input, &values, 8);
+        memcpy(row + 2 * input + 16, (const int8_t *)&values + 8, 8);
+    } else {
+        *(b16 *)(row + input) = values;
+    }
 }
 
 /* A panel to multiply with. `levels`: its weights are 4-bit codes for these sixteen, see gemm_screen.h, and a column has
@@ -105,6 +129,11 @@ INLINE int32_t sum_of(i16 x) {
     return total;
 }
 
+/* Lines of so many rows of inputs of a matrix; in pairs where pairs_int8 will multiply them. */
+INLINE Lines product_lines(void *memory, const Matrix *w, int rows) {
+    return lines_in(memory, rows, w->depth, rows >= PAIRED_ROWS && !w->strips);
+}
+
 /* `row` gets `inputs` (a multiple of 16) numbers, zeros behind them. */
 static void narrow_row(const float *x, int inputs, Lines row) {
     enum { OUTLIER = 20, FINE = 254 };
@@ -129,8 +158,8 @@ static void narrow_row(const float *x, int inputs, Lines row) {
                 coarse = nearest(scaled);
                 if (fine) rest = nearest((scaled - __builtin_convertvector(coarse, v16)) * splat(FINE));
             }
-            *(b16 *)(row.coarse.values + start + j) = __builtin_convertvector(coarse, b16);
-            *(b16 *)(row.fine.values + start + j) = __builtin_convertvector(rest, b16);
+            put_values(row.coarse.values, start + j, in_pairs(row), __builtin_convertvector(coarse, b16));
+            put_values(row.fine.values, start + j, in_pairs(row), __builtin_convertvector(rest, b16));
             sums += coarse;
             rest_sums += rest;
         }
@@ -164,7 +193,7 @@ INLINE Panel panel_of(const Matrix *w, int panel) {
                    w->scales + (int64_t)panel * BLOCKS(w->depth) * PANEL, 0, w->depth};
 }
 
-static void panel_int8(const Model *m, const Panel *w, Lines x, int rows, float *out) {
+INLINE void panel_int8(const Model *m, const Panel *w, Lines x, int rows, float *out) {
 #ifdef INT8_MANY_ROWS /* what multiplies many rows faster, where the CPU has it */
     if (many_int8(m, w, x, rows, out)) return;
 #endif
@@ -176,20 +205,19 @@ static void panel_int8(const Model *m, const Panel *w, Lines x, int rows, float 
  * another. Many are shared out. */
 static Lines narrowed(const Model *m, const Matrix *w, const float *x, int rows, int thread, int threads) {
     const int few = rows <= ALONE_ROWS;
-    const Lines lines = lines_in(m->scratch + (few ? thread * m->scratch_size : 0), rows, w->depth);
+    const Lines lines = product_lines(m->scratch + (few ? thread * m->scratch_size : 0), w, rows);
     for (int r = few ? 0 : thread; r < rows; r += few ? 1 : threads)
         narrow_row(x + (int64_t)r * w->depth, w->inputs, lines_at(lines, r));
     if (!few) pool_barrier();
     return lines;
 }
 
-/* The share of `thread` of `threads`. x: fp32 rows of w->depth, at most MOST_ROWS. */
-static void gemm_int8(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
-                      int thread, int threads) {
+/* The share of `thread` of `threads`. Compiled once, so that the tiles are a part of it: called, they cost 4% more. */
+__attribute__((noinline)) static void pairs_int8(const Model *m, const Matrix *w, Lines lines, int rows, Epilogue epilogue,
+                                                 void *y, int y_stride, int thread, int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
     const int pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
-    const Lines lines = narrowed(m, w, x, rows, thread, threads);
 #ifdef INT8_MANY_ROWS
     begin_many_int8(m, rows);
 #endif
@@ -200,6 +228,13 @@ static void gemm_int8(const Model *m, const Matrix *w, const void *x, int rows, 
         }
         finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);
     }
+}
+
+/* The same of x: fp32 rows of w->depth, at most MOST_ROWS. */
+static void gemm_int8(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
+                      int thread, int threads) {
+    const Lines lines = narrowed(m, w, x, rows, thread, threads);
+    pairs_int8(m, w, lines, rows, epilogue, y, y_stride, thread, threads);
 }
 
 #endif

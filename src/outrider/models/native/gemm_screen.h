@@ -89,7 +89,7 @@ static void gemm_screened(const Model *m, const Matrix *w, const float *x, int r
     const int depth = w->depth, pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
     int8_t *own = m->scratch + thread * m->scratch_size;
-    const Lines stretched = lines_in(own, rows, depth), plain = lines_in(own + rows * LINE_BYTES(depth), rows, depth);
+    const Lines stretched = lines_in(own, rows, depth, 0), plain = lines_in(own + rows * LINE_BYTES(depth), rows, depth, 0);
     float *widened = (float *)(own + 2 * rows * LINE_BYTES(depth));
     for (int r = 0; r < rows; r++) {
         const float *row = x + (int64_t)r * depth;

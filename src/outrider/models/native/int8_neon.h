@@ -183,4 +183,8 @@ INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) 
     }
 }
 
+#if defined(WITH_I8MM)
+#include "int8_i8mm.h"
+#endif
+
 #endif

@@ -63,6 +63,10 @@ class Matrix(Structure):
     ]
 
 
+class Expert(Structure):
+    _fields_ = [("gate_up", Matrix), ("down", Matrix)]
+
+
 class Layer(Structure):
     _fields_ = [
         *[(name, Matrix) for name in ("qkv", "o", "gate_up", "down")],
@@ -84,6 +88,15 @@ class Layer(Structure):
             )
         ],
         ("window", c_int32),
+        ("router", Matrix),
+        ("experts", POINTER(Expert)),
+    ]
+
+
+class Routing(Structure):
+    _fields_ = [
+        *[(name, c_int32) for name in ("count", "used", "normalised")],
+        *[(name, c_void_p) for name in ("scores", "chosen", "shares", "outputs", "gathered")],
     ]
 
 
@@ -92,6 +105,7 @@ class Model(Structure):
         ("shape", Shape),
         ("layers", POINTER(Layer)),
         ("fusion", c_void_p),
+        ("routing", POINTER(Routing)),
         ("embedding", c_void_p),
         ("embedding_scales", c_void_p),
         ("stored_embedding", c_int32),
@@ -163,9 +177,11 @@ class Product(Structure):
 
 ALONE_ROWS = 8
 
-KERNELS = ("base", "avx2", "avxvnni", "avx512", "vnni", "amx", "dotprod")
+KERNELS = ("base", "avx2", "avxvnni", "avx512", "vnni", "amx", "dotprod", "i8mm", "bf16")
 """Instruction sets a pass is compiled for, the better ones of a kind of CPU later; the index is what C calls it. `base`
 is what every CPU has: on aarch64 that is NEON."""
+BF16_PRODUCTS = ("amx", "bf16")
+"""Those that multiply bf16 numbers with bf16 ones (`bf16_products` of gemm.h)."""
 FORCED = "OUTRIDER_KERNELS"
 """The variable that names the one to use."""
 

@@ -15,7 +15,7 @@ from outrider.models.native.library import library
 from outrider.models.native.screen import LEVELS, coded
 from outrider.models.precision import blocks
 from outrider.models.stored import KINDS, Stored
-from outrider.models.weights import LayerWeights, StoredRows
+from outrider.models.weights import LayerWeights, MLPWeights, StoredRows
 
 PANEL = 16
 PAIR = 32
@@ -118,11 +118,18 @@ class PackedScreen:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedMLP:
+    gate_up: PackedMatrix
+    down: PackedMatrix
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     qkv: PackedMatrix
     o: PackedMatrix
-    gate_up: PackedMatrix
-    down: PackedMatrix
+    mlps: tuple[PackedMLP, ...]
+    """One, or those among which the router chooses."""
+    router: PackedMatrix | None
     norms: dict[str, Tensor | None]
     """By their names in the C structure."""
 
@@ -196,11 +203,14 @@ class Packer:
         return PackedMatrix(rows, units, None, columns, depth, weight.shape[1], screen=screen)
 
     def layer(self, w: LayerWeights) -> PackedLayer:
+        qkv = self.linear(w.qkv, w.qkv_bias, w.qkv_scales, w.stored.get("qkv", {}))
+        o = self.linear(w.o, w.o_bias, w.o_scales, w.stored.get("o", {}))
+        router = None if w.router is None else self._router(w.router, qkv.depth)
         return PackedLayer(
-            qkv=self.linear(w.qkv, w.qkv_bias, w.qkv_scales, w.stored.get("qkv", {})),
-            o=self.linear(w.o, w.o_bias, w.o_scales, w.stored.get("o", {})),
-            gate_up=self._gate_up(w),
-            down=self.linear(w.down, w.down_bias, w.down_scales, w.stored.get("down", {})),
+            qkv=qkv,
+            o=o,
+            mlps=tuple(self._mlp(own) for own in w.each_mlp()),
+            router=router,
             norms={
                 "attention_norm": w.attention_norm if len(w.attention_norm) else None,
                 "mlp_norm": w.mlp_norm if len(w.mlp_norm) else None,
@@ -216,10 +226,17 @@ class Packer:
     def linear(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, stored: StoredRows) -> PackedMatrix:
         return self.stored(weight, bias, stored) if self._stored else self.matrix(weight, bias, scales)
 
-    def _gate_up(self, w: LayerWeights) -> PackedMatrix:
+    def _router(self, router: Tensor, depth: int) -> PackedMatrix:
+        """Its inputs are the rows that other matrices read, `depth` apart."""
+        return self.matrix(pad(router, (0, depth - router.shape[1])), None, None)
+
+    def _mlp(self, w: MLPWeights) -> PackedMLP:
+        return PackedMLP(self._gate_up(w), self.linear(w.down, w.down_bias, w.down_scales, w.stored_down))
+
+    def _gate_up(self, w: MLPWeights) -> PackedMatrix:
         bias, scales = (None if part is None else interleaved(part) for part in (w.gate_up_bias, w.gate_up_scales))
         if self._stored:
-            return self.stored(w.gate_up, bias, w.stored.get("gate_up", {}), halves=2)
+            return self.stored(w.gate_up, bias, w.stored_gate_up, halves=2)
         return self.matrix(interleaved(w.gate_up), bias, scales)
 
 

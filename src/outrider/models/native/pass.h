@@ -22,6 +22,8 @@ static void product(const Model *m, const Matrix *w, const void *x, int rows, Ep
     (w->strips ? gemm_stored : m->shape.integers ? gemm_int8 : gemm)(m, w, x, rows, epilogue, y, y_stride, thread, threads);
 }
 
+#include "experts.h" /* which asks for such products */
+
 INLINE float inverse_rms(const float *x, int size, float eps) {
     v16 squares = splat(0.0f);
     for (int j = 0; j < size; j += LANES) {
@@ -191,7 +193,7 @@ INLINE int run_length(const Pass *pass, int row) {
 /* In how many parts the queries of a run are taken: as few as can be, unless some threads would have nothing to do. */
 static int parts_of(const Shape *s, int queries, int rows_are_all, int threads) {
     const int fewest = (queries + TOGETHER - 1) / TOGETHER, most = rows_are_all ? queries : fewest;
-    const int begin = uses_amx(s) ? TOGETHER : 4; /* what a part costs, in queries, however few it has */
+    const int begin = s->bf16 && s->kernels == KERNELS_AMX ? TOGETHER : 4; /* what a part costs, in queries, however few it has */
     int best = fewest, least = 0;
     for (int parts = fewest; parts <= most; parts++) {
         const int each = (queries + parts - 1) / parts, turns = (parts * s->kv_heads + threads - 1) / threads;
@@ -271,10 +273,14 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
         normalise(s, residual, layer->mlp_norm, layer->mlp_norm_bias, m->normed, (int64_t)i * layer->gate_up.depth);
     }
     rows_done(m, pass);
-    product(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
-    pool_barrier();
-    product(m, &layer->down, m->gated, rows, PLAIN, m->update, layer->down.columns, thread, threads);
-    pool_barrier();
+    if (layer->experts) {
+        run_experts(m, layer, rows, thread, threads);
+    } else {
+        product(m, &layer->gate_up, m->normed, rows, GATED, m->gated, layer->down.depth, thread, threads);
+        pool_barrier();
+        product(m, &layer->down, m->gated, rows, PLAIN, m->update, layer->down.columns, thread, threads);
+        pool_barrier();
+    }
     OWN(rows)
         add(s, m->residual + (int64_t)i * hidden, m->update + (int64_t)i * layer->down.columns, layer->mlp_out_norm);
 }

@@ -14,11 +14,14 @@ from outrider.models.architecture import Architecture, Capability
 from outrider.models.memory import Recycled, lazy_zeros
 from outrider.models.native.library import (
     ALONE_ROWS,
+    BF16_PRODUCTS,
     KERNELS,
+    Expert,
     Layer,
     Matrix,
     Model,
     Pass,
+    Routing,
     Screen,
     Shape,
     Strip,
@@ -39,13 +42,15 @@ MAX_ROWS = 128
 MATRICES = ("qkv", "o", "gate_up", "down")
 """Of a layer, by their names in the C structure."""
 
-CAPABILITIES = frozenset(Capability) - {Capability.EXPERTS}
+CAPABILITIES = frozenset(Capability)
 """What the kernels compute of what only some models need."""
 
 LANES = 16
 _TOGETHER = 16
 """Queries that attention takes at once (attention.h)."""
 MAX_HEAD_DIM = 256
+MAX_EXPERTS, MAX_USED = 512, 16
+"""Of a layer, and of a row (decoder.h)."""
 
 
 def obstacle(architecture: Architecture, precision: Precision) -> str | None:
@@ -59,6 +64,8 @@ def obstacle(architecture: Architecture, precision: Precision) -> str | None:
         return f"it does not do {unknown}"
     if a.hidden % LANES or a.head_dim % LANES or a.head_dim > MAX_HEAD_DIM:
         return f"a width of {a.hidden} with heads of {a.head_dim} does not suit it"
+    if a.experts > MAX_EXPERTS or a.experts_used > MAX_USED:
+        return f"{a.experts_used} of {a.experts} experts are more than it does"
     return None
 
 
@@ -184,8 +191,13 @@ class NativeStack(StaticCache):
         shape = (len(packed), 2, self.max_batch, a.kv_heads, capacity * self._depth)
         self._cache = lazy_zeros(shape, self.dtype, self.device)
         for i, (layer, weights, room) in enumerate(zip(self._layers, packed, self._cache, strict=True)):
-            for name in MATRICES:
-                setattr(layer, name, self._matrix(getattr(weights, name)))
+            layer.qkv, layer.o = self._matrix(weights.qkv), self._matrix(weights.o)
+            mlps = (Expert * len(weights.mlps))(
+                *(Expert(self._matrix(mlp.gate_up), self._matrix(mlp.down)) for mlp in weights.mlps)
+            )
+            layer.gate_up, layer.down = mlps[0].gate_up, mlps[0].down
+            if weights.router is not None:
+                layer.router, layer.experts = self._matrix(weights.router), mlps
             for name, norm in weights.norms.items():
                 setattr(layer, name, self._keep(norm))
             cosines, sines = tables[a.layers[i].rope]
@@ -201,23 +213,41 @@ class NativeStack(StaticCache):
         matrices = [*others, *(getattr(layer, name) for layer in self._layers for name in MATRICES)]
         wide = torch.float32
         widest = max(first.o.columns, first.down.columns)
-        narrow = self.dtype if self.kernels == "amx" and not m.shape.integers else wide  # as input_form of gemm.h says
+        bf16_inputs = self.kernels in BF16_PRODUCTS and not m.shape.integers  # as input_form of gemm.h says
+        narrow = self.dtype if bf16_inputs else wide
         rows = max(MAX_ROWS, threads * ALONE_ROWS)
         m.residual = self._keep(torch.zeros(rows, a.hidden, dtype=wide))
         m.normed = self._keep(torch.zeros(rows, first.qkv.depth, dtype=narrow))
         m.qkv = self._keep(torch.zeros(MAX_ROWS, first.qkv.columns, dtype=wide))
         m.attended = self._keep(torch.zeros(MAX_ROWS, first.o.depth, dtype=narrow))
         m.update = self._keep(torch.zeros(MAX_ROWS, widest, dtype=wide))
-        m.gated = self._keep(torch.zeros(MAX_ROWS, first.down.depth, dtype=narrow))
+        places = MAX_ROWS * max(1, a.experts_used) + PAIR  # and so many may be read behind an expert's last row
+        m.gated = self._keep(lazy_zeros((places, first.down.depth), narrow, self.device))
         if m.shape.integers:  # lines of inputs (gemm_int8.h), the screen's twice and a row of them widened
             deepest = max(matrix.depth for matrix in matrices)
             most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
             if m.head.strips:
                 most += 2 * MAX_ROWS * _INPUTS * blocks(deepest)
             m.scratch_size = -(-most // 64) * 64
+        if a.experts:
+            m.routing = pointer(self._routing(first, places, threads))
         m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
         m.scores_size = capacity * (_TOGETHER + self._depth)
         m.scores = self._keep(lazy_zeros((threads * m.scores_size,), wide, self.device))
+
+    def _routing(self, layer: Layer, places: int, threads: int) -> Routing:
+        a = self.architecture
+        each = MAX_ROWS, a.experts_used
+        return Routing(
+            count=a.experts,
+            used=a.experts_used,
+            normalised=a.experts_normalised,
+            scores=self._keep(torch.zeros(MAX_ROWS, layer.router.columns)),
+            chosen=self._keep(torch.zeros(each, dtype=torch.int32)),
+            shares=self._keep(torch.zeros(each)),
+            outputs=self._keep(lazy_zeros((places, layer.down.columns), torch.float32, self.device)),
+            gathered=self._keep(lazy_zeros((threads, MAX_ROWS, layer.router.depth), torch.float32, self.device)),
+        )
 
     def _matrix(self, matrix: PackedMatrix) -> Matrix:
         return Matrix(

@@ -26,6 +26,8 @@ _SLICES = 8
 _LARGE = 8192
 _FEW_ROWS, _MORE_LAYERS = 4, 3
 """With few rows a layer takes so little that several are timed together."""
+_STRIDE = 10_007
+"""Between tokens: prime, so that they are from all over a vocabulary."""
 
 
 class Timer:
@@ -59,7 +61,7 @@ class Timer:
         """The pass of this model, which points into these layers."""
         zeros, bases, each = array("i", [0] * rows), array("i", [context] * rows), array("i", range(rows + 1))
         paths = array("i", range(context, context + rows))  # siblings, right behind the context
-        held = (zeros, zeros, bases, each, paths, each)  # tokens, slots, bases, starts, paths, rows wanted
+        held = (self._tokens(rows), zeros, bases, each, paths, each)  # tokens, slots, bases, starts, paths, rows wanted
         step = Pass(rows, wanted, *(numbers.buffer_info()[0] for numbers in held))
         logits = torch.empty(max(1, wanted), model.head.columns)
         given = torch.zeros(rows, self._features)
@@ -67,6 +69,13 @@ class Timer:
         started = perf_counter()
         self._stack._kernels.outrider_forward(byref(model), byref(step))
         return perf_counter() - started
+
+    def _tokens(self, rows: int) -> array[int]:
+        """Different ones where rows choose experts, others every time, so that weights are read as in a text. Elsewhere
+        one will do: embeddings are read once in a pass, not once for every layer as here."""
+        a = self._stack.architecture
+        first = self._turn * _STRIDE if a.experts else 0
+        return array("i", [(first + i * _STRIDE) % a.vocab_size if a.experts else 0 for i in range(rows)])
 
     def _part(self, count: int) -> tuple[Model, Array[Layer]]:
         """The model with `count` of its layers and the cache of our own; with none, and a slice of its vocabulary."""
