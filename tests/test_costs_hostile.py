@@ -44,7 +44,11 @@ def drafted(table: CostTable | None, requests: int) -> int:
     controller, drafter = AutoLength(table=table), Guesses()
     sequences: list[Any] = [
         SimpleNamespace(
-            id=i, tokens=[1, 2, 3], speculation=Speculation(), params=SimpleNamespace(verify="coupled"), forced=None
+            id=i,
+            tokens=[1, 2, 3],
+            speculation=Speculation(),
+            params=SimpleNamespace(verify="coupled", grammar=None),
+            forced=None,
         )
         for i in range(requests)
     ]

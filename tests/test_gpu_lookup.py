@@ -266,10 +266,11 @@ def rounds(monkeypatch: pytest.MonkeyPatch, period: int) -> None:
     monkeypatch.setattr(Network, "head", head)
 
 
-@pytest.mark.parametrize("controller", [FixedLength(4), AutoLength()], ids=["fixed", "auto"])
+@pytest.mark.parametrize("control", ["fixed", "auto"])
 @pytest.mark.parametrize("kind", [pytest.param("suffix", marks=pytest.mark.slow), "ngram", "mix"])
-def test_repeated_text_is_looked_up(kind: str, controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_text_is_looked_up(kind: str, control: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens a pass without a head, and beside one that is of no use."""
+    controller: Controller = AutoLength() if control == "auto" else FixedLength(4)
     rounds(monkeypatch, period=9)
     target = decoder()
     drafter: Drafter = NgramDrafter() if kind == "ngram" else drafters(kind, target)

@@ -197,11 +197,16 @@ class HeadDrafter:
     def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
         begins. A step's wait until it is known what was accepted, and then for a draft. What comes while no draft is
-        expected leaves a gap; of a prompt the last few wait all the same."""
+        expected leaves a gap; of a prompt the last few wait all the same, unless they would have to be brought to a
+        device, which keeps those of its own steps."""
         prompts: list[_Held] = []
-        if not soon and all(rows.logits is None for rows in batch):
-            for sequence in sequences:
-                self._held[sequence.id].unseen = True
+        if not soon and (self.chains or all(rows.logits is None for rows in batch)):
+            for sequence, rows in zip(sequences, batch, strict=True):
+                held = self._held[sequence.id]
+                if rows.logits is None:
+                    held.unseen = True
+                else:
+                    self._miss(held, len(rows.tokens))
             return
         seen = kept(features)
         shared = len(seen) == len(batch)  # a row each, and all will be kept
