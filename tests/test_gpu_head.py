@@ -246,6 +246,7 @@ def test_the_host_may_step_in_and_noise_is_renewed(
     assert alike(found[0][2], found[1][2])
 
 
+@pytest.mark.slow
 def test_the_device_goes_on_after_a_gap(target: CudaDecoder, head: CudaHead, monkeypatch: pytest.MonkeyPatch) -> None:
     """For some tokens nothing is drafted, on the host; then steps on the device draft what the host would."""
     monkeypatch.setattr(head_module, "WAITING", 2)

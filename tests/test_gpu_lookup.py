@@ -238,7 +238,7 @@ def test_a_lane_that_changes_hands_takes_no_offer_along(kind: str, monkeypatch: 
     ("kind", "controller"),
     [
         ("mix", "fickle"),
-        ("suffix", "auto"),
+        pytest.param("suffix", "auto", marks=pytest.mark.slow),
         pytest.param("mix", "auto", marks=pytest.mark.slow),
         pytest.param("suffix", "fickle", marks=pytest.mark.slow),
     ],
@@ -307,7 +307,7 @@ def test_predictions_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
 # Nothing is recorded in traffic
 
 
-@pytest.mark.parametrize("kind", ["suffix", "mix"])
+@pytest.mark.parametrize("kind", ["suffix", pytest.param("mix", marks=pytest.mark.slow)])
 def test_offers_need_no_recordings_of_their_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch)
     monkeypatch.setattr(AutoLength, "lengths", (0, 2))  # the interpreter is slow

@@ -264,7 +264,7 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
     return count
 
 
-@pytest.mark.parametrize("kind", ["none", "ngram", "model", "head", "router"])
+@pytest.mark.parametrize("kind", [pytest.param("none", marks=pytest.mark.slow), "ngram", "model", "head", "router"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_order(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     any_order(seed, kind, 40, monkeypatch)

@@ -71,7 +71,7 @@ def drafts(one: Sequence) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("at_once", [4, chains.WAITING])
+@pytest.mark.parametrize("at_once", [4, pytest.param(chains.WAITING, marks=pytest.mark.slow)])
 def test_long_silence_among_many_lanes_leaves_a_gap(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`at_once`: tokens of each lane that one pass takes in: all that wait, where there are few lanes."""
     simulate(monkeypatch)
