@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,34 +12,22 @@ pytest.importorskip("triton")
 
 from simulated import hashed, said, simulate
 from test_gpu_head import VOCAB
-from test_lanes_any_order import HEAD_SALT, IDS, decoder, drafters, expected, made
+from test_lanes_any_order import HEAD_SALT, IDS, Fickle, decoder, drafters, expected, made
 
-from outrider.control.controller import FixedLength
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.models.cuda import chains
 from outrider.sampling.params import SamplingParams
-from outrider.types import StepPlan
 
 SILENT, DRAFTED = 60, 3
 
 
-class AfterSilence(FixedLength):
+class AfterSilence(Fickle):
     """Nothing for a while, then chains."""
 
-    away = False
-    silent = SILENT
-
-    def pays(self, sequences: int) -> bool:
-        return True
-
-    def draft(self, *args: Any) -> Any:
-        self._next()
-        return super().draft(*args)
-
-    def plan(self, *args: Any) -> StepPlan:
-        self._next()
-        return super().plan(*args)
+    def __init__(self) -> None:
+        super().__init__(Random(0), DRAFTED)
+        self.silent = SILENT
 
     def _next(self) -> None:
         self.nodes = 0 if self.silent else DRAFTED
@@ -77,7 +66,7 @@ def test_long_silence_among_many_lanes_leaves_a_gap(at_once: int, monkeypatch: p
     simulate(monkeypatch)
     monkeypatch.setattr(chains, "_most", lambda lanes, network: at_once)
     target = decoder()
-    controller = AfterSilence(DRAFTED)
+    controller = AfterSilence()
     engine = Engine(target, drafters("head", target), controller)
     assert engine.runahead is not None
     stepper: Any = engine.runahead._stepper
@@ -117,7 +106,7 @@ def test_the_host_goes_on_after_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch)
     monkeypatch.setattr(chains, "_most", lambda lanes, network: 4)
     target = decoder()
-    controller = AfterSilence(DRAFTED)
+    controller = AfterSilence()
     engine = Engine(target, drafters("head", target), controller)
     assert engine.runahead is not None
     first = made(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=80))

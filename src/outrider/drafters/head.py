@@ -216,9 +216,6 @@ class HeadDrafter:
         for sequence, rows in zip(sequences, batch, strict=True):
             held = self._held[sequence.id]
             start, stop = stop, stop + len(rows.tokens)
-            if not soon and stop - start > WAITING:
-                self._miss(held, stop - start - WAITING)
-                start = stop - WAITING
             piece = seen[start:stop] if shared else copied(seen[start:stop])
             if rows.logits is None:
                 held.passed = piece
