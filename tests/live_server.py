@@ -16,6 +16,7 @@ import pytest
 from openai import OpenAI
 
 from outrider import LLM
+from outrider.control.controller import FixedLength
 from outrider.server.app import make_app
 from outrider.server.backend import Backend
 from outrider.server.connections import Limits
@@ -48,10 +49,12 @@ def logged(caplog: pytest.LogCaptureFixture, answer: httpx.Response) -> dict[str
 class Live:
     """The server's address, its parts, and ways to talk to it."""
 
-    def __init__(self, port: int, llm: LLM, backend: Backend, server: Server) -> None:
+    def __init__(self, port: int, llm: LLM, alone: LLM, backend: Backend, server: Server) -> None:
         self.port = port
         self.url = url = f"http://127.0.0.1:{port}"
         self.llm = llm
+        self.alone = alone
+        """The same weights, decoding plainly without the server; only while that is idle."""
         self.backend = backend
         self.server = server
         self.http = httpx.Client(base_url=url, timeout=60)
@@ -86,6 +89,7 @@ def live_server(
     hosts: Collection[str] = (),
 ) -> Iterator[Live]:
     """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go."""
+    alone = llm.with_drafter("none", FixedLength(0))
     backend = Backend("smollm2-135m", max_queue=max_queue)
     server = Server(
         make_app(backend, api_key=api_key, hosts=names("127.0.0.1", hosts)), backend, grace=1.0, limits=limits
@@ -100,7 +104,7 @@ def live_server(
 
     thread = Thread(target=lambda: asyncio.run(main()))
     thread.start()
-    live = Live(listener.getsockname()[1], llm, backend, server)
+    live = Live(listener.getsockname()[1], llm, alone, backend, server)
     try:
         for _ in range(200):
             if backend.status == "ready" and server.started:

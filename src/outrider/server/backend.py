@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from outrider.drafters.router import RouterDrafter
 from outrider.engine.service import Service
 from outrider.engine.tickets import Load
 from outrider.errors import Unavailable
 from outrider.llm import LLM
-from outrider.sampling.params import SamplingParams
 from outrider.server.errors import ApiError
 from outrider.server.tools.dialect import Dialect, dialect_of
 
@@ -39,8 +37,7 @@ class Served:
     @property
     def default_drafter(self) -> str:
         """Who `auto` is."""
-        drafter = self.llm.drafter
-        return drafter.default.name if isinstance(drafter, RouterDrafter) else drafter.name
+        return self.llm.drafter.name
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -84,8 +81,7 @@ class Backend:
         except BaseException as error:
             self.error = error
             raise
-        probe = SamplingParams(max_tokens=1, temperature=0)
-        service = Service(llm.engine, max_queue=self._max_queue, probe=lambda: llm.sequence([0], probe))
+        service = llm.service(max_queue=self._max_queue)
         served = Served(self.name, llm, service)
         _ = served.longest_text
         service.start()
