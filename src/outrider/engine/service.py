@@ -132,7 +132,9 @@ class Service:
     def _failed(self, reason: str) -> None:
         self.failure = reason
         for stream in list(self._streams):
-            self._end(stream, Unavailable(f"the engine has failed ({reason}); load the model again (restart the server)"))
+            self._end(
+                stream, Unavailable(f"the engine has failed ({reason}); load the model again (restart the server)")
+            )
 
     # -- the engine thread's side
 
