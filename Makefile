@@ -4,8 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-UNIT := $(addprefix tests/test_,$(addsuffix .py,api asked async_llm belief chance chat_template compiled config costs \
-	coupled decisions engine forced llm_parts ngram noise params scheduler service slots steps suffix target text turns warp))
+UNIT := $(addprefix tests/test_,$(addsuffix .py,api asked async_llm belief chance chat_template cli_parts compiled config \
+	costs noise params scheduler service steps suffix ngram target text turns warp))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo model browser check test test-all test-isa test-clients sanitize lint wheel clean

@@ -40,3 +40,20 @@ def test_every_c_file_is_built() -> None:
     """What the package would ship and nobody compile, or compile without noticing that it changed."""
     there = {str(path.relative_to(ROOT)) for path in (ROOT / "src").glob("outrider/*/native/*.[ch]")}
     assert there == set(BUILT_FROM)
+
+
+def test_check_runs_tests_that_exist() -> None:
+    made = subprocess.run(["make", "-pn", "help"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["make", "-f", "-", "shown"],
+        input=f"{_line(made)}\nshown:\n\t@echo $(UNIT)\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert len(listed) > 15
+    assert [name for name in listed if not (ROOT / name).exists()] == []
+
+
+def _line(database: str) -> str:
+    return next(line for line in database.splitlines() if line.startswith("UNIT := "))
