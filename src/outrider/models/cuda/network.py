@@ -6,6 +6,7 @@ can be recorded and replayed with other tables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
 from outrider.models.cuda.kernels.rows import embed_kernel, rotate_kernel, tap_kernel
 from outrider.models.cuda.tiling import depth_split, tiling
@@ -37,6 +39,8 @@ SCRATCH = 1 << 26
 
 PROGRAMS = 1024
 """Programs of attention that fill a GPU; more would mostly find nothing to do where contexts are short."""
+
+LOG2E = 1 / math.log(2)
 
 
 _SHALLOW = ContextVar("shallow", default=False)
@@ -258,7 +262,7 @@ class Network:
                 self.capacity,
                 self._blocks,
                 a.layers[i].window,
-                a.attention_scale,
+                a.attention_scale * LOG2E,
                 PATH=PATH,
                 TOGETHER=group,
                 TILE=TILE,
@@ -318,7 +322,7 @@ class Network:
         )
 
     def _launch(self) -> dict[str, Any]:
-        return {"DEPENDENT": True, "launch_pdl": True} if self._pdl else {"DEPENDENT": False}
+        return {**UNFUSED, **({"DEPENDENT": True, "launch_pdl": True} if self._pdl else {"DEPENDENT": False})}
 
 
 def power_of_two(n: int) -> int:
