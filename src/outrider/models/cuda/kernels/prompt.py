@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from outrider.models.cuda.kernels.attention import merge, weigh
-from outrider.models.cuda.kernels.dependent import after_previous
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -26,7 +25,6 @@ def prompt_kernel(
     DIM: tl.constexpr,
     M: tl.constexpr,
     BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """One query head of at most M neighbouring rows whose ancestors all lie in order in their slot.
 
@@ -34,7 +32,6 @@ def prompt_kernel(
     of `attend_kernel`. A row that sees nothing of a block is left as it was, to the bit.
     """
     head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the longest first
-    after_previous(DEPENDENT)
     start, count = tl.load(tiles_ptr + tile * 2), tl.load(tiles_ptr + tile * 2 + 1)
     if count > 0:
         lane = tl.arange(0, M)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.kernels.dependent import after_previous
 from outrider.models.cuda.kernels.linear import GATED, finish
 
 
 @triton.jit(do_not_specialize=["rows"])
 def wide_kernel(
-    x_ptr,  # as for `linear_kernel`, with room for whole tiles of rows
-    w_ptr,
-    bias_ptr,
+    x,  # [whole tiles of rows, K]: a pointer; COPIED: a descriptor of tiles [M, BLOCK_K]
+    w,  # [N, K], GATED: [2 N, K]: likewise, of tiles [BLOCK_N, BLOCK_K]
+    bias_ptr,  # from here on as for `linear_kernel`
     squares_ptr,
     y_ptr,
     residual_ptr,
@@ -37,48 +36,40 @@ def wide_kernel(
     SPLIT: tl.constexpr,
     PAIRED: tl.constexpr,
     GROUP: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    COPIED: tl.constexpr,
     MULTIPLIER: tl.constexpr = 1.0,
 ):
+    """COPIED: tiles are fetched by the copy engine of compute capability 9.0. PAIRED: two parts of the depth are added
+    up side by side, which keeps the multipliers busier."""
     row_tile, tile = _place(tl.cdiv(rows, M), (N + BLOCK_N - 1) // BLOCK_N, GROUP)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = row_tile * M + tl.arange(0, M)
-    k = tl.arange(0, BLOCK_K)
+    top, left = row_tile * M, tile * BLOCK_N
     depth: tl.constexpr = K // SPLIT
-    source = n
-    if N % BLOCK_N != 0:
-        source = tl.where(n < N, n, 0)  # never stored
-    w_ptrs = w_ptr + (source.to(tl.int64) * K)[:, None] + k[None, :]
-    x_ptrs = x_ptr + (m.to(tl.int64) * K)[None, :] + k[:, None]
-    after_previous(DEPENDENT)
     acc = tl.zeros([BLOCK_N, M], dtype=tl.float32)
     second = tl.zeros([BLOCK_N, M], dtype=tl.float32)
     if EPILOGUE == GATED:
-        for _ in range(0, depth, BLOCK_K):
-            x = tl.load(x_ptrs)
-            acc = tl.dot(tl.load(w_ptrs), x, acc)
-            second = tl.dot(tl.load(w_ptrs + N * K), x, second)
-            x_ptrs += BLOCK_K
-            w_ptrs += BLOCK_K
-    elif PAIRED:  # two parts side by side
+        for k in range(0, depth, BLOCK_K):
+            part = tl.trans(_tile(x, top, k, K, M, BLOCK_K, 0, COPIED))
+            acc = tl.dot(_tile(w, left, k, K, BLOCK_N, BLOCK_K, N, COPIED), part, acc)
+            second = tl.dot(_tile(w, N + left, k, K, BLOCK_N, BLOCK_K, 2 * N, COPIED), part, second)
+    elif PAIRED:
         tl.static_assert(SPLIT == 2)
-        for _ in range(0, depth, BLOCK_K):
-            acc = tl.dot(tl.load(w_ptrs), tl.load(x_ptrs), acc)
-            second = tl.dot(tl.load(w_ptrs + depth), tl.load(x_ptrs + depth), second)
-            x_ptrs += BLOCK_K
-            w_ptrs += BLOCK_K
+        for k in range(0, depth, BLOCK_K):
+            part = tl.trans(_tile(x, top, k, K, M, BLOCK_K, 0, COPIED))
+            acc = tl.dot(_tile(w, left, k, K, BLOCK_N, BLOCK_K, N, COPIED), part, acc)
+            part = tl.trans(_tile(x, top, depth + k, K, M, BLOCK_K, 0, COPIED))
+            second = tl.dot(_tile(w, left, depth + k, K, BLOCK_N, BLOCK_K, N, COPIED), part, second)
         acc = (0.0 + acc) + second
     else:
-        for _ in tl.static_range(SPLIT):
-            part = tl.zeros([BLOCK_N, M], dtype=tl.float32)
-            for _ in range(0, depth, BLOCK_K):
-                part = tl.dot(tl.load(w_ptrs), tl.load(x_ptrs), part)
-                x_ptrs += BLOCK_K
-                w_ptrs += BLOCK_K
+        for number in tl.static_range(SPLIT):
+            second = tl.zeros([BLOCK_N, M], dtype=tl.float32)
+            for k in range(number * depth, number * depth + depth, BLOCK_K):
+                part = tl.trans(_tile(x, top, k, K, M, BLOCK_K, 0, COPIED))
+                second = tl.dot(_tile(w, left, k, K, BLOCK_N, BLOCK_K, N, COPIED), part, second)
             if SPLIT > 1:
-                acc += part
+                acc += second
             else:
-                acc = part
+                acc = second
+    m, n = top + tl.arange(0, M), left + tl.arange(0, BLOCK_N)
     squares = 0.0
     if squares_ptr is not None:
         t = tl.arange(0, 1 << LEVELS)
@@ -87,6 +78,27 @@ def wide_kernel(
         acc, second, squares, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, tile, n, m, rows, eps,
         N, K, EPILOGUE, GELU, TILES, LEVELS, M, BLOCK_N, squares_ptr is not None, MULTIPLIER,
     )  # fmt: skip
+
+
+@triton.jit
+def _tile(
+    source,
+    first,
+    k,
+    K: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    END: tl.constexpr,
+    COPIED: tl.constexpr,
+):
+    """[HEIGHT, WIDTH] of a matrix whose rows are K long, from row `first` and column k on. Rows from END on (0: there
+    are none) hold anything; nobody keeps what comes of them."""
+    if COPIED:
+        return source.load([first, k])
+    row = first + tl.arange(0, HEIGHT)
+    if END > 0:
+        row = tl.minimum(row, END - 1)
+    return tl.load(source + (row.to(tl.int64) * K)[:, None] + (k + tl.arange(0, WIDTH))[None, :])
 
 
 @triton.jit
