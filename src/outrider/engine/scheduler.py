@@ -14,9 +14,10 @@ from outrider.errors import InvalidRequest
 
 _LATELY = 1 / 16
 """What a step counts for in the average of them."""
+_BESIDE = 512
+"""Rows of one prompt beside decoding, at most: what decodes waits no longer for them, however large a chunk is."""
 _PIECES = 8
-"""Rows of prompts beside decoding come in so many parts of a whole chunk: passes are made for few sizes, and one that
-fits none is filled up."""
+"""They come in so many parts of that: passes are made for few sizes, and one that fits none is filled up."""
 LOOKAHEAD = 32
 """Tokens a running sequence is taken to gain next: room for them is set aside."""
 
@@ -132,7 +133,8 @@ class Scheduler(Generic[S]):
         """The next step of what runs.
 
         While some decode, prompts get as large a part of `chunk` as there are sequences with prompts among all, but at
-        least a quarter: decoding goes on, and so does every prompt. Steps that bring several tokens each leave as much
+        least a quarter of _BESIDE and at most that for each of them, and half a chunk for all, where it is larger than
+        that: decoding goes on, and so does every prompt. Steps that bring several tokens each leave as much
         more to prompts, which would otherwise wait for sequences that finish sooner. Half of the rows go to the prompt
         that came first, so that a long one progresses; the rest to those with the least to do, so that short ones
         overtake it.
@@ -141,9 +143,11 @@ class Scheduler(Generic[S]):
         ready = len(self.running) - len(joining)
         rows = self._chunk
         if ready and joining:
-            piece = max(1, rows // _PIECES)
-            part = max(rows // 4, rows * len(joining) // len(self.running)) * max(1.0, self._gained)
-            rows = min(rows, max(1, round(part / piece)) * piece)
+            beside = min(rows, _BESIDE)
+            piece = max(1, beside // _PIECES)
+            part = max(beside // 4, rows * len(joining) // len(self.running)) * max(1.0, self._gained)
+            most = min(beside * len(joining), max(beside, rows // 2))
+            rows = min(most, max(1, round(part / piece)) * piece)
         able = [s for s in joining if s.leader is None]
         given = {id(s): 0 for s in able}
         turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in sorted(able, key=_missing)]
