@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.architecture import Architecture
@@ -439,4 +440,5 @@ def _shared_memory(device: torch.device) -> int:
     """Bytes that a program may have; those of an H200 where there is no GPU."""
     if device.type != "cuda":
         return 232_448
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(number)["max_shared_mem"])
