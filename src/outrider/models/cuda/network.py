@@ -121,8 +121,9 @@ class Network:
         self.tokens = weights.embedding.shape[0]
         """Those that can be run."""
         self._shared = _shared_memory(self.device)
-        self._prompt = prompt_tiling(a.head_dim, self._shared)
-        self._hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        self._widens = _widens(self.device)
+        self._prompt = prompt_tiling(a.head_dim, self._shared) if self._widens else None
+        self._copies = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
 
         def room(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -365,7 +366,7 @@ class Network:
             "SPLIT": split,
             "MULTIPLIER": multiplier,
         }
-        if rows > FEW_ROWS and index is None:
+        if rows > FEW_ROWS and index is None and self._widens:
             self._wide(x, weight, bias, squares, ends, rows, common)
             return
         cut = tiling(columns, depth, rows, gated=gated, split=split)
@@ -402,7 +403,7 @@ class Network:
         """As `_linear`, for many rows of x as they come."""
         columns, gated = common["N"], common["EPILOGUE"] == GATED
         cut = wide_tiling(common["K"], self._shared, gated=gated, split=common["SPLIT"])
-        copied = self._hopper
+        copied = self._copies
         sources = (x, weight)
         if copied:
             sources = (
@@ -429,7 +430,7 @@ class Network:
         )
 
     def _launch(self) -> dict[str, Any]:
-        return {**UNFUSED, **({"DEPENDENT": True, "launch_pdl": True} if self._hopper else {"DEPENDENT": False})}
+        return {**UNFUSED, **({"DEPENDENT": True, "launch_pdl": True} if self._copies else {"DEPENDENT": False})}
 
 
 def power_of_two(n: int) -> int:
@@ -442,3 +443,9 @@ def _shared_memory(device: torch.device) -> int:
         return 232_448
     number = torch.cuda.current_device() if device.index is None else device.index
     return int(driver.active.utils.get_device_properties(number)["max_shared_mem"])
+
+
+def _widens(device: torch.device) -> bool:
+    """Whether tiles of any size give the same bits: measured for compute capability 9.0; 8.x has one instruction for all
+    of them. Not known of later ones."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (8, 9)

@@ -94,11 +94,13 @@ def _tile(
     """[HEIGHT, WIDTH] of a matrix whose rows are K long, from row `first` and column k on. Rows from END on (0: there
     are none) hold anything; nobody keeps what comes of them."""
     if COPIED:
-        return source.load([first, k])
-    row = first + tl.arange(0, HEIGHT)
-    if END > 0:
-        row = tl.minimum(row, END - 1)
-    return tl.load(source + (row.to(tl.int64) * K)[:, None] + (k + tl.arange(0, WIDTH))[None, :])
+        tile = source.load([first, k])
+    else:
+        row = first + tl.arange(0, HEIGHT)
+        if END > 0:
+            row = tl.minimum(row, END - 1)
+        tile = tl.load(source + (row.to(tl.int64) * K)[:, None] + (k + tl.arange(0, WIDTH))[None, :])
+    return tile
 
 
 @triton.jit
