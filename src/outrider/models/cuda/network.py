@@ -446,6 +446,6 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def _widens(device: torch.device) -> bool:
-    """Whether tiles of any size give the same bits: measured for compute capability 9.0; 8.x has one instruction for all
-    of them. Not known of later ones."""
+    """Whether tiles of any size give the same bits: measured for compute capability 9.0; 8.x has one instruction for
+    all of them. Not known of later ones."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (8, 9)
