@@ -54,6 +54,20 @@ def step(scheduler: Scheduler[Job], gain: int = 1) -> Plan[Job]:
     return plan
 
 
+@pytest.mark.parametrize(("decoding", "prompts", "length", "rows"), [
+    (0, 1, 30_000, 4096), (16, 1, 30_000, 256), (1, 1, 30_000, 512), (16, 48, 256, 2048), (60, 1, 256, 128),
+])  # fmt: skip
+def test_a_large_chunk_is_for_those_whom_nobody_waits_for(decoding: int, prompts: int, length: int, rows: int) -> None:
+    """Beside decoding one prompt gets little, many short ones as large a part as they are of all, up to half."""
+    scheduler: Scheduler[Job] = Scheduler(64, 100_000, 4096)
+    for number in range(decoding):
+        scheduler.add(job(number, 2, generate=100))
+    step(scheduler)
+    for number in range(prompts):
+        scheduler.add(job(decoding + number, length))
+    assert sum(count for _, count in step(scheduler).prefill) == rows
+
+
 def test_prompts_keep_up_with_steps_that_bring_several_tokens() -> None:
     """As many rows of prompts for a token as where steps bring one; never more than a chunk."""
     for tokens, rows in ((1, 32), (2, 64), (9, 128)):
