@@ -126,6 +126,21 @@ def mixed(kept: list[Found], model: CudaDecoder) -> None:
     say(kept, section="equality", prompt="mixed pass", equal=all(map(torch.equal, *found)))
 
 
+def deep(kept: list[Found], model: CudaDecoder, length: int) -> None:
+    """16 rows far behind a long prompt: together, one by one, and as a prompt's last."""
+    tokens, found = prompt(length), []
+    slot = model.open()
+    fed(model, slot, tokens[:-16], length)
+    for piece in (16, 1):
+        found.append(fed(model, slot, tokens[-16:], piece)[-1])
+        model.rollback(slot, length - 16)
+    model.rollback(slot, length - 400)
+    found.append(fed(model, slot, tokens[-400:], length)[-1])
+    same = all(torch.equal(each, found[0]) for each in found)
+    say(kept, section="equality", prompt=f"16 rows behind {length - 16}", equal=same)
+    model.close(slot)
+
+
 def sequences(batch: int, length: int, new: int) -> list[Sequence]:
     made = []
     for i in range(batch):
@@ -199,6 +214,7 @@ def main() -> None:
         first, rate = timed(engine, 1, length, 160, 32)
         say(kept, section="prompt", tokens=length, first_token_s=round(first, 4), decode=round(rate, 1))
     if not options.quick:
+        deep(kept, model, 32_000)
         say(kept, section="gaps", others=16, prompt=32_000, **gaps(engine, 16, 32_000))
         del model, engine
         torch.cuda.empty_cache()

@@ -109,7 +109,7 @@ class Passes(StaticCache, Generic[N]):
             wanted[start : start + count][slice(None) if rows.logits is None else list(rows.logits)] = True
             start += count
         all_rows = Described(columns, wanted, scattered)
-        most = self.chunk if all_rows.in_order else NARROW_ROWS
+        most = self.chunk if start > NARROW_ROWS and all_rows.in_order else NARROW_ROWS
         return ((all_rows.part(at, at + most), at + most >= start) for at in range(0, start, most))
 
     @property
