@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -68,7 +69,8 @@ class LLM:
     `also`: further drafters that a request may name (`Speculation.drafter`), or "available" for all that need no path;
     given at all, even empty, requests may also bring a prediction. `kv_tokens`: the most tokens that running sequences
     may have together (None: what the cache has room for); more wait. `remember`: lookup may draft from the answers to
-    earlier requests; not for requests of different owners, who could tell by the time it takes.
+    earlier requests; not for requests of different owners, who could tell by the time it takes. `quiet`: a context in
+    which nothing else runs; what passes cost is then measured at once, inside of it, unless an earlier process has.
 
     Any number of threads may use one LLM, and streams may be read by turns: everybody gets what they would get alone.
     """
@@ -89,6 +91,7 @@ class LLM:
         kv_tokens: int | None = None,
         remember: bool = True,
         progress: Progress | None = None,
+        quiet: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         drafter = asked.drafter(drafter)
         wanted = also if also is None or also == "available" else asked.names("also", also)
@@ -118,6 +121,7 @@ class LLM:
         """What runs here, in a line."""
         self._parts = _Parts(checkpoint, place, self.model, remember)
         self._costs = Costs(cache_root() / "costs", _facts(self._parts))
+        self._quiet = quiet
         if wanted is not None:
             others = available(self._parts) if wanted == "available" else wanted
             self.drafter: Drafter = build_router(drafter, others, self._parts)
@@ -169,6 +173,9 @@ class LLM:
         """A controller that knows what passes cost here, or finds out between the first steps."""
         table = self._costs.load(self.model, drafter)
         survey = None if table else self._costs.survey(self.model, drafter)
+        if survey is not None and self._quiet is not None:
+            with self._quiet():
+                table, survey = survey.whole(), None
         return AutoLength(
             table=table, survey=survey, acceptance=drafter.acceptance if isinstance(drafter, HasNetworks) else None
         )
@@ -263,11 +270,14 @@ class LLM:
         choice: int = 0,
         speculation: Speculation | None = None,
         cache_salt: str | None = None,
+        principal: str = "",
+        priority: int = 0,
         trace: bool = False,
         shown: Collection[int] = (),
     ) -> Running:
         """A sequence for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed.
-        `cache_salt`: work is shared with sequences of the same salt alone. `shown`: control tokens that are written
+        `cache_salt`: work is shared with sequences of the same salt alone. `principal`: whose it is; principals take
+        turns, and of each those of the lowest `priority` are begun first. `shown`: control tokens that are written
         out in the text, by their names."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else asked.token_ids("prompt", prompt)
         if not tokens:
@@ -295,6 +305,8 @@ class LLM:
             keep_trace=flag("trace", trace),
             speculation=self._checked(Speculation() if speculation is None else speculation),
             cache_salt=cache_salt,
+            principal=principal,
+            priority=whole("priority", priority),
         )
         if (limit := sequence.grammar_limit) is not None:
             raise InvalidRequest(f"grammar: {limit}")
