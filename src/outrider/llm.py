@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -48,7 +48,7 @@ from outrider.models.native.library import built
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, Drafter, DraftHead, HasNetworks, LanguageModel, Prepares, Speculation
+from outrider.types import Chunk, Completion, Drafter, DraftHead, HasNetworks, LanguageModel, Speculation
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +130,7 @@ class LLM:
         controller = self._auto(self.drafter) if length is None else FixedLength(length)
         self._engine = Engine(self.model, self.drafter, controller, kv_tokens=kv_tokens)
         self._plain = Engine(self.model, NoDrafter(), FixedLength(0), kv_tokens=kv_tokens)
-        self._prepare(progress, self._parts.made, self._engine, self._plain)
+        self._prepare(progress, self._engine, self._plain)
         self._turns = Turns()
         self._ids = count()
         self._grammars = Grammars(self.tokenizer, self.model.vocab_size)
@@ -138,6 +138,7 @@ class LLM:
     def with_model(self, model: LanguageModel) -> LLM:
         """The same tokenizer and defaults over another model of the same vocabulary, decoding plainly."""
         plain = Engine(model, NoDrafter(), FixedLength(0))
+        self._prepare(SilentProgress(), plain)
         other = self.with_engine(plain)
         other._plain = plain
         other._costs = Costs(None, {})  # another model's, and nobody knows which
@@ -150,7 +151,7 @@ class LLM:
             drafter = build(drafter, self._parts)
         decides = self._auto(drafter) if controller == "auto" else asked.controller(controller)
         engine = Engine(self.model, drafter, decides)
-        self._prepare(SilentProgress(), self._parts.made, engine)
+        self._prepare(SilentProgress(), engine)
         return self.with_engine(engine)
 
     def with_engine(self, engine: Engine) -> LLM:
@@ -181,10 +182,10 @@ class LLM:
         )
 
     @staticmethod
-    def _prepare(progress: Progress, networks: Sequence[object], *engines: Engine) -> None:
+    def _prepare(progress: Progress, *engines: Engine) -> None:
         """What is compiled and recorded on a GPU is so before the first request, not while it waits."""
-        parts = [network.recordings() for network in networks if isinstance(network, Prepares)]
-        recordings = list(chain(*parts, *(engine.recordings() for engine in engines)))
+        parts = {id(part): part for engine in engines for part in engine.prepares}  # engines share networks
+        recordings = list(chain(*(part.recordings() for part in parts.values())))
         if not recordings:  # on a CPU there are none
             return
         from outrider.models.cuda.compiling import compile_kernels  # needs Triton, which is not everywhere
@@ -353,11 +354,6 @@ class _Parts:
     place: Placement
     model: LanguageModel
     remember: bool
-    made: list[object] = field(default_factory=list)
-    """The networks that run, the target first."""
-
-    def __post_init__(self) -> None:
-        self.made.append(self.model)
 
     @property
     def vocab_size(self) -> int:
@@ -370,8 +366,7 @@ class _Parts:
     def draft_model(self, path: str) -> LanguageModel:
         draft = open_checkpoint(path, self.target.progress)
         check_vocabularies(self.target.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
-        self.made.append(model := load_model(draft, beside(self.place, draft)))
-        return model
+        return load_model(draft, beside(self.place, draft))
 
     def head(self, path: str) -> DraftHead:
         folder = Path(path).expanduser() if path else shipped_head(self.target.name)
@@ -379,8 +374,7 @@ class _Parts:
             raise DrafterError(
                 f"no head for {self.target.name} comes with Outrider; name one (head:PATH) or train it: outrider train"
             )
-        self.made.append(head := load_head(folder, self.model, self.target.tokenizer))
-        return head
+        return load_head(folder, self.model, self.target.tokenizer)
 
 
 def _name(model: object) -> str:
