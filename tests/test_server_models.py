@@ -6,6 +6,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,24 @@ def test_others_stand_still_while_one_is_measured(serve: Callable[..., Any]) -> 
                 assert passes == before
             assert "[DONE]" in "".join(lines), "and go on afterwards"
         del model.forward
+
+
+def test_costs_nobody_knows_are_measured_where_it_is_quiet(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and not between the first steps, when others run."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    entered = []
+
+    @contextmanager
+    def quiet() -> Iterator[None]:
+        entered.append(True)
+        yield
+
+    def known(**more: Any) -> bool:
+        belief = LLM(str(path), **{**OPTIONS, "draft_length": "auto"}, **more).engine.controller.belief
+        return belief is not None and belief.known
+
+    assert not known()
+    assert known(quiet=quiet)
+    assert entered == [True]
