@@ -221,11 +221,11 @@ def serve(
             keep_for_good()
         return llm
 
-    served = {_name(path): path for path in model}
-    if len(served) < len(model):
+    paths = {_name(path): path for path in model}
+    if len(paths) < len(model):
         raise InvalidRequest("model: several have the same name; clients could not tell them apart")
     models = Models(
-        [Backend(name, partial(load, path), max_queue=max_queue) for name, path in served.items()],
+        [Backend(name, partial(load, path), max_queue=max_queue) for name, path in paths.items()],
         idle=unload_after if several and unload_after else None,
     )
 
@@ -233,10 +233,8 @@ def serve(
         address = f"http://{_shown(listener.getsockname()[0])}:{listener.getsockname()[1]}"
         key = " -H 'Authorization: Bearer KEY'" if keys else ""
         said = '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
-        print(
-            f"{', '.join(models.names)} is served at {address} (Ctrl-C ends it); playground: {address}/",
-            file=sys.stderr,
-        )
+        served = f"{', '.join(models.names)} {'are' if several else 'is'} served at {address}"
+        print(f"{served} (Ctrl-C ends it); playground: {address}/", file=sys.stderr)
         print(f"  curl -N {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{said}'",
               file=sys.stderr, flush=True)  # fmt: skip
 

@@ -7,7 +7,7 @@ order in which places were given, and the one to give way when room gets scarce 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.engine.fair_queue import FairQueue, Owned, places
@@ -86,7 +86,7 @@ class Scheduler(Generic[S]):
 
     @property
     def idle(self) -> bool:
-        return not len(self._waiting) and not self.running
+        return not self._waiting and not self.running
 
     @property
     def kv_used(self) -> int:
@@ -116,7 +116,7 @@ class Scheduler(Generic[S]):
         gone: list[S] = []
         if self.kv_used + LOOKAHEAD * len(self.running) > self.kv_tokens:
             while len(self.running) > 1 and sum(map(_claim, self.running)) > self.kv_tokens:
-                gone.append(self._youngest(self.running))
+                gone.append(_youngest(self.running, places(self.running)))
                 self.running.remove(gone[-1])
                 self._waiting.put_back(gone[-1])
         return gone + self._make_way()
@@ -125,7 +125,7 @@ class Scheduler(Generic[S]):
         """Sequences sent back so that the next in the queue has a place. Its principal holds at least two fewer than
         theirs, so that nobody makes way who would be asked to come back for it; and where that would not be room enough
         nobody does."""
-        held = places(self.running) if len(self._waiting) else Counter[str]()
+        held = places(self.running) if self._waiting else Counter[str]()
         newcomer = self._waiting.next(held)
         if newcomer is None:
             return []
@@ -134,7 +134,7 @@ class Scheduler(Generic[S]):
             able = [s for s in staying if self._may_go(s) and held[s.principal] >= held[newcomer.principal] + 2]
             if not able:
                 return []
-            gone.append(self._youngest(able))
+            gone.append(_youngest(able, held))
             staying.remove(gone[-1])
             held[gone[-1].principal] -= 1
         for sequence in gone:
@@ -146,12 +146,6 @@ class Scheduler(Generic[S]):
     def _may_go(self, sequence: S) -> bool:
         return self._spared.get(id(sequence), 0) <= self._step
 
-    @staticmethod
-    def _youngest(sequences: list[S]) -> S:
-        """The one of least priority that was given its place last, of the principal that holds most."""
-        held = places(sequences)
-        return max(enumerate(sequences), key=lambda pair: (held[pair[1].principal], pair[1].priority, pair[0]))[1]
-
     def _fits(self, newcomer: S, running: Sequence[S]) -> bool:
         """A newcomer needs room for itself, and leaves the others twice their claim: otherwise it might soon have to go
         again, and its prompt would have been run for nothing."""
@@ -161,7 +155,7 @@ class Scheduler(Generic[S]):
     def admit(self) -> list[S]:
         """Move waiting sequences, in order, into the running set while they fit; the engine begins them."""
         joined: list[S] = []
-        held = places(self.running) if len(self._waiting) else Counter[str]()
+        held = places(self.running) if self._waiting else Counter[str]()
         while (sequence := self._waiting.next(held)) is not None and self._fits(sequence, self.running):
             self._waiting.serve(sequence)
             self.running.append(sequence)
@@ -195,6 +189,11 @@ class Scheduler(Generic[S]):
         prefill = [(s, given[id(s)]) for s in able if given[id(s)]]
         complete = {id(s) for s, count in prefill if count == s.missing}
         return Plan(prefill, [s for s in self.running if not s.missing or id(s) in complete])
+
+
+def _youngest(sequences: Sequence[S], held: Mapping[str, int]) -> S:
+    """The one of least priority that was given its place last, of the principal that holds most."""
+    return max(enumerate(sequences), key=lambda pair: (held[pair[1].principal], pair[1].priority, pair[0]))[1]
 
 
 def _share(rows: int, running: Sequence[Schedulable], joining: Sequence[Schedulable]) -> int:
