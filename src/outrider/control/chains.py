@@ -80,7 +80,7 @@ class Chains:
         """Of at most `nodes` nodes. A step for which nobody drafts adds to the `silence`, which may have begun on the
         host. `acceptance`: as `DraftHead.acceptance`."""
         first = hoped(acceptance, nodes)
-        self._newcomers = {read: Levels(first, HOPE, 1 / 64, 4) for read in (True, False)}
+        self._newcomers = {read: Levels(first, HOPE, 1 / 128, 4) for read in (True, False)}
         """What is believed of a request of which nothing is known yet but whether the drafter has read its prompt."""
         self._silence = silence
         self._since_plain = _PLAIN_EVERY - _PLAIN_SOON
