@@ -16,6 +16,7 @@ import pytest
 from openai import OpenAI
 
 from outrider import LLM
+from outrider.control.controller import FixedLength
 from outrider.server.app import make_app
 from outrider.server.backend import Backend
 from outrider.server.connections import Limits
@@ -54,10 +55,12 @@ class Live:
     watched: str
     """Where the metrics are for those who run the server."""
 
-    def __init__(self, port: int, llm: LLM, backend: Backend, server: Server) -> None:
+    def __init__(self, port: int, llm: LLM, alone: LLM, backend: Backend, server: Server) -> None:
         self.port = port
         self.url = url = f"http://127.0.0.1:{port}"
         self.llm = llm
+        self.alone = alone
+        """The same weights, decoding plainly without the server; only while that is idle."""
         self.backend = backend
         self.server = server
         self.http = httpx.Client(base_url=url, timeout=60)
@@ -98,6 +101,7 @@ def live_server(
 ) -> Iterator[Live]:
     """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go.
     `others`: further models, and of all of them what is not used for `idle` seconds is unloaded."""
+    alone = llm.with_drafter("none", FixedLength(0))
     backend = Backend("smollm2-135m", lambda: llm, max_queue=max_queue)
     models = Models([backend, *others], idle)
     listener: socket.socket = listen("127.0.0.1", 0)
@@ -120,7 +124,7 @@ def live_server(
 
     thread = Thread(target=lambda: asyncio.run(main()))
     thread.start()
-    live = Live(listener.getsockname()[1], llm, backend, server)
+    live = Live(listener.getsockname()[1], llm, alone, backend, server)
     live.models = models
     live.watched = f"http://127.0.0.1:{watched.getsockname()[1]}"
     try:

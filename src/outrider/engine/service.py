@@ -73,6 +73,11 @@ class Service:
         return self._thread.is_alive() and not self._stopping and self.failure is None
 
     @property
+    def ended(self) -> bool:
+        """Whether the engine has been let go of: `stop` has come to its end."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    @property
     def open(self) -> int:
         """Sequences on their way."""
         return sum(stream.left for stream in self._streams)
@@ -81,9 +86,9 @@ class Service:
         """Begin sequences, all or none; iterate over what they gain, and close it when done. `Busy` where the queue is
         full, `Unavailable` where nothing can be begun at all."""
         if self.failure is not None:
-            raise Unavailable(f"the engine has failed ({self.failure}); restart the server")
+            raise Unavailable(f"the engine has failed ({self.failure}); load the model again (restart the server)")
         if not self.ready:
-            raise Unavailable("the server is stopping; ask again once it is back")
+            raise Unavailable("the engine is stopping; ask again once it is back")
         if len(sequences) > self.capacity:
             raise InvalidRequest(f"n: {len(sequences)} answers at once are too many; at most {self.capacity} fit")
         if self._full(sequences):
@@ -129,7 +134,7 @@ class Service:
         while self._streams and self.failure is None and perf_counter() < deadline:
             await asyncio.sleep(0.02)
         for stream in list(self._streams):
-            self._end(stream, Unavailable("the server is stopping; ask again once it is back"))
+            self._end(stream, Unavailable("the engine is stopping; ask again once it is back"))
         self._orders.put(self._engine_stop)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, 30)
@@ -159,7 +164,9 @@ class Service:
     def _failed(self, reason: str) -> None:
         self.failure = reason
         for stream in list(self._streams):
-            self._end(stream, Unavailable(f"the engine has failed ({reason}); restart the server"))
+            self._end(
+                stream, Unavailable(f"the engine has failed ({reason}); load the model again (restart the server)")
+            )
 
     # -- the engine thread's side
 

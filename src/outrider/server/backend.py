@@ -12,7 +12,6 @@ from outrider.engine.service import Service
 from outrider.engine.tickets import Load
 from outrider.errors import Unavailable
 from outrider.llm import LLM
-from outrider.sampling.params import SamplingParams
 from outrider.server.cards import Card, card_of, unknown_card
 from outrider.server.served import Served
 
@@ -65,8 +64,7 @@ class Backend:
             raise
         finally:
             self._opening = False
-        probe = SamplingParams(max_tokens=1, temperature=0)
-        service = Service(llm.engine, max_queue=self._max_queue, probe=lambda: llm.sequence([0], probe))
+        service = llm.service(max_queue=self._max_queue)
         served = Served(self.name, llm, service)
         _ = served.longest_text
         service.start()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from outrider.drafters.router import RouterDrafter
 from outrider.engine.service import Service
 from outrider.llm import LLM
 from outrider.server.tools.dialect import Dialect, dialect_of
@@ -28,8 +27,7 @@ class Served:
     @property
     def default_drafter(self) -> str:
         """Who `auto` is."""
-        drafter = self.llm.drafter
-        return drafter.default.name if isinstance(drafter, RouterDrafter) else drafter.name
+        return self.llm.drafter.name
 
     @cached_property
     def dialect(self) -> Dialect:
