@@ -4,15 +4,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
+UNIT := $(addprefix tests/test_,$(addsuffix .py,api asked async_llm belief chance chat_template compiled config costs \
+	coupled decisions engine forced llm_parts ngram noise params scheduler service slots steps suffix target text turns warp))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo model browser test test-all test-isa test-clients lint clean
+.PHONY: help setup demo model browser check test test-all test-isa test-clients sanitize lint wheel clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(READY) ## Make the environment in .venv (again when pyproject.toml or C code changes)
 
-$(READY): pyproject.toml $(wildcard src/outrider/*/native/*.[ch])
+$(READY): pyproject.toml setup.py $(wildcard src/outrider/*/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or newer; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "==> Making the environment in .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -32,6 +35,9 @@ model: setup
 browser: setup ## A browser for the playground's tests, where there is none
 	@$(BIN)/python tests/browser.py
 
+check: lint ## The linters and the tests that need no model: within a minute
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(UNIT)
+
 test: setup model browser ## The fast tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
@@ -40,6 +46,9 @@ test-all: setup model browser ## Every test at its full size, the long equality 
 
 test-isa: setup ## Matrix products and passes on every instruction set this machine has or can emulate
 	@$(BIN)/python tests/isa/run.py
+
+sanitize: setup ## The C kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(BIN)/python tests/isa/sanitize.py
 
 test-clients: setup model ## Clients that people have against a live server, in an environment of their own
 	@$(BIN)/python tests/clients/run.py
@@ -50,5 +59,8 @@ lint: setup ## Style, types and the layer contract
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+wheel: ## sdist and wheel of a release in dist/ (docs/releasing.md); FOR=x86_64 CC=… crosses over
+	@$(PYTHON) tools/release.py $(if $(FOR),--for $(FOR))
+
 clean: ## Remove the environment and what the tools left
-	@rm -rf .venv .venv-clients build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-clients .venv-release build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -196,9 +196,7 @@ def tasks(llm: LLM, count: int) -> Iterator[tuple[str, list[int], Grammar]]:
 
 def write(llm: LLM, arm: Arm, prompt: list[int], grammar: Grammar) -> Completion:
     params = SamplingParams(max_tokens=256, temperature=0, grammar=grammar)
-    sequence = llm.sequence(prompt, params, speculation=arm.speculation)
-    chunks = llm._run(llm._plain if arm.plain else llm._engine, [sequence])
-    return next(chunk.completion for chunk in chunks if chunk.completion is not None)
+    return llm.generate([prompt], params, speculation=Speculation(max_nodes=0) if arm.plain else arm.speculation)[0]
 
 
 def main() -> None:

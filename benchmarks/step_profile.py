@@ -97,12 +97,11 @@ class TimedKernels:
 
 
 def instrument(llm: LLM, clock: Clock) -> None:
-    """Wrap every part of both engines of `llm`, once."""
+    """Wrap every part of `llm`, once."""
     model: Any = llm.model
     model._kernels = TimedKernels(model._kernels, clock)
     model.forward = clock.wrap("pack", model.forward)
-    for engine in (llm._engine, llm._plain):
-        wrap_engine(engine, clock)
+    wrap_engine(llm.engine, clock)
     module: Any = engine_module
     rows: Any = TargetRows
     module.target_rows = clock.wrap("choose", module.target_rows)

@@ -121,10 +121,9 @@ def test_json_goes_on_as_it_began(written: bytes, guesses: list[bytes]) -> None:
     assert layout.guesses() == guesses
 
 
-def answer(llm: LLM, engine: Any, grammar: Grammar, speculation: Speculation, **params: Any) -> Completion:
-    prompt = llm.encode_chat([{"role": "user", "content": "How is the weather in Paris? Answer in JSON."}])
-    sequence = llm.sequence(prompt, SamplingParams(max_tokens=60, grammar=grammar, **params), speculation=speculation)
-    return next(chunk.completion for chunk in llm._run(engine, [sequence]) if chunk.completion is not None)
+def answer(llm: LLM, grammar: Grammar, speculation: Speculation, **params: Any) -> Completion:
+    asked = [{"role": "user", "content": "How is the weather in Paris? Answer in JSON."}]
+    return llm.chat(asked, SamplingParams(max_tokens=60, grammar=grammar, **params), speculation=speculation)
 
 
 CASES = {
@@ -139,9 +138,9 @@ CASES = {
 def test_the_same_tokens_with_and_without(llm: LLM, name: str, controller: Any) -> None:
     drafting = llm.with_drafter("suffix", controller)
     for params in ({"temperature": 0}, {"temperature": 1.1, "top_p": 0.95, "seed": 6}):
-        plain = answer(llm, llm._plain, GRAMMARS[name], Speculation(), **params)
-        without = answer(llm, drafting._engine, GRAMMARS[name], Speculation(forced=False), **params)
-        with_ = answer(llm, drafting._engine, GRAMMARS[name], Speculation(), **params)
+        plain = answer(drafting, GRAMMARS[name], Speculation(max_nodes=0), **params)
+        without = answer(drafting, GRAMMARS[name], Speculation(forced=False), **params)
+        with_ = answer(drafting, GRAMMARS[name], Speculation(), **params)
         assert plain.token_ids == without.token_ids == with_.token_ids
         assert NAME not in plain.sources
         assert NAME not in without.sources
@@ -152,7 +151,7 @@ def test_the_same_tokens_with_and_without(llm: LLM, name: str, controller: Any) 
 
 
 def test_what_is_proposed_wrongly_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = answer(llm, llm._plain, CALL, Speculation(), temperature=0)
+    plain = answer(llm, CALL, Speculation(max_nodes=0), temperature=0)
     drafting = llm.with_drafter("none", FixedLength(8))
     truth = Walk.forced
 
@@ -161,7 +160,7 @@ def test_what_is_proposed_wrongly_is_refused(llm: LLM, monkeypatch: pytest.Monke
         return Forced(tuple(token ^ 1 for token in known.tokens), known.certain)
 
     monkeypatch.setattr(Walk, "forced", wrong)
-    lied = answer(llm, drafting._engine, CALL, Speculation(), temperature=0)
+    lied = answer(drafting, CALL, Speculation(), temperature=0)
     assert lied.token_ids == plain.token_ids
     assert lied.sources[NAME].drafted > 0
     assert lied.sources[NAME].accepted == 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import outrider
-from outrider import LLM, InvalidRequest, SamplingParams
+from outrider import LLM, InvalidRequest, OutriderError, SamplingParams
 from outrider.types import Rows
 
 REPEAT = "red green blue. red green blue. red green blue. red"
@@ -17,11 +16,6 @@ LOOP = REPEAT * 4
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM("smollm2-135m", drafter="suffix", draft_length=8, max_batch=3, max_context=96)
-
-
-def test_public_names() -> None:
-    for name in outrider.__all__:
-        assert getattr(outrider, name).__name__ == name
 
 
 def test_eos_ends_inside_an_accepted_run(llm: LLM) -> None:
@@ -118,7 +112,7 @@ def test_closing_a_stream_lets_everything_go(llm: LLM) -> None:
         stream = llm.stream(["The sun", "The moon"], SamplingParams(max_tokens=20))
         next(stream)
         stream.close()  # type: ignore[attr-defined]
-    assert llm._engine.scheduler.idle
+    assert llm.engine.idle
     assert llm.generate(["The sun"], SamplingParams(max_tokens=3, temperature=0))[0].token_ids
 
 
@@ -154,5 +148,5 @@ def test_impossible_requests_name_what_is_wrong(
     ],
 )
 def test_impossible_settings_name_what_is_wrong(options: dict[str, object], message: str) -> None:
-    with pytest.raises(outrider.OutriderError, match=message):
+    with pytest.raises(OutriderError, match=message):
         LLM(**options)  # type: ignore[arg-type]

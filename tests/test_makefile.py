@@ -16,9 +16,9 @@ BUILT_FROM = sorted({path for module in MODULES for path in [*module["sources"],
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-@pytest.mark.parametrize("changed", ["pyproject.toml", *BUILT_FROM])
+@pytest.mark.parametrize("changed", ["pyproject.toml", "setup.py", *BUILT_FROM])
 def test_setup_follows_the_sources(tmp_path: Path, changed: str) -> None:
-    for name in ["Makefile", "pyproject.toml", *BUILT_FROM]:
+    for name in ["Makefile", "pyproject.toml", "setup.py", *BUILT_FROM]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     ready = tmp_path / ".venv" / ".ready"

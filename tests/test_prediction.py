@@ -146,5 +146,5 @@ def test_what_is_asked_for_is_checked(llm: LLM) -> None:
         with pytest.raises(InvalidRequest, match=r"prediction|max_nodes"):
             llm.sequence("Hi", SamplingParams(), speculation=bad)
     alone = llm.with_drafter("suffix", llm.engine.controller)
-    with pytest.raises(InvalidRequest, match="prediction: this LLM takes none"):
+    with pytest.raises(InvalidRequest, match="prediction: what with_drafter makes takes none"):
         alone.sequence("Hi", SamplingParams(), speculation=Speculation(prediction=(1,)))

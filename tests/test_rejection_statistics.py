@@ -18,6 +18,7 @@ from scipy import stats
 from outrider import LLM, SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
+from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
@@ -65,7 +66,7 @@ def draw(llm: LLM, engine: Engine, first_seed: int) -> Counter[Sample]:
 
 @pytest.fixture(scope="module")
 def plain(llm: LLM) -> Counter[Sample]:
-    return draw(llm, llm._plain, 1_000_000)
+    return draw(llm, Engine(llm.model, NoDrafter(), FixedLength(0)), 1_000_000)
 
 
 def cells(a: Counter[Sample], b: Counter[Sample]) -> list[list[Sample]]:

@@ -60,7 +60,7 @@ def test_a_mixed_batch_gives_each_what_it_gets_alone(llm: LLM, auto: bool) -> No
     params, prompts = mixed_params(), PROMPTS[:8]
     plain = llm.generate(prompts, [replace(p, verify="coupled") for p in params], speculate=False)
     answers = [c.token_ids for c in plain]
-    engine = Engine(llm.model, llm.drafter, AutoLength()) if auto else llm.engine
+    engine = Engine(llm.model, llm.engine.drafter, AutoLength()) if auto else llm.engine
     asked = speculations(llm, answers)
     running = [llm.sequence(*each, speculation=s) for *each, s in zip(prompts, params, asked, strict=True)]
     together(engine, running)
@@ -101,7 +101,7 @@ def test_unknown_drafters_are_refused_when_asked(llm: LLM) -> None:
 
 
 def test_heads_are_shared(llm: LLM) -> None:
-    router = llm.drafter
+    router = llm.engine.drafter
     assert router.default.head.head is router._named["head"].head  # type: ignore[attr-defined]
     with pytest.raises(DrafterError, match="only one head"):
         build_router("head", ["head+suffix:elsewhere"], llm._parts)

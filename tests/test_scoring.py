@@ -126,7 +126,7 @@ def live() -> Iterator[Live]:
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 def test_echo_with_log_probabilities(live: Live, tokens: int) -> None:
     ids = live.llm.tokenizer.encode(TEXT)
-    expected = scored(live.llm.with_drafter("none"), ids, max_tokens=tokens)
+    expected = scored(live.alone, ids, max_tokens=tokens)
     for prompt in (TEXT, ids):
         words: Any = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": tokens, "logprobs": 2}
         answer = live.openai.completions.create(**words, echo=True)

@@ -54,9 +54,7 @@ def test_a_temperature_not_given_is_the_models_own(live: Live) -> None:
         for given in ({}, {"temperature": 0}, {"temperature": 1.0})
     )
     drawn = [
-        live.llm.generate(
-            [TEXT["prompt"]], SamplingParams(max_tokens=24, seed=11, temperature=temperature), speculate=False
-        )[0].text
+        live.alone.generate([TEXT["prompt"]], SamplingParams(max_tokens=24, seed=11, temperature=temperature))[0].text
         for temperature in (0.6, 0.0, 1.0, None)
     ]
     assert [own, cold, hot] == drawn[:3]

@@ -28,10 +28,11 @@ def live() -> Iterator[Live]:
 def alone(live: Live, prompt: Any, k: int = 0, **params: Any) -> Any:
     """The answer without the server, plainly, one token a pass."""
     sampling = SamplingParams(**params)
-    sequence = live.llm.sequence(prompt, sampling, choice=k)
-    return next(
-        chunk.completion for chunk in live.llm._run(live.llm._plain, [sequence]) if chunk.completion is not None
-    )
+    sequence = live.alone.sequence(prompt, sampling, choice=k)
+    live.alone.engine.add(sequence)
+    while sequence.finish_reason is None:
+        live.alone.engine.step()
+    return sequence.completion()
 
 
 def test_chat(live: Live) -> None:

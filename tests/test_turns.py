@@ -63,9 +63,8 @@ def llm(shared: LLM) -> Iterator[LLM]:
     """The same for all tests: each must leave it as it found it."""
     yield shared
     gc.collect()
-    for engine in (shared.engine, shared._plain):
-        assert engine.idle
-        assert engine.leaks() == []
+    assert shared.engine.idle
+    assert shared.engine.leaks() == []
 
 
 def params(i: int, **options: Any) -> SamplingParams:
@@ -79,7 +78,7 @@ def alone(llm: LLM, i: int) -> list[int]:
 
 @pytest.mark.parametrize("speculate", [True, False])
 def test_a_call_between_two_reads_of_a_stream(llm: LLM, speculate: bool) -> None:
-    """The second call is served at once, by either engine, and the stream misses nothing."""
+    """The second call runs beside it, drafted for or not, and the stream misses nothing."""
     expected = [alone(llm, i) for i in range(2)]
     stream = llm.stream(PROMPTS[0], params(0))
     chunks = [next(stream)]
@@ -91,7 +90,7 @@ def test_a_call_between_two_reads_of_a_stream(llm: LLM, speculate: bool) -> None
 
 
 def test_streams_read_by_turns(llm: LLM) -> None:
-    """More sequences than slots, over both engines and one more of the same model."""
+    """More sequences than slots, drafted for and plain, and some in one more engine over the same model."""
     expected = [alone(llm, i) for i in range(6)]
     other = llm.with_drafter("ngram", FixedLength(3))
     streams = {i: (other if i % 3 == 2 else llm).stream(PROMPTS[i], params(i), speculate=i % 3 != 1) for i in range(6)}

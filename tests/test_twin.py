@@ -248,10 +248,8 @@ def texts(llm: LLM, engine: Engine, temperature: float) -> tuple[list[list[int]]
     """Token ids of some prompts decoded by `engine`, and how many of them were drafted."""
     prompts = [PROMPTS[i] for i in (0, 9, 10, 31)]
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=16, ignore_eos=True)
-    sequences = [llm.sequence(prompt, params) for prompt in prompts]
-    for _ in llm._run(engine, sequences):
-        pass
-    return [s.completion().token_ids for s in sequences], sum(s.accepted for s in sequences)
+    done = llm.with_engine(engine).generate(prompts, params)
+    return [each.token_ids for each in done], sum(each.accepted for each in done)
 
 
 def test_the_default_models_twin(default_twin: tuple[LLM, LanguageModel]) -> None:

@@ -14,8 +14,8 @@ from outrider import LLM
 VOCAB = 300
 
 
-def tiny_gguf(folder: Path) -> Path:
-    """A Llama of two layers whose logits are spread out enough to sample from."""
+def tiny_gguf(folder: Path, template: str | None = None) -> Path:
+    """A Llama of two layers whose logits are spread out enough to sample from; `template`: to chat with."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -25,9 +25,10 @@ def tiny_gguf(folder: Path) -> Path:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     path = folder / "tiny.gguf"
-    write_hf_model(path, model, bpe_metadata())
+    metadata = bpe_metadata() | ({"tokenizer.chat_template": template} if template else {})
+    write_hf_model(path, model, metadata)
     return path
 
 
-def tiny_llm(folder: Path, **options: Any) -> LLM:
-    return LLM(str(tiny_gguf(folder)), **{"drafter": "suffix", "draft_length": 4, "max_batch": 3, **options})
+def tiny_llm(folder: Path, *, template: str | None = None, **options: Any) -> LLM:
+    return LLM(str(tiny_gguf(folder, template)), **{"drafter": "suffix", "draft_length": 4, "max_batch": 3, **options})

@@ -5,32 +5,60 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outrider.version import __version__
+
 if TYPE_CHECKING:
-    from outrider.errors import DrafterError, InvalidRequest, ModelError, OutriderError, RequestFailed
+    from outrider.async_llm import AsyncLLM
+    from outrider.errors import (
+        Busy,
+        DrafterError,
+        InvalidRequest,
+        ModelError,
+        OutriderError,
+        RequestFailed,
+        Unavailable,
+    )
     from outrider.llm import LLM
     from outrider.sampling.grammar import Grammar
     from outrider.sampling.params import SamplingParams
-    from outrider.types import Chunk, Completion
+    from outrider.types import (
+        Budget,
+        Chunk,
+        Commit,
+        Completion,
+        Draft,
+        Drafter,
+        SequenceView,
+        Speculation,
+        StepTrace,
+        TokenLogprob,
+    )
 
-__version__ = "0.1.0"
+_ERRORS = ("Busy", "DrafterError", "InvalidRequest", "ModelError", "OutriderError", "RequestFailed", "Unavailable")
+_TYPES = (
+    *("Budget", "Chunk", "Commit", "Completion", "Draft", "Drafter", "SequenceView", "Speculation", "StepTrace"),
+    "TokenLogprob",
+)
 
 _HOME = {
     "LLM": "outrider.llm",
+    "AsyncLLM": "outrider.async_llm",
     "Grammar": "outrider.sampling.grammar",
     "SamplingParams": "outrider.sampling.params",
-    "Chunk": "outrider.types",
-    "Completion": "outrider.types",
-    "DrafterError": "outrider.errors",
-    "InvalidRequest": "outrider.errors",
-    "ModelError": "outrider.errors",
-    "OutriderError": "outrider.errors",
-    "RequestFailed": "outrider.errors",
+    **dict.fromkeys(_TYPES, "outrider.types"),
+    **dict.fromkeys(_ERRORS, "outrider.errors"),
 }
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "Budget",
+    "Busy",
     "Chunk",
+    "Commit",
     "Completion",
+    "Draft",
+    "Drafter",
     "DrafterError",
     "Grammar",
     "InvalidRequest",
@@ -38,6 +66,12 @@ __all__ = [
     "OutriderError",
     "RequestFailed",
     "SamplingParams",
+    "SequenceView",
+    "Speculation",
+    "StepTrace",
+    "TokenLogprob",
+    "Unavailable",
+    "__version__",
 ]
 
 

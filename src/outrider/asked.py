@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from outrider.control.controller import Controller
 from outrider.errors import InvalidRequest, shown
 from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.sampling.params import SamplingParams
-from outrider.types import Drafter
+from outrider.types import Drafter, Speculation
 
 
 def prompts(given: object) -> list[str | list[int]]:
@@ -58,14 +58,36 @@ def params(given: object, count: int) -> list[SamplingParams]:
     return cast("list[SamplingParams]", each)
 
 
-def messages(given: object) -> list[Mapping[str, str]]:
+def speculations(given: object, count: int) -> list[Speculation]:
+    """One per prompt."""
+    if given is None or isinstance(given, Speculation):
+        return [given or Speculation()] * count
+    each = _items("speculation", given, "a Speculation(…), or a list of them")
+    for one in each:
+        if not isinstance(one, Speculation):
+            raise InvalidRequest(f"speculation must be a Speculation(…), or a list of them, not {shown(one)}")
+    if len(each) != count:
+        raise InvalidRequest(f"speculation: {count} prompts need as many Speculations, got {len(each)}")
+    return cast("list[Speculation]", each)
+
+
+def tools(given: object) -> list[Mapping[str, Any]]:
+    """Functions that may be called; what is in them is for the template to write."""
+    items = _items("tools", given, 'a list such as [{"type": "function", "function": {"name": …}}]')
+    for i, tool in enumerate(items):
+        if not isinstance(tool, Mapping):
+            raise InvalidRequest(f'tools[{i}] must be like {{"type": "function", …}}, not {shown(tool)}')
+    return cast("list[Mapping[str, Any]]", items)
+
+
+def messages(given: object) -> list[Mapping[str, Any]]:
     """A conversation; what is in a message is for the template to judge."""
     example = '{"role": "user", "content": "Hello"}'
     items = _items("messages", given, f"a list such as [{example}]")
     for i, message in enumerate(items):
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"messages[{i}] must be like {example}, not {shown(message)}")
-    return cast("list[Mapping[str, str]]", items)
+    return cast("list[Mapping[str, Any]]", items)
 
 
 def drafter(given: object) -> str | Drafter:

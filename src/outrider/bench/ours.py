@@ -36,7 +36,9 @@ class OurArm:
 
     def prepare(self) -> None:
         llm = self._target.load(self._spec.dtype)
-        if not self._spec.is_plain:
+        if self._spec.is_plain:
+            llm = llm.with_drafter("none", FixedLength(0))  # an engine that never had a drafter
+        else:
             llm = llm.with_drafter(self._target.drafter(self._spec, llm), _controller(self._spec.length))
             if self._acceptance is not None:
                 llm = llm.with_engine(synthetic_engine(llm.model, llm.drafter, self._acceptance))

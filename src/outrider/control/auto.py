@@ -118,6 +118,9 @@ class AutoLength:
     ) -> list[Draft]:
         requests = [self._request(s) for s in sequences]
         limits = [max(0, min(self.nodes, most)) for most in room]
+        if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
+            self._resting, self.issued = True, limits
+            return [_EMPTY] * len(requests)
         owed, plain_due = any(request.promised for request in requests), self._prices.plain_due(self._steps)
         # A grammar may leave no choice at any step.
         silent = self._silence.settled and all(s.params.grammar is None for s in sequences)

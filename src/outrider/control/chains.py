@@ -33,7 +33,7 @@ _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
 """What a chain must bring, of plain steps' tokens a second."""
-_READING = 1.08
+_READING = 1.15
 """And for a drafter to read the prompts of newcomers, which takes it a while for each."""
 _READ_EVERY, _READ_FOR = 512, 16
 """Steps after which prompts are read for a few all the same: what drafts bring without is no measure of them."""
@@ -80,7 +80,7 @@ class Chains:
         """Of at most `nodes` nodes. A step for which nobody drafts adds to the `silence`, which may have begun on the
         host. `acceptance`: as `DraftHead.acceptance`."""
         first = hoped(acceptance, nodes)
-        self._newcomers = {read: Levels(first, HOPE, 1 / 64, 4) for read in (True, False)}
+        self._newcomers = {read: Levels(first, HOPE, 1 / 128, 4) for read in (True, False)}
         """What is believed of a request of which nothing is known yet but whether the drafter has read its prompt."""
         self._silence = silence
         self._since_plain = _PLAIN_EVERY - _PLAIN_SOON
@@ -213,8 +213,9 @@ class Chains:
                 ledger.step(stretch, gained, -stretch)
                 continue
             state.levels.observe_hits(len(commit.path), length)
-            # Among many, somebody is always out of luck: nobody waits for that, but for what is believed of it then.
-            ledger.step(stretch, gained, state.levels.total(length) - stretch)
+            # Among many, somebody is always out of luck: nobody waits for that while more than luck is not believed.
+            expected = state.levels.total(length)
+            ledger.step(stretch, gained, (expected if expected >= stretch else gained) - stretch)
             if i == shared:
                 self._newcomers[state.read].observe_hits(len(commit.path), length)
 

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
+from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.quiet import joined
 from outrider.errors import DrafterError
@@ -22,6 +23,7 @@ from outrider.types import (
     ReadsFeatures,
     Rows,
     SequenceView,
+    StepsOnDevice,
 )
 
 
@@ -34,7 +36,11 @@ def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
 class RouterDrafter:
     """Each sequence belongs to the drafter its `speculation` names (None: the default) for all its life. All sequences
     of a step that share a drafter are proposed for in one call. Where a sequence has a prediction that knows how to go
-    on, that is looked up instead of anything else; drafts say by their source whose they are."""
+    on, that is looked up instead of anything else; drafts say by their source whose they are.
+
+    One that may have no nodes, plain decoding, belongs to nobody: no drafter is told of it, nor learns from it. Only
+    where a drafter makes its drafts on a device it is the default's all the same: steps there are taken for its
+    sequences alone, and cost it nothing when they draft nothing."""
 
     name = "router"
 
@@ -42,8 +48,9 @@ class RouterDrafter:
         self._default = default
         self._named = dict(others)
         self._prediction = PredictionDrafter()
+        self._nobody = default if _drafts_there(default) else NoDrafter()
         # Asking a protocol takes as long as looking up.
-        self._lookups = {id(d): d for d in (default, *others.values()) if isinstance(d, LooksUp)}
+        self._lookups = {id(d): d for d in (default, self._nobody, *others.values()) if isinstance(d, LooksUp)}
         self._reader = default if isinstance(default, ReadsFeatures) else None
         self._continuing = {id(d): d for d in (default, *others.values()) if isinstance(d, Continues)}
         self._route: dict[int, Drafter] = {}
@@ -75,8 +82,8 @@ class RouterDrafter:
         return known
 
     def is_default(self, sequence: SequenceView) -> bool:
-        """Whether the default drafter drafts for it, beside its prediction."""
-        return self._route.get(sequence.id) is self._default
+        """Whether no other than the default drafter drafts for it, beside its prediction."""
+        return self._route.get(sequence.id) in (self._default, self._nobody)
 
     @property
     def held(self) -> int:
@@ -103,6 +110,8 @@ class RouterDrafter:
 
     def _named_by(self, sequence: SequenceView) -> Drafter:
         name = sequence.speculation.drafter
+        if sequence.speculation.max_nodes == 0:
+            return self._nobody
         if name is not None and name not in self._named:
             raise DrafterError(f"no drafter is called {name!r} here; choose {', '.join(self._named)}")
         return self._default if name is None else self._named[name]
@@ -163,6 +172,12 @@ class RouterDrafter:
             groups.setdefault(id(self._route[sequence.id]), []).append(i)
         for members in groups.values():
             yield self._route[sequences[members[0]].id], members
+
+
+def _drafts_there(drafter: Drafter) -> bool:
+    """Whether a device drafts in its stead."""
+    there = drafter.there if isinstance(drafter, StepsOnDevice) else None
+    return there is not None and there.drafter is not None
 
 
 class ReadingRouter(RouterDrafter):

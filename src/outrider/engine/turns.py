@@ -51,6 +51,8 @@ class Turns:
         """In order; not in an engine yet."""
         self._leaving: deque[_Caller] = deque()
         self._crew: Crew[_Caller] | None = None
+        self._closed: str | None = None
+        """Why nobody may come any more."""
 
     def read(self, engine: Engine, sequences: Sequence[Running]) -> Iterator[Chunk]:
         """What these sequences gain, as it comes; they join the engine with the first `next`. Closing the iterator, or
@@ -58,12 +60,36 @@ class Turns:
         caller = _Caller(engine, sequences)
         try:
             with self._changed:
+                if self._closed is not None:
+                    raise InvalidRequest(self._closed)
                 self._coming.append(caller)
             while self._await(caller):
                 while caller.unread:  # nobody else takes from there
                     yield caller.unread.popleft()
         finally:
             self._leave(caller)
+
+    def close(self, reason: str) -> None:
+        """Whoever waits or runs is told of it (`InvalidRequest`), and so is everybody who comes later."""
+        me = get_ident()
+        if self._turn == me:
+            raise InvalidRequest("a step cannot close its own LLM")
+        with self._changed:
+            self._closed = reason
+            while self._turn is not None:
+                self._changed.wait()
+            self._turn = me
+            callers = list(self._coming)
+            self._coming.clear()
+        try:
+            if self._crew is not None:
+                callers += self._crew.readers
+                self._crew.clear()
+                self._crew = None  # it holds the engine
+            for caller in callers:
+                self._fail(caller, InvalidRequest(reason))
+        finally:
+            self._end_turn()
 
     def _await(self, caller: _Caller) -> bool:
         """Until there is something for the caller to read; False at the end. Steps for everybody where nobody else

@@ -148,3 +148,24 @@ void outrider_move(const Model *m, int slot, int count, const int32_t *from, con
                 }
         }
 }
+
+/* What a library tells of itself before it is used: see compiled.py. */
+typedef struct {
+    const char *name; /* NULL: the end */
+    int64_t bytes;
+} Size;
+#define SIZE(TYPE) {#TYPE, (int64_t)sizeof(TYPE)}
+
+const Size *outrider_sizes(void) {
+    static const Size sizes[] = {
+        SIZE(Shape), SIZE(Screen), SIZE(Strip), SIZE(Matrix), SIZE(Expert), SIZE(Layer), SIZE(Routing), SIZE(Model),
+        SIZE(Fusion), SIZE(Ranked), SIZE(Partial), SIZE(Noise), SIZE(Ranking), SIZE(Pass), SIZE(Product),
+        {0, 0},
+    };
+    return sizes;
+}
+
+#ifndef OUTRIDER_BUILD
+#define OUTRIDER_BUILD "unknown" /* compiled by hand */
+#endif
+const char *outrider_build(void) { return OUTRIDER_BUILD; }

@@ -1,4 +1,4 @@
-/* The shapes both sides agree on: mirrored field by field by ctypes structures in decoder.py. All memory is Python's. */
+/* The shapes both sides agree on: mirrored field by field by ctypes structures in library.py. All memory is Python's. */
 #ifndef OUTRIDER_DECODER_H
 #define OUTRIDER_DECODER_H
 

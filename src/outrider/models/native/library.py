@@ -6,9 +6,9 @@ import ctypes
 import os
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from outrider import compiled
 from outrider.errors import InvalidRequest, shown
 
 
@@ -186,24 +186,25 @@ FORCED = "OUTRIDER_KERNELS"
 """The variable that names the one to use."""
 
 
-def _path() -> Path | None:
-    paths = (Path(__file__).with_name(f"_kernels{suffix}") for suffix in EXTENSION_SUFFIXES)
-    return next((path for path in paths if path.exists()), None)
+_HERE = Path(__file__).parent
+SHARED = (
+    *(Shape, Screen, Strip, Matrix, Expert, Layer, Routing, Model, Fusion, Ranked, Partial, Noise, Ranking, Pass),
+    Product,
+)
 
 
 def built() -> int:
     """When the kernels were, in nanoseconds: others may cost otherwise. 0: they are not."""
-    path = _path()
+    path = compiled.find(_HERE, "_kernels")
     return path.stat().st_mtime_ns if path else 0
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they were not built (no C compiler at install time)."""
-    path = _path()
-    if path is None:
+    kernels = compiled.load(_HERE, "_kernels", SHARED)
+    if kernels is None:
         return None
-    kernels = ctypes.CDLL(str(path))
     kernels.outrider_forward.argtypes = [POINTER(Model), POINTER(Pass)]
     kernels.outrider_forward.restype = None
     kernels.outrider_product.argtypes = [POINTER(Model), POINTER(Product)]
@@ -222,8 +223,8 @@ def library() -> ctypes.CDLL | None:
 @cache
 def kernels_here() -> tuple[str, ...]:
     """Those this CPU has, the best last; none where there is no library."""
-    compiled = library()
-    return tuple(name for i, name in enumerate(KERNELS) if compiled is not None and compiled.outrider_has(i))
+    kernels = library()
+    return tuple(name for i, name in enumerate(KERNELS) if kernels is not None and kernels.outrider_has(i))
 
 
 def chosen_kernels(asked: str | None = None) -> str:

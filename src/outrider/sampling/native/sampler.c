@@ -29,3 +29,20 @@ void outrider_sample(Ask *asks, int32_t count, Runner run, int32_t threads) {
     else
         share(&work, 0, 1);
 }
+
+/* What a library tells of itself before it is used: see compiled.py. */
+typedef struct {
+    const char *name; /* NULL: the end */
+    int64_t bytes;
+} Size;
+#define SIZE(TYPE) {#TYPE, (int64_t)sizeof(TYPE)}
+
+const Size *outrider_sizes(void) {
+    static const Size sizes[] = {SIZE(Ask), {0, 0}};
+    return sizes;
+}
+
+#ifndef OUTRIDER_BUILD
+#define OUTRIDER_BUILD "unknown" /* compiled by hand */
+#endif
+const char *outrider_build(void) { return OUTRIDER_BUILD; }

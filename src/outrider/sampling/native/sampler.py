@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_int32, c_uint32, c_void_p
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from outrider import compiled
 from outrider.sampling.noise import row_key
 from outrider.types import ResolvedParams
 
@@ -43,14 +43,11 @@ class _Ask(Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled sampler, or None where it was not built (no C compiler at install time)."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_sampler{suffix}")
-        if path.exists():
-            sampler = ctypes.CDLL(str(path))
-            sampler.outrider_sample.argtypes = [POINTER(_Ask), c_int32, c_void_p, c_int32]
-            sampler.outrider_sample.restype = None
-            return sampler
-    return None
+    sampler = compiled.load(Path(__file__).parent, "_sampler", (_Ask,))
+    if sampler is not None:
+        sampler.outrider_sample.argtypes = [POINTER(_Ask), c_int32, c_void_p, c_int32]
+        sampler.outrider_sample.restype = None
+    return sampler
 
 
 class HostRows(NamedTuple):

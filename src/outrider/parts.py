@@ -1,0 +1,66 @@
+"""What drafters of one target can be made of, and what the cost of its passes depends on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.drafters.model import check_vocabularies
+from outrider.errors import DrafterError
+from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.cpu import cpu_name
+from outrider.models.head.load import can_read, load_head
+from outrider.models.head.shipped import shipped_head
+from outrider.models.load import Placement, beside, load_model
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.library import built
+from outrider.types import DraftHead, LanguageModel
+from outrider.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class TargetParts:
+    """A loaded target, and the networks that are loaded to draft for it (`drafters.registry.Parts`)."""
+
+    target: Checkpoint
+    place: Placement
+    model: LanguageModel
+    remember: bool
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    @property
+    def has_head(self) -> bool:
+        return shipped_head(self.target.name) is not None and can_read(self.model)
+
+    def draft_model(self, path: str) -> LanguageModel:
+        draft = open_checkpoint(path, self.target.progress)
+        check_vocabularies(self.target.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
+        return load_model(draft, beside(self.place, draft))
+
+    def head(self, path: str) -> DraftHead:
+        folder = Path(path).expanduser() if path else shipped_head(self.target.name)
+        if folder is None:
+            raise DrafterError(
+                f"no head for {self.target.name} comes with Outrider; name one (head:PATH) or train it: outrider train"
+            )
+        return load_head(folder, self.model, self.target.tokenizer)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the cost of a pass depends on."""
+        path = self.target.path
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        return {
+            "version": __version__,
+            "weights": [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files],
+            "precision": self.place.precision.name,
+            "kernels": self.model.kernels if isinstance(self.model, NativeDecoder) else type(self.model).__name__,
+            "built": built(),
+            "threads": self.place.threads,
+            "machine": [platform.machine(), cpu_name(), os.cpu_count()],
+        }
