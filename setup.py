@@ -32,6 +32,8 @@ class BuildLibraries(build_ext):
     def build_extension(self, ext: Extension) -> None:
         ext.optional = ext.optional and not RELEASE
         ext.define_macros = [("OUTRIDER_BUILD", f'"{digest(Path(ext.sources[0]).parent)}"')]
+        if RELEASE:
+            ext.extra_link_args = [*ext.extra_link_args, "-s"]  # nobody debugs them there
         super().build_extension(ext)
 
     def run(self) -> None:

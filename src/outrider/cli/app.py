@@ -9,6 +9,8 @@ import typer
 from outrider import __version__
 from outrider.cli.bench import bench
 from outrider.cli.chat import chat
+from outrider.cli.config import configured
+from outrider.cli.doctor import doctor
 from outrider.cli.generate import generate
 from outrider.cli.help import CONTEXT, HeadedCommand
 from outrider.cli.models import models
@@ -19,15 +21,12 @@ app = typer.Typer(
     name="outrider",
     help="Exact speculative decoding: the text your model would have written, several times sooner.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=CONTEXT,
 )
-app.command(cls=HeadedCommand)(generate)
-app.command(cls=HeadedCommand)(chat)
-app.command(cls=HeadedCommand)(serve)
-app.command(cls=HeadedCommand)(train)
+for command in (generate, chat, serve, train, doctor):
+    app.command(cls=HeadedCommand)(configured(command))
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.cli.config import configured
 from outrider.cli.help import CONTEXT, HeadedCommand, HeadedGroup
 from outrider.cli.options import DEFAULT_MODEL
 from outrider.cli.screen import answers, note
@@ -37,6 +38,7 @@ bench = typer.Typer(
 
 
 @bench.callback()
+@configured
 def measure(
     context: typer.Context,
     arms: Annotated[
@@ -178,6 +180,7 @@ def measure(
 
 
 @bench.command(cls=HeadedCommand)
+@configured
 def report(
     result: Annotated[Path, typer.Argument(metavar="FILE", help="A result of `outrider bench --out`.")],
     html: Html = None,
@@ -193,6 +196,7 @@ def report(
 
 
 @bench.command(cls=HeadedCommand)
+@configured
 def compare(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="The earlier result.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="The later result, of the same questions.")],
@@ -208,6 +212,7 @@ def compare(
 
 
 @bench.command(cls=HeadedCommand)
+@configured
 def install(
     peer: Annotated[str, typer.Argument(metavar="PEER", help="transformers, llama.cpp, openvino or vllm.")],
 ) -> None:

