@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
@@ -21,7 +21,9 @@ from outrider.server.app import make_app
 from outrider.server.backend import Backend
 from outrider.server.connections import Limits
 from outrider.server.hosts import names
+from outrider.server.keys import Keys, OneKey
 from outrider.server.logs import JsonLines
+from outrider.server.models import Models
 from outrider.server.run import Server, listen
 
 
@@ -49,6 +51,10 @@ def logged(caplog: pytest.LogCaptureFixture, answer: httpx.Response) -> dict[str
 class Live:
     """The server's address, its parts, and ways to talk to it."""
 
+    models: Models
+    watched: str
+    """Where the metrics are for those who run the server."""
+
     def __init__(self, port: int, llm: LLM, alone: LLM, backend: Backend, server: Server) -> None:
         self.port = port
         self.url = url = f"http://127.0.0.1:{port}"
@@ -68,7 +74,7 @@ class Live:
 
     def settled(self) -> bool:
         """Whether everything is let go of, soon."""
-        service = self.backend.served(None).service
+        service = self.backend.served().service
         # The load is as of the last step, the engine's own state as of now.
         return soon(lambda: not service.open and self.llm.engine.idle and service.load.stats.running == 0, 5)
 
@@ -84,27 +90,43 @@ def live_server(
     *,
     max_queue: int = 64,
     api_key: str | None = None,
+    keys: Keys | None = None,
     send_buffer: int = 0,
     limits: Limits | None = None,
     hosts: Collection[str] = (),
+    origins: Collection[str] = (),
+    others: Collection[Backend] = (),
+    idle: float | None = None,
+    watchers: Sequence[Any] = (),
 ) -> Iterator[Live]:
-    """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go."""
+    """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go.
+    `others`: further models, and of all of them what is not used for `idle` seconds is unloaded."""
     alone = llm.with_drafter("none", FixedLength(0))
-    backend = Backend("smollm2-135m", max_queue=max_queue)
-    server = Server(
-        make_app(backend, api_key=api_key, hosts=names("127.0.0.1", hosts)), backend, grace=1.0, limits=limits
-    )
+    backend = Backend("smollm2-135m", lambda: llm, max_queue=max_queue)
+    models = Models([backend, *others], idle)
     listener: socket.socket = listen("127.0.0.1", 0)
+    watched: socket.socket = listen("127.0.0.1", 0)
+    app = make_app(
+        models,
+        keys=OneKey(api_key) if api_key else keys,
+        hosts=names("127.0.0.1", hosts),
+        origins=origins,
+        watchers=watchers,
+        metrics_port=watched.getsockname()[1],
+    )
+    server = Server(app, models, grace=1.0, limits=limits)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
 
     async def main() -> None:
-        await backend.open(lambda: llm)
-        await server.serve(sockets=[listener])
+        await models.open()
+        await server.serve(sockets=[listener, watched])
 
     thread = Thread(target=lambda: asyncio.run(main()))
     thread.start()
     live = Live(listener.getsockname()[1], llm, alone, backend, server)
+    live.models = models
+    live.watched = f"http://127.0.0.1:{watched.getsockname()[1]}"
     try:
         for _ in range(200):
             if backend.status == "ready" and server.started:

@@ -48,7 +48,7 @@ def _seen(self: Any, slot: int, position: int, base: int, path: Any) -> Any:
     return np.concatenate([cells[: min(base, position + 1)], cells[beyond]])
 
 
-def body(self: Any, rows: int, together: bool) -> None:
+def body(self: Any, rows: int, together: bool, tiled: bool = False) -> None:
     tokens, slots, positions, indices, bases, paths = _checked(self, rows)
     cells = self.cache.numpy()[0, 0, :, 0]
     cells[slots, indices, 0] = tokens
@@ -79,7 +79,7 @@ def fuse(self: Any, rows: int, features: Any = None, index: Any = None) -> None:
     self.given[:rows, :2] = source[:rows, :2] if index is None else source[index[:rows].long(), :2]
 
 
-def run(self: Any, rows: int, together: bool, states: Any, index: Any = None) -> None:
+def run(self: Any, rows: int, together: bool, states: Any, index: Any = None, tiled: bool = False) -> None:
     tokens, slots, positions, indices, bases, paths = _checked(self, rows)
     before = (states[:rows] if index is None else states[index[:rows].long()])[:, :2].clone()
     cells = self.cache.numpy()[0, 0, :, 0]

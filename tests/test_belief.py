@@ -52,7 +52,7 @@ def test_a_trace_says_why() -> None:
 
 def test_metrics_show_what_decisions_rest_on() -> None:
     belief = Belief(True, True, 0.25, 0.5, {"head": 0.125}, {"suffix": 0.75, "suffix&head": 1.0}, 0.9, 3.5, 4)
-    page = Metrics("m", lambda: Load(budgets=(4,), belief=belief)).page().decode()
+    page = Metrics(lambda: {"m": Load(budgets=(4,), belief=belief)}).page(admin=False).decode()
     for line in (
         'outrider:controller_costs_known{model_name="m"} 1.0',
         'outrider:controller_costs_measured{model_name="m"} 1.0',
@@ -64,4 +64,4 @@ def test_metrics_show_what_decisions_rest_on() -> None:
         'outrider:controller_budget_nodes{model_name="m"} 4.0',
     ):
         assert line in page.splitlines(), line
-    assert "controller_row_cost" not in Metrics("m", lambda: Load()).page().decode()
+    assert "controller_row_cost" not in Metrics(lambda: {"m": Load()}).page(admin=False).decode()

@@ -44,6 +44,7 @@ def _answers(arm: PeerArm, prompt: Sequence[int]) -> Reading:
         arm.close()
 
 
+@pytest.mark.slow
 def test_lookup_of_a_peer_gains_several_tokens_a_pass(default_checkpoint: Checkpoint) -> None:
     arm = PeerArm(parse("transformers-lookup"), _config(default_checkpoint))
     reading = _answers(arm, _prompt(default_checkpoint))

@@ -132,9 +132,19 @@ def test_chat_template_in_each_of_its_places(tmp_path: Path) -> None:
     make_folder(tmp_path)
     settings = tmp_path / "tokenizer_config.json"
     change(settings, chat_template=[{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}])
-    assert opened(tmp_path).tokenizer.chat_template == "D"
+    both = opened(tmp_path).tokenizer
+    assert (both.chat_template, both.tool_template) == ("D", "T")
+    said: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+    result = {"role": "tool", "content": "y"}
+    assert [both.render_chat(said), both.render_chat(said, tools=[]), both.render_chat([*said, result])] == list("DTT")
     (tmp_path / "chat_template.jinja").write_text("J")
     assert opened(tmp_path).tokenizer.chat_template == "J"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("U")
+    assert opened(tmp_path).tokenizer.tool_template == "U"
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").unlink()
+    change(settings, chat_template="D")
+    assert opened(tmp_path).tokenizer.tool_template == "J", "the one there is"
     (tmp_path / "chat_template.jinja").unlink()
     change(settings, chat_template=None)
     with pytest.raises(ModelError, match="no chat template"):

@@ -682,7 +682,7 @@ def test_a_ledger_lets_nobody_lose_more_than_its_share() -> None:
     ledger, spent = Ledger(), 0.0
     for _ in range(1000):
         charge = 0.3 if ledger.affords(0.3) else 0.0
-        ledger.step(charge, 0, charge)
+        ledger.step(charge, 0, -charge)
         spent += charge
     assert spent == ledger.lost
     assert spent < SHARE * 1000 + 1.5
@@ -691,10 +691,10 @@ def test_a_ledger_lets_nobody_lose_more_than_its_share() -> None:
 def test_earlier_gains_do_not_pay_for_long_losses() -> None:
     ledger = Ledger()
     for _ in range(100):
-        ledger.step(0.5, 3, 0.5)
+        ledger.step(0.5, 3, 2.5)
     lost = 0
     while ledger.affords(1.0):
-        ledger.step(1.0, 0, 1.0)
+        ledger.step(1.0, 0, -1.0)
         lost += 1
     assert lost <= 7
 

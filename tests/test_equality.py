@@ -59,7 +59,9 @@ STRIDE = 37
 """Cases in this stride: all prompts, temperatures and processors alternate, however few are taken."""
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["bf16", *(pytest.param(other, marks=pytest.mark.slow) for other in ("fp32", "int8"))]
+)
 def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM(drafter="none", dtype=request.param, max_batch=8, max_context=512)
 

@@ -102,7 +102,7 @@ def test_attention(window: int, together: int) -> None:
         attend_kernel[(groups, kv_heads, spread * together)](
             qkv, keys, values, out, column(0), column(1), column(2), paths,
             torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE), counter,
-            len(rows), capacity, blocks, window, 0.3, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PATH=64,
+            len(rows), capacity, blocks, window, 0.3 / math.log(2), HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PATH=64,
             TOGETHER=together, TILE=TILE, BLOCK=BLOCK, DEPENDENT=False,
         )  # fmt: skip
         return out

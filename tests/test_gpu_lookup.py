@@ -135,7 +135,7 @@ def test_offers_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "auto"), [pytest.param(False, False, marks=pytest.mark.slow), (True, False), (True, True)]
+    ("head", "auto"), [*(pytest.param(head, False, marks=pytest.mark.slow) for head in (False, True)), (True, True)]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_offers_change_no_token(kind: str, head: bool, auto: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,9 +317,10 @@ def test_offers_need_no_recordings_of_their_own(kind: str, monkeypatch: pytest.M
     assert isinstance(mix, MixDrafter)
     alone = Engine(target, mix.head, AutoLength())
     engine = Engine(target, mix if kind == "mix" else SuffixDrafter(), AutoLength())
+    assert alone.runahead is not None
     assert engine.runahead is not None
     keys: list[set[Any]] = []
-    for each in (alone, engine):
+    for each in (alone.runahead, engine.runahead):
         recordings: list[Any] = list(each.recordings())
         for recording in recordings:
             recording.record()

@@ -20,6 +20,7 @@ from told import KINDS, Told
 pytest.importorskip("triton")
 
 from outrider.bench.shapes import random_weights
+from outrider.bench.twin_model import SteppingCut
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.model import ModelDrafter
@@ -193,7 +194,14 @@ def test_plain_steps_on_the_device(target: CudaDecoder, plain: list[list[int]]) 
     assert run(target, NoDrafter(), FixedLength(0), on_device=True, late=True) == plain
 
 
-@pytest.mark.parametrize("length", [1, 3])
+def test_what_wraps_a_model_is_prepared_like_it(target: CudaDecoder) -> None:
+    cut = SteppingCut(target, VOCAB)
+    engine = Engine(cut, NoDrafter(), FixedLength(0))
+    assert engine.prepares == [cut, engine.runahead]
+    assert [each.key for each in cut.recordings()] == [each.key for each in target.recordings()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_drafted_steps_on_the_device(
     target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]], length: int
 ) -> None:
@@ -234,6 +242,7 @@ def test_noise_is_renewed_and_the_host_may_step_in(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow  # the same without arithmetic, and in any order: tests/test_lanes_any_order.py
 def test_a_router_steps_on_the_device_while_all_go_to_its_default(
     target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

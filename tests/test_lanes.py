@@ -19,7 +19,7 @@ from outrider.engine.engine import Engine
 from outrider.models.cuda.chains import HeadChains
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.lanes import Lanes
-from outrider.models.cuda.passes import MAX_ROWS
+from outrider.models.cuda.network import NARROW_ROWS
 from outrider.sampling.params import SamplingParams
 from outrider.types import Rows, StepShape
 
@@ -35,7 +35,7 @@ class Noted:
 
 
 def head_chains() -> HeadChains:
-    network = SimpleNamespace(inbox=torch.zeros(MAX_ROWS, 4), max_rows=MAX_ROWS)
+    network = SimpleNamespace(inbox=torch.zeros(NARROW_ROWS, 4), max_rows=NARROW_ROWS)
     head: Any = SimpleNamespace(network=network, ids=torch.arange(8), device=torch.device("cpu"), dtype=torch.float32)
     return HeadChains(head, Lanes(64, 64, 64, 128, torch.device("cpu")), 8)
 
@@ -44,14 +44,14 @@ def head_chains() -> HeadChains:
     ("before", "lengths", "after"), [(16, [0] * 31, 32), (8, [0] * 20, 32), (1, [8], 64), (2, [31], 32)]
 )
 def test_what_waits_for_a_head_fits_its_pass_when_the_batch_grows(before: int, lengths: list[int], after: int) -> None:
-    """A pass has room for MAX_ROWS rows: more are written beyond the tables, the index and every buffer."""
+    """A pass has room for NARROW_ROWS rows: more are written beyond the tables, the index and every buffer."""
     chains, graphs = head_chains(), Noted()
     noted: Any = graphs
     for length in lengths:
         chains.draft(noted, before, StepShape(length, length), False, False)
     chains.draft(noted, after, StepShape(1, 1), False, False)
     rows = [key[1] * key[2] for key in graphs.keys if key[0] == "absorb"]
-    assert max(rows) <= MAX_ROWS
+    assert max(rows) <= NARROW_ROWS
 
 
 def whole_drafts(model: CudaDecoder, tokens: list[int], count: int) -> list[int]:

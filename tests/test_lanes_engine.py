@@ -73,7 +73,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("kind", ["none", "model", "head"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_scores_that_are_not_numbers_end_one_request_only(
     kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

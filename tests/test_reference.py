@@ -84,7 +84,7 @@ def greedy_by_transformers(
     }
 
 
-@pytest.mark.parametrize("drafter", ["model", "suffix"])
+@pytest.mark.parametrize("drafter", ["model", pytest.param("suffix", marks=pytest.mark.slow)])
 def test_greedy_equals_transformers_generate(
     drafter: str, truncated_model_dir: Path, greedy_by_transformers: dict[str, list[int]]
 ) -> None:

@@ -91,7 +91,7 @@ def power(a: Counter[Sample], shift: float) -> float:
     return float(stats.ncx2.sf(limit, len(p) - 1, noncentrality))
 
 
-@pytest.mark.parametrize("branching", [1, 3])
+@pytest.mark.parametrize("branching", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_sequences_have_the_targets_distribution(
     llm: LLM, draft_model: LanguageModel, plain: Counter[Sample], branching: int
 ) -> None:

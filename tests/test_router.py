@@ -16,7 +16,7 @@ from outrider.engine.sequence import Sequence
 from outrider.types import Speculation
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp32"])
+@pytest.fixture(scope="module", params=["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
 def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM(also=("head", "suffix", "ngram"), draft_length=8, dtype=request.param, max_batch=8, max_context=384)
 

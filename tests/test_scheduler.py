@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.scheduler import LOOKAHEAD, Plan, Scheduler
+from outrider.engine.scheduler import LOOKAHEAD, SPARED, Plan, Scheduler
 from outrider.errors import InvalidRequest
 
 
@@ -22,20 +22,24 @@ class Job:
     tokens: list[int]
     remaining: int
     missing: int = 0
+    principal: str = ""
+    priority: int = 0
     leader: Job | None = None
     runs: int = 0
     """Times it was admitted."""
+    sent_back: int = 0
     history: list[int] = field(default_factory=list)
     """Rows given in each step."""
 
 
-def job(name: int, prompt: int, generate: int = 10) -> Job:
-    return Job(name, [0] * prompt, generate)
+def job(name: int, prompt: int, generate: int = 10, principal: str = "", priority: int = 0) -> Job:
+    return Job(name, [0] * prompt, generate, principal=principal, priority=priority)
 
 
 def step(scheduler: Scheduler[Job], gain: int = 1) -> Plan[Job]:
     """What an engine does in one step; returns the plan."""
-    scheduler.preempt()
+    for each in scheduler.preempt():
+        each.sent_back += 1
     for each in scheduler.admit():
         each.missing = len(each.tokens) - 1
         each.runs += 1
@@ -52,6 +56,20 @@ def step(scheduler: Scheduler[Job], gain: int = 1) -> Plan[Job]:
         if not each.remaining:
             scheduler.remove(each)
     return plan
+
+
+@pytest.mark.parametrize(("decoding", "prompts", "length", "rows"), [
+    (0, 1, 30_000, 4096), (16, 1, 30_000, 256), (1, 1, 30_000, 512), (16, 48, 256, 2048), (60, 1, 256, 128),
+])  # fmt: skip
+def test_a_large_chunk_is_for_those_whom_nobody_waits_for(decoding: int, prompts: int, length: int, rows: int) -> None:
+    """Beside decoding one prompt gets little, many short ones as large a part as they are of all, up to half."""
+    scheduler: Scheduler[Job] = Scheduler(64, 100_000, 4096)
+    for number in range(decoding):
+        scheduler.add(job(number, 2, generate=100))
+    step(scheduler)
+    for number in range(prompts):
+        scheduler.add(job(decoding + number, length))
+    assert sum(count for _, count in step(scheduler).prefill) == rows
 
 
 def test_prompts_keep_up_with_steps_that_bring_several_tokens() -> None:
@@ -175,14 +193,22 @@ def test_no_budget_is_refused() -> None:
     chunk=st.integers(1, 64),
     gain=st.integers(1, 9),
     aborted=st.sets(st.integers(0, 11)),
+    owners=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1)), min_size=12, max_size=12),
 )
 def test_whatever_comes(
-    jobs: list[tuple[int, int, int]], max_running: int, spare: int, chunk: int, gain: int, aborted: set[int]
+    jobs: list[tuple[int, int, int]],
+    max_running: int,
+    spare: int,
+    chunk: int,
+    gain: int,
+    aborted: set[int],
+    owners: list[tuple[str, int]],
 ) -> None:
-    """Nothing is lost, the budget holds, everyone admitted finishes, nobody waits for one that came later."""
+    """Nothing is lost, the budget holds, everyone admitted finishes, nobody waits for one that came later, unless that
+    is another principal's turn or of a lower priority."""
     kv_tokens = 150 + 60 + spare  # any one of them fits
     scheduler: Scheduler[Job] = Scheduler(max_running, kv_tokens, chunk)
-    pending = [(at, job(i, prompt, generate)) for i, (prompt, generate, at) in enumerate(jobs)]
+    pending = [(at, job(i, prompt, generate, *owners[i])) for i, (prompt, generate, at) in enumerate(jobs)]
     everyone = [each for _, each in sorted(pending, key=lambda pair: pair[0])]
     arrived = {id(each): number for number, each in enumerate(everyone)}
     total = {id(each): len(each.tokens) + each.remaining for each in everyone}
@@ -200,7 +226,9 @@ def test_whatever_comes(
         assert rows <= chunk
         assert len(scheduler.running) <= max_running
         running = scheduler.running
-        assert [arrived[id(each)] for each in running] == sorted(arrived[id(each)] for each in running)
+        for owner in set(owners):
+            mine = [arrived[id(each)] for each in running if (each.principal, each.priority) == owner]
+            assert mine == sorted(mine)
         assert all(len(each.tokens) >= before[id(each)] for each in running if id(each) in before), "tokens stay"
         assert scheduler.kv_used <= kv_tokens or len(running) == 1 or gain > LOOKAHEAD
         if any(each.missing for each in running):
@@ -213,3 +241,95 @@ def test_whatever_comes(
     for each in everyone:
         assert each.name in aborted or not each.remaining
         assert each.remaining or len(each.tokens) == total[id(each)]
+
+
+def first_token(scheduler: Scheduler[Job], newcomer: Job) -> int:
+    """Steps until it has one."""
+    scheduler.add(newcomer)
+    before = len(newcomer.tokens)
+    for steps in range(1, 10_000):
+        step(scheduler)
+        if len(newcomer.tokens) > before:
+            return steps
+    pytest.fail("it never comes")
+
+
+@pytest.mark.parametrize("prompt", [2, 60, 128, 500])
+@pytest.mark.parametrize("decoding", [0, 40])
+def test_behind_64_requests_of_another_a_first_token_comes_within_three_times_as_long(
+    prompt: int, decoding: int
+) -> None:
+    """Whether those are at their prompts or well under way. Their prompts are no shorter than the newcomer's."""
+    alone = first_token(Scheduler(16, 100_000, 128), job(99, prompt, principal="new"))
+    scheduler: Scheduler[Job] = Scheduler(16, 100_000, 128)
+    for number in range(64):
+        scheduler.add(job(number, max(60, prompt), 1000, principal="many"))
+    step(scheduler)
+    while decoding and any(each.missing for each in scheduler.running):
+        step(scheduler)
+    for _ in range(decoding):
+        step(scheduler)
+    behind = first_token(scheduler, job(99, prompt, principal="new"))
+    assert behind <= 3 * alone + 1, "and the step that the others are in"
+
+
+def test_principals_take_turns_and_priorities_order_ones_own() -> None:
+    scheduler: Scheduler[Job] = Scheduler(1, 1000, 64)
+    order = [("a", 0), ("a", 0), ("a", -5), ("b", 9), ("b", 9), ("c", 0)]
+    jobs = [job(i, 2, 1, *owner) for i, owner in enumerate(order)]
+    for each in jobs:
+        scheduler.add(each)
+    served = []
+    while not scheduler.idle:
+        served += [each.name for each in step(scheduler).decode]
+    assert served == [2, 3, 5, 0, 4, 1], "a, b and c by turns; of a first the lowest"
+
+
+def test_places_are_evened_out_and_nobody_makes_way_again_soon() -> None:
+    scheduler: Scheduler[Job] = Scheduler(4, 10_000, 64)
+    many = [job(i, 5, 500, "many") for i in range(6)]
+    for each in many:
+        scheduler.add(each)
+    step(scheduler)
+    few = [job(10 + i, 5, 500, "few") for i in range(4)]
+    for each in few:
+        scheduler.add(each)
+    for _ in range(50):
+        step(scheduler)
+    assert scheduler.running == [*many[:2], *few[:2]]
+    assert [each.sent_back for each in many] == [0, 0, 1, 1, 0, 0], "the youngest, and no more than that"
+    assert sum(each.sent_back for each in few) == 0
+    late = [job(20 + i, 5, 500, f"late {i}") for i in range(3)]
+    for each in late:
+        scheduler.add(each)
+    for _ in range(9):
+        step(scheduler)
+    assert scheduler.running == [many[0], few[0], *late[:2]], "for the last, nobody holds two"
+
+
+def test_one_that_has_made_way_is_spared_for_a_while() -> None:
+    scheduler: Scheduler[Job] = Scheduler(3, 10_000, 64)
+    many = [job(i, 5, 500, "many") for i in range(3)]
+    for each in many:
+        scheduler.add(each)
+    step(scheduler)
+    for number in range(SPARED // 4):
+        scheduler.add(job(10 + number, 2, 1, f"visitor {number}"))
+        for _ in range(3):
+            step(scheduler)
+    assert [each.sent_back for each in many] == [1, 1, 1], "once in so many steps, however many come"
+    for _ in range(SPARED):
+        step(scheduler)
+    assert max(each.sent_back for each in many) == 2
+
+
+def test_nobody_makes_way_where_it_would_not_be_room_enough() -> None:
+    scheduler: Scheduler[Job] = Scheduler(8, 400, 64)
+    many = [job(i, 90, 10, "many") for i in range(4)]
+    for each in many:
+        scheduler.add(each)
+    step(scheduler)
+    assert len(scheduler.running) == 4
+    scheduler.add(job(9, 380, 10, "large"))
+    step(scheduler)
+    assert [each.sent_back for each in many] == [0] * 4

@@ -27,7 +27,7 @@ def live(llm: LLM) -> Iterator[Live]:
         yield server
 
 
-@pytest.mark.parametrize("most", [73, 2**62, 2**63, 10**30])
+@pytest.mark.parametrize("most", [73, 10**30, *(pytest.param(most, marks=pytest.mark.slow) for most in (2**62, 2**63))])
 @pytest.mark.parametrize(
     ("path", "asked", "name"),
     [

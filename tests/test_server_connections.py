@@ -144,7 +144,7 @@ def test_what_is_left_unread_after_an_answer_does_not_keep_a_connection(live: Li
 def test_a_client_that_sends_ahead_and_leaves_is_cancelled(live: Live) -> None:
     with connect(live) as connection:
         ask(connection, **LONG)
-        service = live.backend.served(None).service
+        service = live.backend.served().service
         assert soon(lambda: service.load.stats.running > 0)
         connection.sendall(HEAD)
         time.sleep(0.2)

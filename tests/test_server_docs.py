@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import playground_site
 import pytest
 
+from outrider.server.keys import KeyFile
+
 ROOT = Path(__file__).parents[1]
 PATIENCE = 600
 """Seconds an example may take: the longest answer fills what the context leaves."""
@@ -53,9 +55,15 @@ def address() -> Iterator[str]:
 
 def test_nothing_on_the_page_is_left_out() -> None:
     """A new kind of example needs a test here before it is shown to anybody."""
-    assert {block.language for block in BLOCKS} == {"sh", "python", "json"}
+    assert {block.language for block in BLOCKS} == {"sh", "python", "json", "toml"}
     assert {shlex.split(line, comments=True)[0] for line in commands()} == {"pip", "outrider", "curl"}
     assert PAGE.count("```") == 2 * len(BLOCKS)
+
+
+def test_the_file_of_keys_can_be_read(tmp_path: Path) -> None:
+    (example,) = (block.text for block in BLOCKS if block.language == "toml")
+    (tmp_path / "keys.toml").write_text(example)
+    assert KeyFile(tmp_path / "keys.toml").names == ["ann", "ops"]
 
 
 def test_what_is_installed_exists() -> None:

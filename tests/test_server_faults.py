@@ -176,7 +176,9 @@ def test_wrong_values_are_named(live: Live, field: str, value: Any, param: str) 
         ({"prompt": [49152]}, "prompt"),
         ({"prompt": ["x"] * 65}, "n"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
-        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "n": 2, "best_of": 1}, "best_of"),
+        ({"prompt": "x", "best_of": 3, "stream": True}, "stream"),
+        ({"prompt": "x", "best_of": 65}, "n"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "stream"),
         ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
@@ -301,7 +303,7 @@ def test_a_slow_reader_is_cut_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Stream, "fail", told)
     body = {"prompt": "A", "max_tokens": 450, "ignore_eos": True, "stream": True, "n": 4, "logprobs": 20}
     with live_server(llm, send_buffer=4096) as small, socket.socket() as connection:
-        monkeypatch.setattr(small.backend.served(None).service, "_buffer", 8)
+        monkeypatch.setattr(small.backend.served().service, "_buffer", 8)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         send(connection, small, body)
         deadline = time.monotonic() + 40

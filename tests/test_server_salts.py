@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import playground_site
@@ -12,6 +13,7 @@ import pytest
 from live_server import Live, live_server
 
 from outrider import LLM
+from outrider.server.keys import KeyFile, OneKey, trust
 
 BEGIN = "The code of the northern station, which is told to nobody who has no business there, is "
 
@@ -80,20 +82,30 @@ def test_with_a_key_its_holders_share(llm: LLM) -> None:
         assert reused(locked) == before
         ask(locked, begin, key="k")
         assert reused(locked) > before
-    with live_server(llm) as unlocked:
-        before = reused(unlocked)
-        ask(unlocked, begin)
-        ask(unlocked, begin, "ann")
-        assert reused(unlocked) == before, "not with those who have no key"
 
 
-@pytest.mark.parametrize(("options", "who"), [((), "everybody"), (("--api-key", "k"), "all who have the key")])
-def test_who_shares_is_said_at_the_start(capfd: pytest.CaptureFixture[str], options: tuple[str, ...], who: str) -> None:
-    with playground_site.live("--max-context", "64", *options):
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (None, "all callers are one trust domain: requests without cache_salt reuse what everybody sent"),
+        (OneKey("k"), "all callers are one trust domain: requests without cache_salt reuse what all who have the key"),
+        (["ann"], "all callers are one trust domain: requests without cache_salt reuse what all who have the key"),
+        (["ann", "eve"], "2 keys: each is a trust domain of its own"),
+    ],
+)
+def test_who_shares_is_said(keys: Any, said: str, tmp_path: Path) -> None:
+    if isinstance(keys, list):
+        (tmp_path / "keys").write_text("".join(f"[{name}]\nkey = '{name}'\n" for name in keys))
+        keys = KeyFile(tmp_path / "keys")
+    assert trust(keys).startswith(said)
+
+
+def test_who_shares_is_said_at_the_start(capfd: pytest.CaptureFixture[str]) -> None:
+    with playground_site.live("--max-context", "64"):
         pass
     said = [line for line in capfd.readouterr().err.splitlines() if "cache_salt" in line]
     assert len(said) == 1
-    assert f"reuse what {who} sent" in said[0]
+    assert "one trust domain" in said[0]
 
 
 @pytest.mark.parametrize("salt", ["", 5, ["ann"], "a" * 2000])

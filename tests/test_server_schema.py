@@ -13,8 +13,9 @@ from schemathesis.checks import not_a_server_error
 from outrider import LLM
 from outrider.server.app import make_app
 from outrider.server.backend import Backend
+from outrider.server.models import Models
 
-schema = schemathesis.openapi.from_dict(make_app(Backend("smollm2-135m", max_queue=8)).openapi())
+schema = schemathesis.openapi.from_dict(make_app(Models([Backend("smollm2-135m", LLM, max_queue=8)])).openapi())
 
 
 @pytest.fixture(scope="module")

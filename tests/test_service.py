@@ -29,10 +29,12 @@ POISON = 11
 _ids = count()
 
 
-def sequence(prompt: Sequence[int], max_tokens: int = 20, seed: int = 0) -> Running:
+def sequence(prompt: Sequence[int], max_tokens: int = 20, seed: int = 0, principal: str = "") -> Running:
     params = resolved(VOCAB, max_tokens=max_tokens, seed=seed, temperature=1.0)
     stream = TextStream(lambda token: b"%d " % token, (), False)
-    return Running(next(_ids), list(prompt), len(prompt), params, max_tokens, stream, History(prompt))
+    return Running(
+        next(_ids), list(prompt), len(prompt), params, max_tokens, stream, History(prompt), principal=principal
+    )
 
 
 class Model(TableModel):
@@ -265,5 +267,68 @@ def test_a_waiting_sequence_has_no_slot() -> None:
             assert second.slot == NO_SLOT
             assert (service.load.stats.running, service.load.stats.waiting) == (1, 1)
             assert service.load.stats.kv_used >= 2
+
+    run(model, act)
+
+
+def test_behind_64_requests_of_one_client_anothers_first_token_comes_soon() -> None:
+    """In passes of the model, not seconds; and whoever had to make way gets the tokens it would have had."""
+    model = Model(max_batch=4, max_context=200)
+
+    async def act(service: Service) -> None:
+        async def passes(seq: Running) -> int:
+            with service.stream(seq) as stream:
+                before = len(model.passes)
+                await anext(stream)
+                return len(model.passes) - before
+
+        prompt = [1, 2, 3, 4, 5]
+        alone_ = await passes(sequence(prompt, principal="new"))
+        many = [sequence([7, 8, 9], 60, seed=i, principal="many") for i in range(64)]
+        asked = [asyncio.ensure_future(tokens_of(service, seq)) for seq in many]
+        while not many[3].generated:
+            await asyncio.sleep(0)
+        model.delay = 0.005  # so that the loop's thread is not passes behind the engine's
+        assert await passes(sequence(prompt, principal="new")) <= 3 * alone_ + 2
+        model.delay = 0.0
+        assert await asyncio.gather(*asked) == [alone([7, 8, 9], max_tokens=60, seed=i) for i in range(64)]
+        assert service.load.stats.preemptions >= 1
+
+    run(model, act, max_queue=64)
+
+
+def test_a_queue_that_one_has_filled_takes_others() -> None:
+    model = Model(max_batch=1)
+    model.delay = 0.002
+
+    async def act(service: Service) -> None:
+        def ask(principal: str) -> Stream:
+            return service.stream(sequence([1], principal=principal))
+
+        streams = [ask("many") for _ in range(3)] + [ask("one"), ask("two"), ask("three")]
+        for principal in ("many", "one", "four"):
+            with pytest.raises(Busy):
+                ask(principal)
+        for stream in streams:
+            stream.close()
+
+    run(model, act, max_queue=2)
+
+
+def test_the_longer_the_queue_the_later_to_come_back() -> None:
+    model = Model(max_batch=2)
+
+    async def act(service: Service) -> None:
+        service._typical = 2.0  # seconds
+        told = []
+        for waiting in (2, 6, 400):
+            service.capacity = waiting
+            streams = [service.stream(sequence([1])) for _ in range(waiting)]
+            with pytest.raises(Busy) as busy:
+                service.stream(sequence([1]))
+            told.append(busy.value.retry_after)
+            for stream in streams:
+                stream.close()
+        assert told == [1, 5, 60]
 
     run(model, act)

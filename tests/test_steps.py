@@ -141,6 +141,48 @@ def test_many_requests_rest_where_nothing_pays_and_wake_up_when_few_are_left() -
     assert all(ledger.left > 1.0 for ledger in ledgers[:8]), "rest earns as plain steps do"
 
 
+def churned(read: float, unread: float, stretch: float, steps: int = 2500) -> tuple[float, float]:
+    """64 requests that last 40 steps each and make room for newcomers, whose drafts are right so often where their
+    prompts were read and where not: tokens a plain step's time, and the share of prompts read in the second half."""
+    rng, chains, costs = Random(3), Chains(4, Silence()), {PLAIN: 1.0, ONE: 1.0 + stretch}
+    states: list[ChainState] = []
+    ledgers: list[Ledger] = []
+    born: list[int] = []
+    tokens = seconds = 0.0
+    asked = [0, 0]
+    for step in range(steps):
+        going = [i for i in range(len(states)) if step < born[i] + 40]
+        states, ledgers, born = ([of[i] for i in going] for of in (states, ledgers, born))
+        if len(states) < 64:
+            reads = chains.reads(64)
+            asked = [asked[0] + 1, asked[1] + reads] if step > steps // 2 else asked
+            for _ in range(64 - len(states)):
+                states.append(chains.newcomer())
+                ledgers.append(Ledger())
+                born.append(step if step else step - rng.randrange(40))
+        length = 0 if chains.rests(64) else chains.plan(states, ledgers, costs, 1, {}).shape.verified
+        commits = [commit(length, rng.random() < (read if state.read else unread)) for state in states]
+        observe(chains, states, ledgers, commits)
+        tokens += sum(len(each.tokens) for each in commits) / 64
+        seconds += 1.0 + stretch * length
+    return tokens / seconds, asked[1] / asked[0]
+
+
+def test_drafts_for_prompts_nobody_read_are_no_measure_of_drafts() -> None:
+    """Where reading pays it goes on: a few that could not be drafted for do not make it stop for good."""
+    speed, share = churned(read=0.65, unread=0.3, stretch=0.3)
+    assert speed > 1.2
+    assert share > 0.95
+    speed, share = churned(read=0.15, unread=0.1, stretch=0.5)
+    assert speed > 0.97
+    assert share < 0.15, "and where it does not it is tried now and then"
+
+
+def test_bad_luck_of_one_among_many_stops_nobody() -> None:
+    speed, _ = churned(read=0.65, unread=0.3, stretch=0.35)
+    assert speed > 1.15
+
+
 def test_the_host_is_timed_by_its_undisturbed_steps() -> None:
     costs = StepCosts(MEASURED)
     for step in range(200):

@@ -170,7 +170,7 @@ def test_a_draft_model_learns_too(trained: Path, target: Path, tmp_path: Path) -
     assert command("train", "--out", str(tmp_path / "new"), "--start-from", str(out), *data) == 2
 
 
-@pytest.mark.parametrize("form", [".", "compact"])
+@pytest.mark.parametrize("form", [".", pytest.param("compact", marks=pytest.mark.slow)])
 def test_training_goes_on_from_a_head(trained: Path, target: Path, prompts: Path, tmp_path: Path, form: str) -> None:
     start, out = trained / form, tmp_path / "more"
     given = ("--data", str(trained / "data"), "--model", str(target), "--epochs", "1", *QUICK)
@@ -198,6 +198,7 @@ def test_training_goes_on_from_a_head(trained: Path, target: Path, prompts: Path
 OPTIONS = ("--draft-vocab", "64", "--seed", "1", *SHORT)
 
 
+@pytest.mark.slow
 def test_a_head_that_starts_with_more_to_draft_and_read_drafts_as_before(
     trained: Path, target: Path, prompts: Path, tmp_path: Path
 ) -> None:

@@ -236,7 +236,7 @@ def test_random_weights_run_and_stay_finite() -> None:
     assert 0.1 < logits.std() < 10
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def default_twin(request: pytest.FixtureRequest, default_checkpoint: Checkpoint) -> tuple[LLM, LanguageModel]:
     """The default model, and its twin of twice the size."""
     llm = LLM(drafter="none", dtype=request.param, max_batch=4, max_context=256, device="cpu")

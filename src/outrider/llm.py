@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from itertools import chain, count
@@ -32,7 +33,7 @@ from outrider.parts import TargetParts
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, Drafter, HasNetworks, LanguageModel, Prepares, Speculation
+from outrider.types import Chunk, Completion, Drafter, HasNetworks, LanguageModel, Speculation
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,8 @@ class LLM:
     `max_batch`: sequences that run together; more wait. `max_context`: tokens of prompt and answer to make room for.
     `kv_tokens`: the most tokens that running sequences may have together (None: what the cache has room for).
     `remember`: lookup may draft from the answers to earlier requests; not for requests of different owners, who could
-    tell by the time it takes. `progress`: told what takes long (None: nobody is).
+    tell by the time it takes. `progress`: told what takes long (None: nobody is). `quiet`: a context in which nothing
+    else runs; what passes cost is then measured at once, inside of it, unless an earlier process has.
 
     Any number of threads may use one LLM, and streams may be read by turns: all run together in one engine, and
     everybody gets what they would get alone.
@@ -80,6 +82,7 @@ class LLM:
         kv_tokens: int | None = None,
         remember: bool = True,
         progress: Progress | None = None,
+        quiet: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         drafter = asked.drafter(drafter)
         others = also if also == "available" else asked.names("also", also)
@@ -109,6 +112,7 @@ class LLM:
         """What runs here, in a line."""
         self._loaded: TargetParts | None = TargetParts(checkpoint, place, target, remember)
         self._costs = Costs(cache_root() / "costs", self._loaded.facts)
+        self._quiet = quiet
         router = build_router(drafter, available(self._loaded) if others == "available" else others, self._loaded)
         self.drafter: Drafter = router.default
         """Who drafts for requests that name nobody."""
@@ -116,7 +120,7 @@ class LLM:
         self._takes_predictions = True
         controller = self._auto(target, router) if length is None else FixedLength(length)
         self._engine: Engine | None = Engine(target, router, controller, kv_tokens=kv_tokens)
-        self._prepare(progress, self._loaded.made, self._engine)
+        self._prepare(progress, self._engine)
         self._turns = Turns()
         self._service: Service | None = None
         """What the engine was lent to."""
@@ -237,12 +241,14 @@ class LLM:
             drafter = build(drafter, self._parts)
         decides = self._auto(self.model, drafter) if controller == "auto" else asked.controller(controller)
         engine = Engine(self.model, drafter, decides)
-        self._prepare(SilentProgress(), self._parts.made, engine)
+        self._prepare(SilentProgress(), engine)
         return self.with_engine(engine)
 
     def with_model(self, model: LanguageModel) -> LLM:
         """The same tokenizer and defaults over another model of the same vocabulary, decoding plainly."""
-        other = self.with_engine(Engine(model, NoDrafter(), FixedLength(0)))
+        plain = Engine(model, NoDrafter(), FixedLength(0))
+        self._prepare(SilentProgress(), plain)
+        other = self.with_engine(plain)
         other._costs = Costs(None, {})  # another model's, and nobody knows which
         return other
 
@@ -312,15 +318,17 @@ class LLM:
         """A controller that knows what passes cost here, or finds out between the first steps."""
         table = self._costs.load(model, drafter)
         survey = None if table else self._costs.survey(model, drafter)
+        if survey is not None and self._quiet is not None:
+            with self._quiet():
+                table, survey = survey.whole(), None
         return AutoLength(
             table=table, survey=survey, acceptance=drafter.acceptance if isinstance(drafter, HasNetworks) else None
         )
 
     @staticmethod
-    def _prepare(progress: Progress, networks: Sequence[object], engine: Engine) -> None:
+    def _prepare(progress: Progress, engine: Engine) -> None:
         """What is compiled and recorded on a GPU is so before the first request, not while it waits."""
-        parts = [network.recordings() for network in networks if isinstance(network, Prepares)]
-        recordings = list(chain(*parts, engine.recordings()))
+        recordings = list(chain(*(part.recordings() for part in engine.prepares)))
         if not recordings:  # on a CPU there are none
             return
         from outrider.models.cuda.compiling import compile_kernels  # needs Triton, which is not everywhere
@@ -367,11 +375,14 @@ class LLM:
         choice: int = 0,
         speculation: Speculation | None = None,
         cache_salt: str | None = None,
+        principal: str = "",
+        priority: int = 0,
         trace: bool = False,
         shown: Collection[int] = (),
     ) -> Running:
         """A sequence for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed.
-        `cache_salt`: work is shared with sequences of the same salt alone. `shown`: control tokens that are written
+        `cache_salt`: work is shared with sequences of the same salt alone. `principal`: whose it is; principals take
+        turns, and of each those of the lowest `priority` are begun first. `shown`: control tokens that are written
         out in the text, by their names."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else asked.token_ids("prompt", prompt)
         if not tokens:
@@ -399,6 +410,8 @@ class LLM:
             keep_trace=flag("trace", trace),
             speculation=self._checked(Speculation() if speculation is None else speculation),
             cache_salt=cache_salt,
+            principal=principal,
+            priority=whole("priority", priority),
         )
         if (limit := sequence.grammar_limit) is not None:
             raise InvalidRequest(f"grammar: {limit}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.drafters.model import check_vocabularies
@@ -28,11 +28,6 @@ class TargetParts:
     place: Placement
     model: LanguageModel
     remember: bool
-    made: list[object] = field(default_factory=list)
-    """The networks that run, the target first."""
-
-    def __post_init__(self) -> None:
-        self.made.append(self.model)
 
     @property
     def vocab_size(self) -> int:
@@ -45,8 +40,7 @@ class TargetParts:
     def draft_model(self, path: str) -> LanguageModel:
         draft = open_checkpoint(path, self.target.progress)
         check_vocabularies(self.target.tokenizer.vocabulary(), draft.tokenizer.vocabulary())
-        self.made.append(model := load_model(draft, beside(self.place, draft)))
-        return model
+        return load_model(draft, beside(self.place, draft))
 
     def head(self, path: str) -> DraftHead:
         folder = Path(path).expanduser() if path else shipped_head(self.target.name)
@@ -54,8 +48,7 @@ class TargetParts:
             raise DrafterError(
                 f"no head for {self.target.name} comes with Outrider; name one (head:PATH) or train it: outrider train"
             )
-        self.made.append(head := load_head(folder, self.model, self.target.tokenizer))
-        return head
+        return load_head(folder, self.model, self.target.tokenizer)
 
     @property
     def facts(self) -> dict[str, object]:

@@ -18,7 +18,7 @@ from outrider.models.checkpoints.checkpoint import Checkpoint, WeightSource
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import place_head
 from outrider.models.load import Placement, load_model
-from outrider.types import DraftHead, LanguageModel, Rows, Stepper, SteppingModel, TappedModel
+from outrider.types import DraftHead, LanguageModel, Prepares, Recording, Rows, Stepper, SteppingModel, TappedModel
 
 
 def load_twin(checkpoint: Checkpoint, shape: TwinShape, place: Placement, seed: int = 0) -> CutVocabulary:
@@ -134,3 +134,15 @@ class SteppingCut(CutVocabulary):
     def advance(self, slot: int, count: int) -> None:
         assert isinstance(self.model, SteppingModel)
         self.model.advance(slot, count)
+
+    @property
+    def late(self) -> int:
+        return self._prepares.late
+
+    def recordings(self) -> Iterator[Recording]:
+        return self._prepares.recordings()
+
+    @property
+    def _prepares(self) -> Prepares:
+        assert isinstance(self.model, Prepares)
+        return self.model

@@ -89,7 +89,8 @@ def _row(option: Any) -> str:
     flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
     metavar = f" `{option.metavar}`".replace("|", "\\|") if option.metavar else ""
     given = option.default is not None and option.default is not False and option.default != []
-    return f"| {flags}{metavar} | {option.help} | {f'`{option.default}`' if given else ''} |"
+    default = ", ".join(option.default) if isinstance(option.default, list) else option.default
+    return f"| {flags}{metavar} | {option.help} | {f'`{default}`' if given else ''} |"
 
 
 if __name__ == "__main__":

@@ -20,8 +20,24 @@ _server = partial(typer.Option, rich_help_panel="Server")
 
 def serve(
     model: Annotated[
-        str, _model("--model", "-m", metavar="MODEL", help="Known name, model folder, GGUF file or hub id.")
-    ] = DEFAULT_MODEL,
+        list[str],
+        _model(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Known name, model folder, GGUF file or hub id. Given several times: the first is the default, and "
+            "the others are loaded when somebody asks for them.",
+        ),
+    ] = [DEFAULT_MODEL],  # noqa: B006 (typer reads it and nobody changes it)
+    unload_after: Annotated[
+        float,
+        _model(
+            "--unload-after",
+            min=0,
+            metavar="SECONDS",
+            help="Of several models, unload one that nobody has used for so long; 0: none.",
+        ),
+    ] = 600,
     drafter: Annotated[
         str,
         _model(
@@ -88,6 +104,35 @@ def serve(
             help="Ask clients for this key (also from OUTRIDER_API_KEY, where others on this machine cannot see it).",
         ),
     ] = None,
+    api_keys: Annotated[
+        Path | None,
+        _server(
+            "--api-keys",
+            metavar="FILE",
+            help="Named keys and what each may use, as docs/server.md says; read again when the file changes. "
+            "Nothing is shared between names.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        _server(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Also answer /metrics and /health on this port, without a key and with what was reused; let nobody "
+            "near it whose requests are answered here.",
+        ),
+    ] = None,
+    otlp_traces: Annotated[
+        str | None,
+        _server(
+            "--otlp-traces",
+            metavar="URL",
+            help="Send a span for each request to this OpenTelemetry collector, as in http://localhost:4318/v1/traces "
+            '(pip install "outrider[otel]").',
+        ),
+    ] = None,
     max_queue: Annotated[
         int, _server("--max-queue", min=0, metavar="N", help="Most answers waiting; beyond that clients get a 429.")
     ] = 64,
@@ -95,6 +140,24 @@ def serve(
         int,
         _server("--max-connections", min=2, metavar="N", help="Most connections; one address may have half of them."),
     ] = 512,
+    trusted_proxies: Annotated[
+        list[str] | None,
+        _server(
+            "--trusted-proxies",
+            metavar="ADDRESS",
+            help="A proxy, or a network of them, that is believed whom it passes requests on for (X-Forwarded-For; may "
+            "be given several times). Callers without a key of their own take turns by address.",
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        _server(
+            "--allowed-origins",
+            metavar="ORIGIN",
+            help="A site whose pages may use the server from browsers, as in https://app.example (CORS; may be given "
+            "several times; * lets in every page).",
+        ),
+    ] = None,
     allow_host: Annotated[
         list[str] | None,
         _server(
@@ -110,29 +173,36 @@ def serve(
         from outrider.server import run
         from outrider.server.app import make_app
         from outrider.server.backend import Backend
-        from outrider.server.connections import Limits
-        from outrider.server.hosts import names
+        from outrider.server.connections import Limits, networks
+        from outrider.server.hosts import names, origins
+        from outrider.server.keys import KeyFile, OneKey, trust
         from outrider.server.logs import log_to_stderr
+        from outrider.server.models import Models
+
+        if otlp_traces:
+            from outrider.server.tracing import exported_to
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("outrider"):
             raise
-        raise InvalidRequest(f'the server needs {error.name}; install it: pip install "outrider[serve]"') from error
+        extra = "otel" if (error.name or "").startswith("opentelemetry") else "serve"
+        raise InvalidRequest(f'the server needs {error.name}; install it: pip install "outrider[{extra}]"') from error
     from outrider.cli.progress import RichProgress
     from outrider.llm import LLM
 
-    listener = run.listen(host, port)
+    if api_key and api_keys:
+        raise InvalidRequest("api-keys: give either it or --api-key (OUTRIDER_API_KEY), not both")
+    keys = KeyFile(api_keys) if api_keys else OneKey(api_key) if api_key else None
+    listeners = [run.listen(host, each) for each in (port, metrics_port) if each is not None]
+    listener, *watched = listeners
     log_to_stderr()
-    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+    if host not in ("127.0.0.1", "localhost", "::1") and keys is None:
         note(f"{host} can be reached from other machines, and anybody there may use the model: think of --api-key")
-    shared = "all who have the key" if api_key else "everybody"
-    note(
-        f"requests without cache_salt reuse what {shared} sent, and can tell by the time they take; see docs/server.md"
-    )
-    backend = Backend(_name(model), max_queue=max_queue)
+    note(trust(keys))
+    several = len(model) > 1
 
-    def load() -> LLM:
+    def load(path: str) -> LLM:
         llm = LLM(
-            model,
+            path,
             drafter=drafter,
             also="available",
             draft_length="auto" if draft_length == "auto" else int(draft_length),
@@ -145,21 +215,41 @@ def serve(
             kv_tokens=kv_tokens,
             remember=remember,
             progress=RichProgress(),
+            quiet=models.quiet if several else None,
         )
-        keep_for_good()
+        if not several:  # what is unloaded later must be freed
+            keep_for_good()
         return llm
+
+    paths = {_name(path): path for path in model}
+    if len(paths) < len(model):
+        raise InvalidRequest("model: several have the same name; clients could not tell them apart")
+    models = Models(
+        [Backend(name, partial(load, path), max_queue=max_queue) for name, path in paths.items()],
+        idle=unload_after if several and unload_after else None,
+    )
 
     def ready() -> None:
         address = f"http://{_shown(listener.getsockname()[0])}:{listener.getsockname()[1]}"
-        key = " -H 'Authorization: Bearer KEY'" if api_key else ""
+        key = " -H 'Authorization: Bearer KEY'" if keys else ""
         said = '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
-        print(f"{backend.name} is served at {address} (Ctrl-C ends it); playground: {address}/", file=sys.stderr)
+        served = f"{', '.join(models.names)} {'are' if several else 'is'} served at {address}"
+        print(f"{served} (Ctrl-C ends it); playground: {address}/", file=sys.stderr)
         print(f"  curl -N {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{said}'",
               file=sys.stderr, flush=True)  # fmt: skip
 
-    app = make_app(backend, api_key=api_key, hosts=names(host, allow_host or ()))
-    limits = Limits(connections=max_connections, per_address=max_connections // 2)
-    run.serve(app, backend, listener, load, ready, limits)
+    app = make_app(
+        models,
+        keys=keys,
+        hosts=names(host, allow_host or ()),
+        origins=origins(allowed_origins or ()),
+        metrics_port=watched[0].getsockname()[1] if watched else None,
+        watchers=[exported_to(otlp_traces).ended] if otlp_traces else (),
+    )
+    limits = Limits(
+        connections=max_connections, per_address=max_connections // 2, proxies=networks(trusted_proxies or ())
+    )
+    run.serve(app, models, listeners, ready, limits)
 
 
 def _name(model: str) -> str:

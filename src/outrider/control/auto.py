@@ -257,7 +257,8 @@ class AutoLength:
         for request, commit, charge in zip(requests, commits, charged, strict=True):
             if request.proposed.tokens:
                 self._acceptance.observe(request.proposed, request.leanings, commit.tokens)
-            request.ledger.step(charge, len(commit.tokens) - 1, total / len(requests))
+            gained = len(commit.tokens) - 1
+            request.ledger.step(charge, gained, gained - total / len(requests))
             request.paid.end_step()
             request.proposed, request.nodes, request.expected = _EMPTY, 0, 0.0
         self._prices.value(len(requests), total, expected, self._steps)
@@ -335,7 +336,7 @@ class AutoLength:
 
     def pays(self, sequences: int) -> bool:
         if self._on_device:
-            return not self._silence.settled and self._chains.reads(sequences)
+            return self._chains.reads(sequences)
         return self._paid is None or self._paid.pays(self._prices.efficiency, sequences)
 
     @property

@@ -33,8 +33,10 @@ _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
 """What a chain must bring, of plain steps' tokens a second."""
-_READING = 1.08
+_READING = 1.15
 """And for a drafter to read the prompts of newcomers, which takes it a while for each."""
+_READ_EVERY, _READ_FOR = 512, 16
+"""Steps after which prompts are read for a few all the same: what drafts bring without is no measure of them."""
 _REST = 8
 """Steps for which nothing is thought about where nothing has paid for a while: with many requests, thinking costs."""
 
@@ -52,6 +54,8 @@ class ChainState:
     """How often each was right of those drafted on the device."""
     rested: int
     """`Chains.rested` when the ledger was told of it."""
+    read: bool
+    """Whether the drafter was to read its prompt."""
     since: int | None = None
     """The first step it was in; None: it was in none, or has left the device since."""
 
@@ -75,8 +79,9 @@ class Chains:
     def __init__(self, nodes: int, silence: Silence, acceptance: Sequence[float] = ()) -> None:
         """Of at most `nodes` nodes. A step for which nobody drafts adds to the `silence`, which may have begun on the
         host. `acceptance`: as `DraftHead.acceptance`."""
-        self._newcomers = Levels(hoped(acceptance, nodes), HOPE, 1 / 64, 4)
-        """What is believed of a request of which nothing is known yet."""
+        first = hoped(acceptance, nodes)
+        self._newcomers = {read: Levels(first, HOPE, 1 / 128, 4) for read in (True, False)}
+        """What is believed of a request of which nothing is known yet but whether the drafter has read its prompt."""
         self._silence = silence
         self._since_plain = _PLAIN_EVERY - _PLAIN_SOON
         self._pause = SOONEST
@@ -89,10 +94,12 @@ class Chains:
         self.rested = 0
         """Steps observed that nothing was thought about."""
         self._gains: dict[int, float] = {}
-        """What the last chains were expected to bring, of plain steps' tokens a second, by about how many requests."""
+        """What drafts would bring if all prompts had been read, of plain steps' tokens a second, by about how many
+        requests."""
+        self._reading = True
 
     def newcomer(self) -> ChainState:
-        return ChainState(self._newcomers.copy(rate=1 / 24, weight=8), self.rested)
+        return ChainState(self._newcomers[self._reading].copy(rate=1 / 24, weight=8), self.rested, self._reading)
 
     def ahead(self, state: ChainState) -> int:
         """Tokens expected of the steps under way. An offer is of use after them only if all of it was right there."""
@@ -103,8 +110,10 @@ class Chains:
         return sum(1 + (i.shape.verified if state in i.sources else round(levels.total(i.shape.drafted))) for i in own)
 
     def reads(self, requests: int) -> bool:
-        """Whether drafts bring enough, among so many, for the drafter to read newcomers' prompts."""
-        return self._gains.get(requests.bit_length(), _READING) >= _READING
+        """Whether drafts bring enough, among so many, for the drafter to read the prompts of the next newcomers."""
+        pays = self._gains.get(requests.bit_length(), _READING) >= _READING
+        self._reading = pays or (self._number + self.rested) % _READ_EVERY < _READ_FOR
+        return self._reading
 
     def rests(self, requests: int) -> bool:
         """Whether the next step is plain without a closer look; it is then under way."""
@@ -143,7 +152,8 @@ class Chains:
             rate = (len(states) + sum(each)) / seconds[shape]
             if rate > most_a_second and stretch * len(states) <= left and stretch <= min(map(add, patience, each)):
                 best, most_a_second = shape, rate
-        self._gains[len(states).bit_length()] = most_a_second * plain / len(states) if best != PLAIN else 1.0
+        total = self._newcomers[True].total
+        self._gains[len(states).bit_length()] = max((1 + total(s.drafted)) * plain / seconds[s] for s in shapes)
         self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else PLAIN
         offered = gains.offered(best)
@@ -194,15 +204,20 @@ class Chains:
         _, shape, stretch, sources = issued
         shared = issued.number % len(states)  # what newcomers begin with is learned from one after the other
         for i, (state, ledger, commit) in enumerate(zip(states, ledgers, commits, strict=True)):
-            ledger.step(stretch, len(commit.tokens) - 1, stretch)
+            gained = len(commit.tokens) - 1
             if sources and commit.draft.source == sources.get(state):
+                ledger.step(stretch, gained, gained - stretch)
                 continue  # it took what was offered, and what was drafted there is not known
             length = max(shape.drafted, len(commit.draft))
             if not length:
+                ledger.step(stretch, gained, -stretch)
                 continue
             state.levels.observe_hits(len(commit.path), length)
+            # Among many, somebody is always out of luck: nobody waits for that while more than luck is not believed.
+            expected = state.levels.total(length)
+            ledger.step(stretch, gained, (expected if expected >= stretch else gained) - stretch)
             if i == shared:
-                self._newcomers.observe_hits(len(commit.path), length)
+                self._newcomers[state.read].observe_hits(len(commit.path), length)
 
 
 class _Gains:

@@ -31,12 +31,12 @@ class Ledger:
         """Everything charged less everything credited."""
         self.patience = _START
 
-    def step(self, charge: float, gained: int, stretch: float) -> None:
-        """One step is over: its drafts cost `charge` passes and brought `gained` tokens, each of which saved one, and
-        all the drafts of the batch together made it take 1 + `stretch` passes."""
+    def step(self, charge: float, gained: int, worth: float) -> None:
+        """One step is over: its drafts cost `charge` passes and brought `gained` tokens, each of which saved one.
+        `worth`: what such steps bring this request, less what the drafts of the whole batch have added to this one."""
         self.lost += charge - gained
         self.left = min(_MOST, self.left + SHARE + gained - charge)
-        self.patience = min(_MOST, self.patience + PATIENCE + gained - stretch)
+        self.patience = min(_MOST, self.patience + PATIENCE + worth)
 
     def rest(self, steps: int) -> None:
         """So many steps without drafts are over."""

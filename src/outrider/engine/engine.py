@@ -32,7 +32,6 @@ from outrider.types import (
     LanguageModel,
     Prepares,
     ReadsFeatures,
-    Recording,
     Rows,
     StepKind,
     SteppingModel,
@@ -83,12 +82,8 @@ class Engine:
         self._reader = drafter if isinstance(drafter, ReadsFeatures) else None
         self._runner = model.runner if isinstance(model, LendsThreads) else None
         networks = drafter.networks.values() if isinstance(drafter, HasNetworks) else ()
-        self._prepared = [part for part in (self.runahead, model, *networks) if isinstance(part, Prepares)]
-        """What is recorded on a device."""
-
-    def recordings(self) -> Iterator[Recording]:
-        """What steps on a device need recorded before the first."""
-        return iter(()) if self.runahead is None else self.runahead.recordings()
+        self.prepares = [part for part in (model, *networks, self.runahead) if isinstance(part, Prepares)]
+        """What is to be compiled and recorded on a device before the first request."""
 
     def measure(self) -> Iterator[None]:
         """What those take; yields after each."""
@@ -175,7 +170,7 @@ class Engine:
             places.hits,
             places.reused,
             self._preemptions,
-            sum(part.late for part in self._prepared),
+            sum(part.late for part in self.prepares),
         )
 
     def leaks(self) -> list[str]:

@@ -49,6 +49,8 @@ class Places:
         sequence.leader = None if sequence.scoring else self._leader(sequence, running, length)
         if sequence.leader is not None:
             return
+        if sequence.reused is None:
+            sequence.reused = min(length, sequence.prompt_length)
         if found is None or self._keeps is None:
             sequence.slot = self._model.open()
             self._drafter.open(sequence)

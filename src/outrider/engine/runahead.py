@@ -115,6 +115,8 @@ class Runahead:
         """By the power of two that the lanes fill."""
         self._read: tuple[StepCosts, StepShape, float] | None = None
         """The step read last, by its costs and shape, and when; None: steps on the host came after it."""
+        self._drafted = False
+        """Whether it did: the first draft after a plain step also catches up, which is no measure of the others."""
         self._elsewhere = 0.0
         """Seconds since then that went into other things than steps: prompts, and newcomers."""
         self._shapes = shapes(controller.lengths if drafter else (), controller.offered_lengths if lookup else ())
@@ -213,8 +215,10 @@ class Runahead:
         outcome = self._stepper.collect()
         self._read, self._elsewhere = None, 0.0
         if self._drafts and (known := self._costs_of(len(launched.lanes))):
-            if (device := outcome.draft_seconds + outcome.target_seconds) > 0:
+            device = outcome.draft_seconds + outcome.target_seconds
+            if device > 0 and (self._drafted or not launched.shape.drafted):
                 known.observe(launched.shape, device)
+            self._drafted = launched.shape.drafted > 0
             self._read = known, launched.shape, perf_counter()
         return outcome
 

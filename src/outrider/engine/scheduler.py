@@ -1,27 +1,31 @@
 """Who runs, and whose prompt is worked on next. Decisions only, and no torch here: the engine carries them out.
 
-Sequences come first come, first served. Those that run always came before those that wait, so `running` is in order of
-arrival, and the one to give way when room gets scarce is the last of them.
+Principals take turns (`FairQueue`); of one principal's sequences, first come is first served. So `running` is in the
+order in which places were given, and the one to give way when room gets scarce is the last of whoever holds most.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from outrider.engine.fair_queue import FairQueue, Owned, places
 from outrider.errors import InvalidRequest
 
 _LATELY = 1 / 16
 """What a step counts for in the average of them."""
+_BESIDE = 512
+"""Rows of one prompt beside decoding, at most: what decodes waits no longer for them, however large a chunk is."""
 _PIECES = 8
-"""Rows of prompts beside decoding come in so many parts of a whole chunk: passes are made for few sizes, and one that
-fits none is filled up."""
+"""They come in so many parts of that: passes are made for few sizes, and one that fits none is filled up."""
 LOOKAHEAD = 32
 """Tokens a running sequence is taken to gain next: room for them is set aside."""
+SPARED = 64
+"""Steps in which a sequence that has made way for another principal is not asked to again."""
 
 
-class Schedulable(Protocol):
+class Schedulable(Owned, Protocol):
     """What a scheduler knows of a sequence."""
 
     @property
@@ -58,7 +62,8 @@ class Scheduler(Generic[S]):
     """Sequences wait, then run until finished or aborted. Per step: `preempt`, `admit`, `plan`.
 
     Invariants: at most `max_running` run; after `preempt` and `admit` their tokens and what they are about to gain fit
-    into `kv_tokens`, unless only one runs; a sequence that waits never overtakes one that came before it.
+    into `kv_tokens`, unless only one runs; a sequence that waits never overtakes one of its principal and priority that
+    came before it; one that makes way for another principal does so at most once in `SPARED` steps.
     """
 
     def __init__(self, max_running: int, kv_tokens: int, chunk: int) -> None:
@@ -70,8 +75,11 @@ class Scheduler(Generic[S]):
         self._chunk = chunk
         self._gained = 1.0
         """Tokens that a step has lately brought each of those in it."""
-        self._waiting: deque[S] = deque()
+        self._waiting: FairQueue[S] = FairQueue()
         self.running: list[S] = []
+        self._step = 0
+        self._spared: dict[int, int] = {}
+        """By a sequence's `id()`, as long as it is here: the step until which it has made way enough."""
 
     @property
     def waiting(self) -> int:
@@ -87,66 +95,97 @@ class Scheduler(Generic[S]):
         return sum([len(sequence.tokens) for sequence in self.running])
 
     def add(self, sequence: S) -> None:
-        self._waiting.append(sequence)
+        self._waiting.add(sequence)
 
     def remove(self, sequence: S) -> None:
         """Take a sequence out, waiting or running; one that has left already stays out."""
-        for group in (self.running, self._waiting):
-            if sequence in group:
-                group.remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self._spared.pop(id(sequence), None)
 
     def gained(self, sequences: int, tokens: int) -> None:
         """A step has brought so many sequences so many tokens."""
         self._gained += _LATELY * (tokens / sequences - self._gained)
 
     def preempt(self) -> list[S]:
-        """Send back to the front of the queue what no longer fits, the youngest first; what they hold must be let go.
-        They keep their tokens, and are run again from the first when they are admitted again."""
+        """Send back to the front of their lines what no longer fits, and then what has to make way for principals that
+        hold less; what they hold must be let go. They keep their tokens, and are run again from the first when they are
+        admitted again."""
+        self._step += 1
         gone: list[S] = []
-        if self.kv_used + LOOKAHEAD * len(self.running) <= self.kv_tokens:
-            return gone
-        while len(self.running) > 1 and sum(map(_claim, self.running)) > self.kv_tokens:
-            gone.append(self.running.pop())
-            self._waiting.appendleft(gone[-1])
+        if self.kv_used + LOOKAHEAD * len(self.running) > self.kv_tokens:
+            while len(self.running) > 1 and sum(map(_claim, self.running)) > self.kv_tokens:
+                gone.append(_youngest(self.running, places(self.running)))
+                self.running.remove(gone[-1])
+                self._waiting.put_back(gone[-1])
+        return gone + self._make_way()
+
+    def _make_way(self) -> list[S]:
+        """Sequences sent back so that the next in the queue has a place. Its principal holds at least two fewer than
+        theirs, so that nobody makes way who would be asked to come back for it; and where that would not be room enough
+        nobody does."""
+        held = places(self.running) if self._waiting else Counter[str]()
+        newcomer = self._waiting.next(held)
+        if newcomer is None:
+            return []
+        staying, gone = list(self.running), list[S]()
+        while not self._fits(newcomer, staying):
+            able = [s for s in staying if self._may_go(s) and held[s.principal] >= held[newcomer.principal] + 2]
+            if not able:
+                return []
+            gone.append(_youngest(able, held))
+            staying.remove(gone[-1])
+            held[gone[-1].principal] -= 1
+        for sequence in gone:
+            self._spared[id(sequence)] = self._step + SPARED
+            self._waiting.put_back(sequence)
+        self.running[:] = staying
         return gone
 
-    def admit(self) -> list[S]:
-        """Move waiting sequences, in order, into the running set while they fit; the engine begins them.
+    def _may_go(self, sequence: S) -> bool:
+        return self._spared.get(id(sequence), 0) <= self._step
 
-        A newcomer needs room for itself, and leaves the others twice their claim: otherwise it might soon have to go
+    def _fits(self, newcomer: S, running: Sequence[S]) -> bool:
+        """A newcomer needs room for itself, and leaves the others twice their claim: otherwise it might soon have to go
         again, and its prompt would have been run for nothing."""
+        wanted = sum(len(s.tokens) + min(s.remaining, 2 * LOOKAHEAD) for s in (*running, newcomer))
+        return len(running) < self._max_running and (wanted <= self.kv_tokens or not running)
+
+    def admit(self) -> list[S]:
+        """Move waiting sequences, in order, into the running set while they fit; the engine begins them."""
         joined: list[S] = []
-        if not self._waiting:
-            return joined
-        spare = self.kv_tokens - sum(len(s.tokens) + min(s.remaining, 2 * LOOKAHEAD) for s in self.running)
-        while self._waiting and len(self.running) < self._max_running:
-            sequence = self._waiting[0]
-            spare -= len(sequence.tokens) + min(sequence.remaining, 2 * LOOKAHEAD)
-            if spare < 0 and self.running:
-                break
-            joined.append(self._waiting.popleft())
-            self.running.append(joined[-1])
+        held = places(self.running) if self._waiting else Counter[str]()
+        while (sequence := self._waiting.next(held)) is not None and self._fits(sequence, self.running):
+            self._waiting.serve(sequence)
+            self.running.append(sequence)
+            joined.append(sequence)
+            held[sequence.principal] += 1
         return joined
 
     def plan(self) -> Plan[S]:
         """The next step of what runs.
 
-        While some decode, prompts get as large a part of `chunk` as there are sequences with prompts among all, but at
-        least a quarter: decoding goes on, and so does every prompt. Steps that bring several tokens each leave as much
-        more to prompts, which would otherwise wait for sequences that finish sooner. Half of the rows go to the prompt
-        that came first, so that a long one progresses; the rest to those with the least to do, so that short ones
-        overtake it.
+        While some decode, prompts get as large a part of `chunk` as there are sequences with prompts among all, or
+        principals that have nothing but prompts, but at least a quarter of what one may bring beside decoding, at most
+        that for each, and of a larger chunk at most half: decoding goes on, and so does every prompt. Steps that bring
+        several tokens each leave as much more to prompts, which would otherwise wait for sequences that finish sooner.
+        Half of the rows go to the prompt that came first, so that a long one progresses; the rest to principals by
+        turns, and of each to the prompt with the least to do, so that short ones overtake it.
         """
         joining = [s for s in self.running if s.missing]
         ready = len(self.running) - len(joining)
         rows = self._chunk
         if ready and joining:
-            piece = max(1, rows // _PIECES)
-            part = max(rows // 4, rows * len(joining) // len(self.running)) * max(1.0, self._gained)
-            rows = min(rows, max(1, round(part / piece)) * piece)
+            beside = min(rows, _BESIDE)
+            piece = max(1, beside // _PIECES)
+            part = max(beside // 4, _share(rows, self.running, joining)) * max(1.0, self._gained)
+            most = min(beside * len(joining), max(beside, rows // 2))
+            rows = min(most, max(1, round(part / piece)) * piece)
         able = [s for s in joining if s.leader is None]
         given = {id(s): 0 for s in able}
-        turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in sorted(able, key=_missing)]
+        turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in _by_turns(able)]
         for sequence, most in turns:
             taken = min(sequence.missing - given[id(sequence)], most, rows)
             given[id(sequence)] += taken
@@ -156,8 +195,27 @@ class Scheduler(Generic[S]):
         return Plan(prefill, [s for s in self.running if not s.missing or id(s) in complete])
 
 
-def _missing(sequence: Schedulable) -> int:
-    return sequence.missing
+def _youngest(sequences: Sequence[S], held: Mapping[str, int]) -> S:
+    """The one of least priority that was given its place last, of the principal that holds most."""
+    return max(enumerate(sequences), key=lambda pair: (held[pair[1].principal], pair[1].priority, pair[0]))[1]
+
+
+def _share(rows: int, running: Sequence[Schedulable], joining: Sequence[Schedulable]) -> int:
+    """As large a part of the rows as there are among all, sequences or principals, those with prompts and nothing to
+    decode."""
+    everybody = {s.principal for s in running}
+    decoding = {s.principal for s in running if not s.missing}
+    return max(rows * len(joining) // len(running), rows * (len(everybody) - len(decoding)) // len(everybody))
+
+
+def _by_turns(sequences: Sequence[S]) -> list[S]:
+    """Of each principal the one with the least to do, then of each the next."""
+    turn: Counter[str] = Counter()
+    order: list[tuple[int, int, int, S]] = []
+    for sequence in sorted(sequences, key=lambda s: s.missing):
+        order.append((turn[sequence.principal], sequence.missing, len(order), sequence))
+        turn[sequence.principal] += 1
+    return [sequence for *_, sequence in sorted(order, key=lambda entry: entry[:3])]
 
 
 def _claim(sequence: Schedulable) -> int:

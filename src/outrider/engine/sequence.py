@@ -40,6 +40,12 @@ class Sequence:
     speculation: Speculation = field(default_factory=Speculation)
     cache_salt: str | None = None
     """Only sequences of the same salt reuse what was computed or said for one another."""
+    principal: str = ""
+    """Whose it is: principals take turns."""
+    priority: int = 0
+    """Of two of one principal, the lower is begun first."""
+    reused: int | None = None
+    """Tokens of the prompt that some slot held when it was first given one; None before."""
     slot: int = NO_SLOT
     missing: int = 0
     """Tokens before the last that the target's cache does not hold yet; 0 once it decodes."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from time import perf_counter
 
 from outrider.engine.crew import Crew
@@ -22,13 +23,16 @@ from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
 
 log = logging.getLogger("outrider.engine")
 
+_LONGEST = 60.0
+"""Seconds to ask again in, at most: clients that are told more go by a guess of their own."""
+
 
 class Service:
     """Takes sequences from the event loop, gives back what they gain, step by step.
 
-    At most `max_batch` of the model plus `max_queue` sequences are on their way at a time, and at most `buffer`
-    deliveries per sequence lie unread. `probe` makes a small sequence of its own, run after a failure to find out
-    whether the engine still works.
+    At most `max_batch` of the model plus `max_queue` sequences are on their way at a time (up to twice as many where
+    each belongs to another principal), and at most `buffer` deliveries per sequence lie unread. `probe` makes a small
+    sequence of its own, run after a failure to find out whether the engine still works.
 
     The methods are for the event loop's thread; names with `_engine_` belong to the engine's.
     """
@@ -52,7 +56,7 @@ class Service:
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._streams: set[Stream] = set()
         self._typical = 1.0
-        """Seconds a sequence lately took from coming to leaving."""
+        """Seconds a sequence lately kept its place."""
         self._crew: Crew[Stream] = Crew(engine, self._engine_hand_out, self._engine_fail, probe)
         """The engine thread's: every sequence it holds."""
         self._over = False
@@ -87,14 +91,41 @@ class Service:
             raise Unavailable("the engine is stopping; ask again once it is back")
         if len(sequences) > self.capacity:
             raise InvalidRequest(f"n: {len(sequences)} answers at once are too many; at most {self.capacity} fit")
-        waiting = self.open + len(sequences) - self.capacity
-        if waiting > 0:
-            seconds = self._typical * waiting / self._engine.model.max_batch
-            raise Busy("too many requests are waiting; ask again later", min(60.0, max(1.0, seconds)))
+        if self._full(sequences):
+            raise Busy("too many requests are waiting; ask again later", self._patience(len(sequences)))
         stream = Stream(sequences, self._buffer, self._cancel)
         self._streams.add(stream)
         self._orders.put(partial(self._crew.add, stream))
         return stream
+
+    def _full(self, sequences: Sequence[Running]) -> bool:
+        """A principal that has nothing on its way yet is taken beyond the limit, up to twice of it: nobody can keep
+        others out."""
+        coming = self.open + len(sequences)
+        mine = any(stream.left and stream.sequences[0].principal == sequences[0].principal for stream in self._streams)
+        return coming > self.capacity * (1 if mine else 2)
+
+    def _patience(self, coming: int) -> float:
+        """Seconds until those who wait, and so many more, have places, going by how long others kept theirs."""
+        most = self._engine.model.max_batch
+        return min(_LONGEST, max(1.0, self._typical * (self.open + coming - most) / most))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The engine stands still meanwhile, between two steps; for any thread but its own."""
+        reached, done = Event(), Event()
+
+        def stand_still() -> None:
+            reached.set()
+            done.wait()
+
+        self._orders.put(stand_still)
+        try:
+            while self.ready and not reached.wait(0.1):
+                pass
+            yield
+        finally:
+            done.set()
 
     async def stop(self, grace: float = 30.0) -> None:
         """Take nothing new; finish what runs within `grace` seconds, then cancel the rest and end the thread."""
@@ -125,7 +156,8 @@ class Service:
         if not stream.take(delivery):
             self._end(stream, RequestFailed("the answer was read too slowly and has been cancelled"))
         elif delivery.chunk.completion is not None:
-            self._typical += 0.1 * (perf_counter() - stream.begun - self._typical)
+            begun = stream.sequences[delivery.chunk.index].admitted or stream.begun
+            self._typical += 0.1 * (perf_counter() - begun - self._typical)
             if not stream.left:
                 self._streams.discard(stream)
 

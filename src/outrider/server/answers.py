@@ -51,13 +51,29 @@ class Answer:
         self.completion = chunk.completion
 
 
-def usage(answers: Sequence[Answer], prompt_tokens: int) -> dict[str, Any]:
+def likeliest(answers: Sequence[Answer], drawn: int, n: int) -> list[Answer]:
+    """Of each `drawn` in a row those `n` whose tokens had the highest mean log-probability, the likeliest first."""
+    if drawn == n:
+        return list(answers)
+    groups = [answers[i : i + drawn] for i in range(0, len(answers), drawn)]
+    return [answer for group in groups for answer in sorted(group, key=_likelihood, reverse=True)[:n]]
+
+
+def _likelihood(answer: Answer) -> float:
+    assert answer.completion is not None
+    told = answer.completion.logprobs or ()
+    return sum(each.logprob for each in told) / max(1, len(told))
+
+
+def usage(answers: Sequence[Answer], prompt_tokens: int, reused: int | None) -> dict[str, Any]:
+    """`reused`: tokens of the prompts that were there already; None: that is not told."""
     written = sum(answer.tokens for answer in answers)
     accepted = sum(answer.predicted_accepted for answer in answers)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": written,
         "total_tokens": prompt_tokens + written,
+        **({} if reused is None else {"prompt_tokens_details": {"cached_tokens": reused}}),
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": sum(answer.predicted for answer in answers) - accepted,

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
 
 from outrider import __version__
 from outrider.server import documents, errors, faults, pages
 from outrider.server.auth import Auth
-from outrider.server.backend import Backend
 from outrider.server.head import Head
 from outrider.server.hosts import Hosts
+from outrider.server.keys import Keys
 from outrider.server.metrics import Metrics
+from outrider.server.metrics_port import MetricsPort
+from outrider.server.models import Models
 from outrider.server.reading import Reader
+from outrider.server.records import Record
 from outrider.server.routes import describing, generating, watching
 from outrider.server.tracking import Tracking
 
 
-def make_app(backend: Backend, *, api_key: str | None = None, hosts: Collection[str] | None = None) -> FastAPI:
-    """OpenAI's protocol over one model, for requests to `hosts` (None: any). Other sites' pages may not read answers:
-    there is no CORS."""
+def make_app(
+    models: Models,
+    *,
+    keys: Keys | None = None,
+    hosts: Collection[str] | None = None,
+    origins: Collection[str] = (),
+    metrics_port: int | None = None,
+    watchers: Sequence[Callable[[Scope, Record, int], None]] = (),
+) -> FastAPI:
+    """OpenAI's protocol over these models, for requests to `hosts` (None: any). Pages of other sites may read answers
+    if they are of one of `origins`. On `metrics_port` there is what watches the server, and nothing else.
+    `watchers` are told of every request when it has ended."""
     app = FastAPI(
         title="Outrider",
         version=__version__,
@@ -29,17 +43,28 @@ def make_app(backend: Backend, *, api_key: str | None = None, hosts: Collection[
         redoc_url=None,
     )
     app.state.reader = Reader()
-    metrics = Metrics(backend.name, lambda: backend.load)
-    for router in (generating(backend, metrics), describing(backend), watching(backend, metrics)):
+    metrics = Metrics(lambda: models.loads)
+    for name in models.names:
+        metrics.of(name)  # from now on there is a zero to count from
+    for router in (generating(models, metrics), describing(models), watching(models, metrics)):
         app.include_router(router)
     pages.install(app)
     errors.install(app, faults.note)
     app.openapi = lambda: documents.describe(app)  # type: ignore[method-assign]
     # The last is the outermost.
-    if api_key:
-        app.add_middleware(Auth, key=api_key)
+    app.add_middleware(Auth, keys=keys)
     app.add_middleware(Head)
+    if metrics_port is not None:
+        app.add_middleware(MetricsPort, port=metrics_port)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     if hosts is not None:
         app.add_middleware(Hosts, names=hosts)
-    app.add_middleware(Tracking)
+    app.add_middleware(Tracking, watchers=(metrics.ended, *watchers))
     return app

@@ -1,43 +1,48 @@
-"""The API key, where the server has one."""
+"""Who may ask, and who they are."""
 
 from __future__ import annotations
-
-import hashlib
-import hmac
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.server.callers import Caller, address_of, is_known, note_caller
 from outrider.server.errors import ApiError
-from outrider.server.salts import note_owner
+from outrider.server.keys import Keys
+from outrider.server.rates import Meter
+from outrider.server.records import record
 
 _OPEN = ("/health", "/docs", "/openapi.json", "/", "/favicon.ico")
 """No secret and no work behind these: how the server feels, and pages that ask for the key themselves."""
 
 
 class Auth:
-    """Lets requests through that bring the key as `Authorization: Bearer …`.
+    """Notes who sends a request. Where there are `keys`, those without one as `Authorization: Bearer …` are refused."""
 
-    Keys are compared as digests in constant time, so that an answer's delay tells nothing, not even the length.
-    """
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
         self._app = app
-        self._digest = _digest(key.encode())
+        self._keys = keys
+        self._meters: dict[str, Meter] = {}
+        """By name: a key that is given out anew goes on where the one before stopped."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN or scope["path"].startswith("/playground/"):
+        if scope["type"] != "http" or is_known(scope):
             await self._app(scope, receive, send)
             return
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        right = hmac.compare_digest(_digest(given.strip().encode("latin-1")), self._digest)
-        if scheme.lower() != "bearer" or not right:
-            error = ApiError(401, "a valid API key is needed, as in: Authorization: Bearer KEY", code="invalid_api_key")
-            await error.response()(scope, receive, send)
-            return
-        note_owner(scope, self._digest)
+        caller = Caller(address_of(scope))
+        if self._keys is not None and not _is_open(scope["path"]):
+            scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+            brought = given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+            key = self._keys.find(brought) if brought else None
+            if key is None:
+                message = "a valid API key is needed, as in: Authorization: Bearer KEY"
+                await ApiError(401, message, code="invalid_api_key").response()(scope, receive, send)
+                return
+            caller = Caller(caller.address, key, self._meters.setdefault(key.name, Meter()))
+            if key.name:
+                record(scope).facts["principal"] = key.name
+        note_caller(scope, caller)
         await self._app(scope, receive, send)
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _is_open(path: str) -> bool:
+    return path in _OPEN or path.startswith("/playground/")

@@ -7,9 +7,10 @@ for it learns so as from any client that leaves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, cast
 
 import h11
@@ -17,9 +18,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from outrider.errors import InvalidRequest
 from outrider.server.errors import ApiError
 from outrider.server.safety import hardened
 from outrider.server.seldom import Seldom
+
+Network = IPv4Network | IPv6Network
 
 CUT = "outrider.cut"
 """Where a request's `scope["state"]` says why its connection was cut off."""
@@ -42,6 +46,11 @@ class Limits:
     window: float = 60.0
     """In each of these, a reader that lets bytes wait takes `least` of them, or all."""
     least: int = 16 << 10
+    proxies: tuple[Network, ...] = ()
+    """Believed whom they pass requests on for, and with any number of connections."""
+
+    def of_proxy(self, address: str | None) -> bool:
+        return bool(self.proxies and address) and any(ip_address(str(address)) in network for network in self.proxies)
 
 
 class Connection(H11Protocol):
@@ -82,7 +91,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         transport.max_size = _PIECE  # type: ignore[attr-defined]
         alike = sum(isinstance(other, Connection) and other.address == self.address for other in self.connections)
-        if len(self.connections) > self._limits.connections or alike > self._limits.per_address:
+        many = alike > self._limits.per_address and not self._limits.of_proxy(self.address)
+        if len(self.connections) > self._limits.connections or many:
             self._refused.log("too many connections", connections=len(self.connections), from_one_address=alike)
             self._refuse(ApiError(503, "too many connections", code="too_many_connections", retry_after=1))
         else:
@@ -184,6 +194,14 @@ class _Timer:
     def _ring(self) -> None:
         self._handle = None
         self._act()
+
+
+def networks(given: Iterable[str]) -> tuple[Network, ...]:
+    """Addresses and networks, as people write them."""
+    try:
+        return tuple(ip_network(each, strict=False) for each in given)
+    except ValueError as error:
+        raise InvalidRequest(f"trusted-proxies: {error}; give addresses or networks, as in 10.0.0.0/8") from None
 
 
 def connections(limits: Limits) -> type[asyncio.Protocol]:

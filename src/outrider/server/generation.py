@@ -18,10 +18,11 @@ from outrider.errors import OutriderError
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server import answers
 from outrider.server.answers import Answer
-from outrider.server.backend import Served
+from outrider.server.callers import caller_of
 from outrider.server.errors import as_api_error
-from outrider.server.metrics import Metrics
+from outrider.server.metrics import ModelMetrics
 from outrider.server.records import Record, record
+from outrider.server.served import Served
 from outrider.server.sse import DONE, EventStream, Gone, event, unless_gone
 from outrider.server.translate import Job
 
@@ -57,7 +58,7 @@ class Form(Protocol):
 class Generation:
     """One request on its way through the engine."""
 
-    def __init__(self, request: HttpRequest, served: Served, job: Job, form: Form, metrics: Metrics) -> None:
+    def __init__(self, request: HttpRequest, served: Served, job: Job, form: Form, metrics: ModelMetrics) -> None:
         self._request = request
         self._served = served
         self._tokenizer = served.llm.tokenizer
@@ -65,17 +66,19 @@ class Generation:
         self._form = form
         self._metrics = metrics
         self._record: Record = record(request.scope)
+        self._caller = caller_of(request.scope)
         self._answers = [Answer(i) for i in range(len(job.sequences))]
         self._head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time()), "model": served.name}
 
     async def respond(self) -> Response:
         stream = self._served.service.stream(*self._job.sequences)
+        self._caller.spend(self._job.prompt_tokens)
         if self._job.stream:
             return EventStream(self._events(stream), stream.close)
         try:
             return JSONResponse(await unless_gone(self._whole(stream), self._request.receive))
         except Gone:
-            self._record.facts["ended"] = "client left"
+            self._record.break_off("cancelled", "client left")
             return Response(status_code=499)
         finally:
             stream.close()
@@ -89,8 +92,8 @@ class Generation:
                 trace["tokens"] += answers.token_traces(self._tokenizer, delivery)
                 trace["steps"].append(answers.step_trace(self._tokenizer, delivery.chunk.step, delivery.seconds))
         choices = []
-        for answer in self._answers:
-            choice = self._form.choice(answer, self._job, self._tokenizer)
+        for index, answer in enumerate(answers.likeliest(self._answers, self._job.drawn, self._job.n)):
+            choice = {**self._form.choice(answer, self._job, self._tokenizer), "index": index}
             choice["finish_reason"] = self._form.reason(answer, self._job)
             if self._job.trace:
                 choice["outrider"] = traces[answer.index]
@@ -98,7 +101,7 @@ class Generation:
         self._finish()
         return {
             **self._top(self._form.whole, choices),
-            "usage": answers.usage(self._answers, self._job.prompt_tokens),
+            "usage": self._usage(),
             "metrics": answers.metrics(self._answers, self._record.started, self._job.seed),
         }
 
@@ -113,7 +116,7 @@ class Generation:
             if not isinstance(error, OutriderError):
                 log.exception("unforeseen", extra={"facts": {"request_id": self._record.id}})
             told = as_api_error(error)
-            self._record.facts["ended"] = told.message
+            self._record.break_off("failed", told.message)
             yield event(told.body)
         yield DONE
 
@@ -129,7 +132,7 @@ class Generation:
                 done = {} if answer.completion is None else {"metrics": self._measured([answer])}
                 yield self._event([choice], {**extra, **done})
         if self._job.include_usage:
-            yield self._event([], {"usage": answers.usage(self._answers, self._job.prompt_tokens)})
+            yield self._event([], {"usage": self._usage()})
 
     def _piece(self, answer: Answer, delivery: Delivery) -> dict[str, Any] | None:
         """A choice to send for a step; None where there is nothing to say yet."""
@@ -148,17 +151,23 @@ class Generation:
     def _take(self, delivery: Delivery) -> Answer:
         answer = self._answers[delivery.chunk.index]
         answer.take(delivery)
+        self._caller.spend(len(delivery.chunk.token_ids))
         self._metrics.gained(answer, delivery, self._record.started)
         if answer.completion is not None:
-            self._metrics.finished(answer, self._record.started)
+            self._metrics.finished(answer, self._job.sequences[answer.index], self._record.started)
         return answer
+
+    def _usage(self) -> dict[str, Any]:
+        job = self._job
+        return answers.usage(self._answers, job.prompt_tokens, job.reused if job.tells_reused else None)
 
     def _finish(self) -> None:
         """Note what happened for the log."""
-        self._metrics.prompted(self._job.prompt_tokens)
+        self._metrics.prompted(self._job.prompt_tokens, self._job.reused)
         measured = self._measured(self._answers)
         speculation = measured["speculative_decoding"]
         self._record.facts |= {
+            "model": self._served.name,
             "prompt_tokens": self._job.prompt_tokens,
             "completion_tokens": sum(answer.tokens for answer in self._answers),
             "choices": len(self._answers),

@@ -3,13 +3,14 @@ browser takes the server for part of that page, and only the Host header tells."
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.errors import InvalidRequest
 from outrider.server.errors import ApiError
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
@@ -21,6 +22,19 @@ def names(host: str, others: Collection[str] = ()) -> frozenset[str] | None:
     if not (host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)) and not others:
         return None
     return frozenset(name.lower().strip("[]") for name in (*_THIS_MACHINE, host, *others))
+
+
+def origins(given: Iterable[str]) -> list[str]:
+    """Sites whose pages may read answers, as browsers name them."""
+    for each in given:
+        parts = urlsplit(each)
+        if each != "*" and (
+            parts.scheme not in ("http", "https") or each != f"{parts.scheme}://{parts.netloc.lower()}"
+        ):
+            raise InvalidRequest(
+                f"allowed-origins: {each!r} is no origin; write it as browsers do: https://app.example, without a path"
+            )
+    return list(given)
 
 
 class Hosts:

@@ -81,6 +81,7 @@ class Sampled(Request):
     cache_salt: (
         Annotated[str, Field(min_length=1, max_length=1024, description="Share work with these only.")] | None
     ) = None
+    priority: Annotated[int, Field(ge=-_SEED, lt=_SEED, description="The caller's lowest go first.")] | None = None
     outrider: OutriderOptions | None = None
 
 
@@ -200,6 +201,7 @@ class CompletionRequest(Sampled, Formatted):
         | TokenIds
         | Annotated[list[TokenIds], Field(fail_fast=True, max_length=1024)]
     )
+    best_of: Annotated[int, Field(ge=1, lt=_SEED, description="Draw so many, and tell the n likeliest.")] | None = None
     echo: bool | None = None
     logprobs: int | None = None
     prompt_logprobs: Annotated[int, Field(description="Of the prompt's tokens, and so many alternatives.")] | None = (

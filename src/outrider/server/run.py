@@ -1,4 +1,4 @@
-"""Listens, loads the model, serves until told to stop, and drains."""
+"""Listens, loads the default model, serves until told to stop, and drains."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.errors import InvalidRequest
-from outrider.llm import LLM
-from outrider.server.backend import Backend
 from outrider.server.connections import Limits, connections
+from outrider.server.models import Models
 from outrider.server.strays import catch_strays
 
 GRACE = 30.0
@@ -52,7 +51,7 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Drains the engine first: then nothing is left for connections to wait for. A second Ctrl-C does not wait."""
 
-    def __init__(self, app: FastAPI, backend: Backend, grace: float = GRACE, limits: Limits | None = None) -> None:
+    def __init__(self, app: FastAPI, models: Models, grace: float = GRACE, limits: Limits | None = None) -> None:
         limits = limits or Limits()
         super().__init__(
             uvicorn.Config(
@@ -63,12 +62,14 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                proxy_headers=bool(limits.proxies),
+                forwarded_allow_ips=[str(network) for network in limits.proxies],
                 backlog=_BACKLOG,
                 timeout_keep_alive=limits.idle,
                 timeout_graceful_shutdown=5,
             )
         )
-        self._backend = backend
+        self._models = models
         self._grace = grace
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -76,38 +77,37 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        draining = asyncio.ensure_future(self._backend.stop(self._grace))
+        draining = asyncio.ensure_future(self._models.stop(self._grace))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
         if not draining.done():
-            await self._backend.stop(0)
+            await self._models.stop(0)
         await super().shutdown(sockets)
 
 
 def serve(
     app: FastAPI,
-    backend: Backend,
-    listener: socket.socket,
-    make: Callable[[], LLM],
+    models: Models,
+    listeners: list[socket.socket],
     ready: Callable[[], None],
     limits: Limits | None = None,
 ) -> None:
-    """Serve until a signal comes. `make` loads the model, `ready` is called once it answers; what loading raises ends
-    the server and is raised."""
+    """Serve until a signal comes. `ready` is called once the default model answers; what loading it raises ends the
+    server and is raised."""
     sys.setswitchinterval(_SWITCH)
-    server = Server(app, backend, limits=limits)
+    server = Server(app, models, limits=limits)
 
     async def both() -> None:
         async def load() -> None:
             try:
-                await backend.open(make)
+                await models.open()
                 ready()
             except BaseException:
                 server.should_exit = True
                 raise
 
         loading = asyncio.ensure_future(load())
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=listeners)
         if not loading.done():
             loading.cancel()
             with suppress(asyncio.CancelledError):

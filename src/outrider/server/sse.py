@@ -42,7 +42,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await unless_gone(self._send(send), receive)
         except Gone:
-            record(scope).facts["ended"] = scope["state"].get(CUT, "client left")
+            record(scope).break_off("cancelled", scope["state"].get(CUT, "client left"))
         finally:
             self._close()
             await self._events.aclose()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.server.callers import address_of
 from outrider.server.errors import INTERNAL, ApiError
 from outrider.server.records import Record, begin_record
 from outrider.server.safety import hardened
@@ -23,10 +25,12 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Tracking:
-    """The outermost layer. A client's own x-request-id is kept if it is a plain word of at most 64 characters."""
+    """The outermost layer. A client's own x-request-id is kept if it is a plain word of at most 64 characters. All
+    `watchers` are told how each request came out, by its status."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, watchers: Sequence[Callable[[Scope, Record, int], None]]) -> None:
         self._app = app
+        self._watchers = watchers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,6 +54,8 @@ class Tracking:
             if not status:
                 await ApiError(500, INTERNAL).response()(scope, receive, tell)
         finally:
+            for ended in self._watchers:
+                ended(scope, mine, status)
             self._write(scope, mine, status)
 
     @staticmethod
@@ -58,6 +64,7 @@ class Tracking:
             "request_id": mine.id,
             "method": scope["method"],
             "path": scope["path"][:200],
+            "client": address_of(scope),
             "status": status,
             "seconds": round(perf_counter() - mine.started, 4),
             **mine.facts,

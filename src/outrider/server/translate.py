@@ -13,7 +13,7 @@ from outrider.engine.sequence import Sequence as Running
 from outrider.engine.tickets import Delivery
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
-from outrider.server.backend import Served
+from outrider.server.callers import Caller
 from outrider.server.errors import ApiError, as_api_error
 from outrider.server.protocol import (
     ChatRequest,
@@ -26,6 +26,7 @@ from outrider.server.protocol import (
     SpeculateOptions,
     Tool,
 )
+from outrider.server.served import Served
 from outrider.server.structured import Wanted, wanted_by
 from outrider.server.tools.conversation import conversation
 from outrider.server.tools.toolbox import Toolbox, toolbox
@@ -39,9 +40,12 @@ _COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request, ready to run. Choice k of prompt p is sequence p * n + k."""
+    """A request, ready to run. Choice k of prompt p is sequence p * drawn + k."""
 
     sequences: Sequence[Running]
+    n: int
+    """Answers to each prompt that the client gets, the likeliest of those `drawn`."""
+    drawn: int
     prompt_tokens: int
     seed: int
     logprobs: bool
@@ -54,6 +58,13 @@ class Job:
     """Whether they are told apart from those of the answer."""
     tools: Toolbox | None = None
     """What the answers may call."""
+    tells_reused: bool = False
+    """Whether the client may know how much of its prompts was there already: then nobody else's work was used."""
+
+    @property
+    def reused(self) -> int:
+        """Tokens of the prompts that were there before the request. Further choices find what the first left."""
+        return sum(sequence.reused or 0 for sequence in self.sequences[:: self.drawn])
 
 
 def says_more(delivery: Delivery, job: Job) -> bool:
@@ -62,7 +73,7 @@ def says_more(delivery: Delivery, job: Job) -> bool:
     return bool(chunk.completion or job.trace or chunk.logprobs)
 
 
-def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
+def chat_job(served: Served, asked: ChatRequest, caller: Caller) -> Job:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
@@ -74,15 +85,16 @@ def chat_job(served: Served, asked: ChatRequest, salt: str | None) -> Job:
     variables = asked.chat_template_kwargs or {}
     prompt = encode_chat(served, asked.messages, tools=tools.tools if tools else (), variables=variables)
     wanted = Wanted(tools.grammar, "tools") if tools else wanted
-    return _job(served, asked, salt, [prompt], [None], most, logprobs, wanted, tools)
+    return _job(served, asked, caller, [prompt], [None], most, logprobs, wanted, tools)
 
 
-def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -> Job:
+def completion_job(served: Served, asked: CompletionRequest, caller: Caller) -> Job:
     scored = _scored(asked)
     several = _prompts(asked.prompt)
     if not several:
         raise ApiError(400, "prompt: it is empty; give at least one token of text", param="prompt")
-    _check_number(served, (asked.n or 1) * len(several))  # before they are encoded
+    drawn = _drawn(asked)
+    _check_number(served, drawn * len(several))  # before they are encoded
     prompts = [encode(served, prompt, "prompt") if isinstance(prompt, str) else prompt for prompt in several]
     echoes: list[str | None] = [None] * len(prompts)
     if asked.echo:
@@ -90,7 +102,21 @@ def completion_job(served: Served, asked: CompletionRequest, salt: str | None) -
         echoes = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in several]
     most = _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
     wanted = wanted_by(asked)
-    return _job(served, asked, salt, prompts, echoes, most, asked.logprobs, wanted, prompt_logprobs=scored)
+    return _job(
+        served, asked, caller, prompts, echoes, most, asked.logprobs, wanted, prompt_logprobs=scored, drawn=drawn
+    )
+
+
+def _drawn(asked: CompletionRequest) -> int:
+    """Answers to draw for each prompt."""
+    n = asked.n or 1
+    if asked.best_of is None or asked.best_of == n:
+        return n
+    if asked.best_of < n:
+        raise ApiError(400, f"best_of: {asked.best_of} cannot be fewer than n, which is {n}", param="best_of")
+    if asked.stream:
+        raise ApiError(400, "stream: which answers are best is known at the end of all; leave it out", param="stream")
+    return asked.best_of
 
 
 def _scored(asked: CompletionRequest) -> int | None:
@@ -166,7 +192,7 @@ def _text(content: Content | None, place: str) -> str:
 def _job(
     served: Served,
     asked: ChatRequest | CompletionRequest,
-    salt: str | None,
+    caller: Caller,
     prompts: Sequence[Sequence[int]],
     echoes: Sequence[str | None],
     max_tokens: int | None,
@@ -174,9 +200,11 @@ def _job(
     wanted: Wanted,
     tools: Toolbox | None = None,
     prompt_logprobs: int | None = None,
+    drawn: int | None = None,
 ) -> Job:
     n, options = asked.n or 1, asked.outrider or OutriderOptions()
-    _check_number(served, n * len(prompts))
+    drawn = drawn or n
+    _check_number(served, drawn * len(prompts))
     seed = secrets.randbits(53) if asked.seed is None else asked.seed  # 53 bits survive JSON
     speculation = _speculation(served, options, asked.prediction)
     fields = {*type(asked).model_fields, "n"}
@@ -184,7 +212,7 @@ def _job(
         params = SamplingParams(
             **_sampling(asked, served.llm.generation_config),
             max_tokens=max_tokens,
-            logprobs=logprobs,
+            logprobs=0 if logprobs is None and drawn > n else logprobs,
             prompt_logprobs=prompt_logprobs,
             seed=seed,
             verify=options.verify,
@@ -196,12 +224,14 @@ def _job(
                 params,
                 choice=k,
                 speculation=speculation,
-                cache_salt=salt,
+                cache_salt=caller.salt(asked.cache_salt),
+                principal=caller.principal,
+                priority=asked.priority or 0,
                 trace=options.trace,
                 shown=tools.shown if tools else (),
             )
             for prompt in prompts
-            for k in range(n)
+            for k in range(drawn)
         ]
     except InvalidRequest as error:
         names = {"grammar": wanted.field, "drafter": "outrider.speculate.drafter"}
@@ -210,15 +240,18 @@ def _job(
         raise told if told.code != _TOO_LONG else _too_long(served, told.message, told.param) from None
     return Job(
         sequences=sequences,
+        n=n,
+        drawn=drawn,
         prompt_tokens=sum(map(len, prompts)),
         seed=seed,
         logprobs=logprobs is not None,
         trace=options.trace,
         stream=bool(asked.stream),
         include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
-        echoes=[echo for echo in echoes for _ in range(n)],
+        echoes=[echo for echo in echoes for _ in range(drawn)],
         prompt_logprobs=isinstance(asked, CompletionRequest) and asked.prompt_logprobs is not None,
         tools=tools,
+        tells_reused=bool(caller.name or asked.cache_salt),
     )
 
 

@@ -103,6 +103,7 @@ def _open_gguf(name: str, path: Path, progress: Progress) -> Checkpoint:
             build_tokenizer(file.metadata),
             special_tokens=special_tokens(file.metadata),
             chat_template=file.metadata.get("tokenizer.chat_template") or None,
+            tool_template=file.metadata.get("tokenizer.chat_template.tool_use") or None,
             eos_token_ids=generation.get("eos_token_id", ()),
         )
         weights = GGUFWeights(file.without_vocabulary(), config)

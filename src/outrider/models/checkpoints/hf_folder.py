@@ -41,10 +41,12 @@ def folder_tokenizer(path: Path, config: Mapping[str, Any], generation: Mapping[
     _add_missing_tokens(backend, settings)
     more = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
     _mark_special(backend, [*special.values(), *(text for token in more if (text := _text(token)))])
+    templates = _chat_templates(path, settings)
     return Tokenizer(
         backend,
         special_tokens=special,
-        chat_template=_chat_template(path, settings),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         eos_token_ids=_eos_ids(backend, special, config, generation),
     )
 
@@ -103,17 +105,17 @@ def _mark_special(backend: Backend, texts: Iterable[str]) -> None:
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(new)])
 
 
-def _chat_template(path: Path, settings: Mapping[str, Any]) -> str | None:
-    """The default template: a file of its own, else what `tokenizer_config.json` holds."""
+def _chat_templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name: files of their own, else what `tokenizer_config.json` holds. A single one is the default."""
+    files = {each.stem: each for each in (path / "additional_chat_templates").glob("*.jinja")}
     if (file := path / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
-    templates = settings.get("chat_template") or read_json(path / "chat_template.json", optional=True).get(
-        "chat_template"
-    )
-    if isinstance(templates, list):
-        named = {item.get("name"): item.get("template") for item in templates if isinstance(item, dict)}
-        templates = named.get("default")
-    return templates if isinstance(templates, str) and templates else None
+        files["default"] = file
+    held = settings.get("chat_template") or read_json(path / "chat_template.json", optional=True).get("chat_template")
+    if not isinstance(held, list):
+        held = [{"name": "default", "template": held}]
+    named = {item.get("name"): item.get("template") for item in held if isinstance(item, dict)}
+    named |= {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str) and text}
 
 
 def _eos_ids(

@@ -33,8 +33,10 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str],
         chat_template: str | None,
+        tool_template: str | None = None,
         eos_token_ids: Sequence[int],
     ) -> None:
+        """`tool_template`: for conversations with tools, where the model has another one for them."""
         self._rule = byte_rule(backend)
         backend.no_truncation()  # a tokenizer.json may carry the limits of somebody's training run
         backend.no_padding()
@@ -43,6 +45,7 @@ class Tokenizer:
         self._spelling = Spelling(backend)
         self._known: dict[int, bytes] = {}
         self._template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
+        self._with_tools = self._template if tool_template is None else ChatTemplate(tool_template, special_tokens)
         self.special_tokens = dict(special_tokens)
         self.strips_leading_space = self._rule.strips_space
         self.eos_token_ids = tuple(eos_token_ids)
@@ -51,6 +54,11 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         return None if self._template is None else self._template.source
+
+    @property
+    def tool_template(self) -> str | None:
+        """The one for conversations with tools."""
+        return None if self._with_tools is None else self._with_tools.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with what the model puts around a text (a bos, say) unless told otherwise."""
@@ -70,9 +78,11 @@ class Tokenizer:
         variables: Mapping[str, Any] = _NONE,
     ) -> str:
         """The conversation as text, by the model's own template, which is given the `tools` and `variables`."""
-        if self._template is None:
+        calls = tools is not None or any("tool_calls" in each or each.get("role") == "tool" for each in messages)
+        template = self._with_tools if calls else self._template
+        if template is None:
             raise ModelError("this model has no chat template, so it cannot chat; give it plain text (--raw) instead.")
-        return self._template.render(messages, add_generation_prompt, tools, variables)
+        return template.render(messages, add_generation_prompt, tools, variables)
 
     def apply_chat_template(
         self,

@@ -16,7 +16,7 @@ from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import Graphs, Key, Launches
 from outrider.models.cuda.kernels.steps import wait_kernel
 from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, STRIDE, Lanes
-from outrider.models.cuda.network import HEAD_ROWS, Network
+from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, Network
 from outrider.types import Lane, LeftBehind, StepShape
 
 if TYPE_CHECKING:
@@ -241,4 +241,4 @@ class HeadChains:
 
 def _most(lanes: int, network: Network) -> int:
     """Tokens of each lane that one pass can catch up with."""
-    return max(1, min(WAITING, network.max_rows // lanes))
+    return max(1, min(WAITING, min(network.max_rows, NARROW_ROWS) // lanes))

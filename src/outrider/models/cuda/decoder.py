@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from outrider.models.architecture import Architecture
 from outrider.models.cuda.graphs import Graphs
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.network import Network
-from outrider.models.cuda.passes import MAX_ROWS, SLACK, Passes
+from outrider.models.cuda.passes import MAX_ROWS, SLACK, Launched, Passes
 from outrider.models.cuda.stepper import DeviceStepper
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
@@ -60,14 +60,14 @@ class CudaDecoder(Passes[Network]):
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         logits, features = [], []
-        for part in self._described(batch):
+        for part, last in self._described(batch):
             logits.append(self._run(part, "body"))
             kept = self.network.features[: len(part)]
-            features.append(kept.clone() if len(part) == MAX_ROWS else kept)  # the next pass would overwrite it
+            features.append(kept if last else kept.clone())  # the next pass would overwrite it
         self.features = features[0] if len(features) == 1 else torch.cat(features)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def _kinds(self) -> Mapping[str, Callable[[int, bool], None]]:
+    def _kinds(self) -> Mapping[str, Launched]:
         return {"body": self.network.body}
 
     def tap(self, layers: Sequence[int]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.models.cuda.head_network import HeadNetwork
-from outrider.models.cuda.passes import MAX_ROWS, SLACK, Passes
+from outrider.models.cuda.passes import MAX_ROWS, SLACK, Launched, Passes
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.types import HeadOutput, Rows
@@ -37,7 +37,7 @@ class CudaHead(Passes[HeadNetwork]):
         network = HeadNetwork(config, weights, embedding, embed_scale, slots, capacity, MAX_ROWS)
         super().__init__(network, max_batch, max_context)
 
-    def _kinds(self) -> Mapping[str, Callable[[int, bool], None]]:
+    def _kinds(self) -> Mapping[str, Launched]:
         return {"fused": self._fused, "own": self._own}
 
     @torch.inference_mode()
@@ -46,7 +46,7 @@ class CudaHead(Passes[HeadNetwork]):
     ) -> HeadOutput:
         parts: list[HeadOutput] = []
         start = 0
-        for part in self._described(batch):
+        for part, _ in self._described(batch):
             stop = start + len(part)
             if features is not None:
                 self.network.inbox[: len(part)] = features[start:stop]
@@ -60,9 +60,9 @@ class CudaHead(Passes[HeadNetwork]):
             return parts[0]
         return HeadOutput(torch.cat([part.logits for part in parts]), torch.cat([part.states for part in parts]))
 
-    def _fused(self, rows: int, together: bool) -> None:
+    def _fused(self, rows: int, together: bool, tiled: bool) -> None:
         self.network.fuse(rows)
-        self._own(rows, together)
+        self._own(rows, together, tiled)
 
-    def _own(self, rows: int, together: bool) -> None:
-        self.network.run(rows, together, self.network.given)
+    def _own(self, rows: int, together: bool, tiled: bool) -> None:
+        self.network.run(rows, together, self.network.given, tiled=tiled)

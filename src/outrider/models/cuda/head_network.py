@@ -54,7 +54,7 @@ class HeadNetwork(Network):
         """`features[index[:rows]]` (None: those in `inbox`, in order) as states in `given`."""
         self._linear(self.inbox if features is None else features, self._fc, None, rows, self.given, index=index)
 
-    def run(self, rows: int, together: bool, states: Tensor, index: Tensor | None = None) -> None:
+    def run(self, rows: int, together: bool, states: Tensor, index: Tensor | None = None, tiled: bool = False) -> None:
         """As `body`; row r starts from `states[index[r]]` (None: `states[r]`)."""
         pair_kernel[(rows,)](
             self.tables.tokens,
@@ -72,4 +72,4 @@ class HeadNetwork(Network):
             NORMED=self._config.norm_before_residual,
             **self._launch(),
         )
-        self._layers(rows, together, first=self._pair)
+        self._layers(rows, together, tiled, first=self._pair)

@@ -6,6 +6,7 @@ can be recorded and replayed with other tables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,14 +15,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
+from outrider.models.cuda.kernels.prompt import prompt_kernel
 from outrider.models.cuda.kernels.rows import embed_kernel, rotate_kernel, tap_kernel
-from outrider.models.cuda.tiling import depth_split, tiling
+from outrider.models.cuda.kernels.wide import wide_kernel
+from outrider.models.cuda.tiling import FEW_ROWS, depth_split, prompt_tiling, tiling, wide_tiling
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
+
+NARROW_ROWS = 512
+"""Rows of one pass of any kind; more only where all are prompts (`tiled`)."""
 
 PATH = 64
 """Most pending ancestors of a row that do not lie in order behind the prefix."""
@@ -37,6 +46,8 @@ SCRATCH = 1 << 26
 
 PROGRAMS = 1024
 """Programs of attention that fill a GPU; more would mostly find nothing to do where contexts are short."""
+
+LOG2E = 1 / math.log(2)
 
 
 _SHALLOW = ContextVar("shallow", default=False)
@@ -109,13 +120,18 @@ class Network:
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.tokens = weights.embedding.shape[0]
         """Those that can be run."""
-        self._pdl = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        self._shared = _shared_memory(self.device)
+        self._widens = _widens(self.device)
+        self._prompt = prompt_tiling(a.head_dim, self._shared) if self._widens else None
+        self._copies = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
 
         def room(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
         self.cache = room(2, len(a.layers), slots, a.kv_heads, capacity, a.head_dim)
         self.tables = Tables.over(room(Tables.size(max_rows), dtype=torch.int32))
+        self.tiles = room(max_rows // self.tile_rows + slots if self.tile_rows else 0, 2, dtype=torch.int32)
+        """Of a tiled pass: the first row of each tile and how many it has, 0 for none."""
         self.logits = room(HEAD_ROWS, a.vocab_size, dtype=torch.float32)
         self.taps: tuple[int, ...] = ()
         self.features = room(max_rows, 0)
@@ -128,14 +144,15 @@ class Network:
         self._attended = room(max_rows, a.q_width)
         self._gated = room(max_rows, a.mlp)
         self._rotations = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
-        row_tiles = -(-max_rows // 64)
+        few = min(max_rows, NARROW_ROWS)
+        row_tiles = -(-few // 64)
         splits = [(n, depth_split(n, k)) for n, k in self._shapes()]
         self._partial = room(
             max(-(-n // BLOCK_N) * s for n, s in splits) * row_tiles * BLOCK_N * 64, dtype=torch.float32
         )
         self._counter = room(max(-(-n // BLOCK_N) for n, _ in splits) * row_tiles, dtype=torch.int32)
         self._blocks = blocks = -(-capacity // BLOCK)
-        self._attention_rows = max(1, min(max_rows, SCRATCH // (a.kv_heads * blocks * TILE * a.head_dim)))
+        self._attention_rows = max(1, min(few, SCRATCH // (a.kv_heads * blocks * TILE * a.head_dim)))
         cells = self._attention_rows * a.kv_heads * blocks * TILE
         self._attention_partial = room(cells * a.head_dim, dtype=torch.float32)
         self._attention_stats = room(cells * 2, dtype=torch.float32)
@@ -150,6 +167,12 @@ class Network:
             (a.vocab_size, a.hidden),
         ]
 
+    @property
+    def tile_rows(self) -> int:
+        """Rows of one sequence, next to each other and in order, that a tiled pass attends to together; 0: there are no
+        such passes."""
+        return self._prompt.rows if self._prompt else 0
+
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the residual stream after so many layers, for each of `layers`, in `features` [max_rows, taps * hidden]
         with every pass recorded from now on."""
@@ -159,10 +182,11 @@ class Network:
             width = len(wanted) * self.architecture.hidden
             self.features = torch.zeros(self.max_rows, width, dtype=self.dtype, device=self.device)
 
-    def body(self, rows: int, together: bool) -> None:
+    def body(self, rows: int, together: bool, tiled: bool = False) -> None:
         """Run the first `rows` rows of the tables; fills the cache.
 
-        `together`: neighbouring rows mostly belong to one slot, so attention takes several at once.
+        `together`: neighbouring rows mostly belong to one slot, so attention takes several at once. `tiled`: they are
+        all in `tiles`. Either changes nothing but the time.
         """
         a, w, t = self.architecture, self._weights, self.tables
         embed_kernel[(rows,)](
@@ -178,9 +202,9 @@ class Network:
             TILES=self._tiles,
             **self._launch(),
         )
-        self._layers(rows, together)
+        self._layers(rows, together, tiled)
 
-    def _layers(self, rows: int, together: bool, first: Tensor | None = None) -> None:
+    def _layers(self, rows: int, together: bool, tiled: bool, first: Tensor | None = None) -> None:
         """All layers, from the residual on. `first`: what the first one reads, normalised, instead of the residual."""
         w, scale = self._weights, self.architecture.residual_scale
         self._keep(0, rows)
@@ -192,7 +216,7 @@ class Network:
                 self._linear(first, layer.qkv, layer.qkv_bias, rows, self._qkv)
             else:
                 self._linear(self._x, layer.qkv, layer.qkv_bias, rows, self._qkv, normed=True)
-            self._attention(i, layer, rows, together)
+            self._attention(i, layer, rows, together, tiled)
             self._linear(self._attended, layer.o, layer.o_bias, rows, self._x, gain=layer.mlp_norm, multiplier=scale)
             self._linear(self._x, layer.gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
             self._linear(self._gated, layer.down, layer.down_bias, rows, self._x, gain=following, multiplier=scale)
@@ -216,7 +240,7 @@ class Network:
         head, wanted = self._weights.head, self.tables.wanted
         self._linear(self._x, head, None, count, self.logits, normed=True, index=wanted, multiplier=scale)
 
-    def _attention(self, i: int, layer: LayerWeights, rows: int, together: bool) -> None:
+    def _attention(self, i: int, layer: LayerWeights, rows: int, together: bool, tiled: bool) -> None:
         a, t = self.architecture, self.tables
         heads = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "DIM": a.head_dim}
         keys, values = self.cache[0, i], self.cache[1, i]
@@ -236,6 +260,43 @@ class Network:
             **heads,
             **self._launch(),
         )
+        if tiled:
+            self._attend_tiles(i, rows)
+        else:
+            self._attend_rows(i, rows, together)
+
+    def _attend_tiles(self, i: int, rows: int) -> None:
+        """Rows that only fill up the pass are in no tile: they keep what they had."""
+        a, t, cut = self.architecture, self.tables, self._prompt
+        assert cut is not None, "heads too large for tiled passes"
+        prompt_kernel[(a.heads, min(len(self.tiles), self.most_tiles(rows)))](
+            self._qkv,
+            self.cache[0, i],
+            self.cache[1, i],
+            self._attended,
+            t.slots,
+            t.positions,
+            self.tiles,
+            self.capacity,
+            a.layers[i].window,
+            a.attention_scale * LOG2E,
+            HEADS=a.heads,
+            KV_HEADS=a.kv_heads,
+            DIM=a.head_dim,
+            M=cut.rows,
+            BLOCK=BLOCK,
+            num_warps=cut.warps,
+            num_stages=cut.stages,
+            **UNFUSED,
+        )
+
+    def most_tiles(self, rows: int) -> int:
+        """Those that a tiled pass of so many rows has room for: enough where each slot has its rows in one place."""
+        return rows // self.tile_rows + self.cache.shape[2]
+
+    def _attend_rows(self, i: int, rows: int, together: bool) -> None:
+        a, t = self.architecture, self.tables
+        keys, values = self.cache[0, i], self.cache[1, i]
         group = TILE // power_of_two(a.heads // a.kv_heads) if together else 1
         for start in range(0, rows, self._attention_rows):
             some = slice(start, min(rows, start + self._attention_rows))
@@ -258,12 +319,14 @@ class Network:
                 self.capacity,
                 self._blocks,
                 a.layers[i].window,
-                a.attention_scale,
+                a.attention_scale * LOG2E,
                 PATH=PATH,
                 TOGETHER=group,
                 TILE=TILE,
                 BLOCK=BLOCK,
-                **heads,
+                HEADS=a.heads,
+                KV_HEADS=a.kv_heads,
+                DIM=a.head_dim,
                 **self._launch(),
             )
 
@@ -286,40 +349,103 @@ class Network:
         columns = weight.shape[0] // 2 if gated else weight.shape[0]
         depth = weight.shape[1]
         split = 1 if gated else depth_split(columns, depth)
+        ends = (
+            y,
+            None if gain is None else self._residual,
+            gain,
+            None if gain is None else self._squares,
+        )
+        squares = self._squares if normed else None
+        common = {
+            "N": columns,
+            "K": depth,
+            "EPILOGUE": GATED if gated else STORE if gain is None else ADD,
+            "GELU": self.architecture.activation != "silu",
+            "TILES": self._tiles,
+            "LEVELS": (self._tiles - 1).bit_length(),
+            "SPLIT": split,
+            "MULTIPLIER": multiplier,
+        }
+        if rows > FEW_ROWS and index is None and self._widens:
+            self._wide(x, weight, bias, squares, ends, rows, common)
+            return
         cut = tiling(columns, depth, rows, gated=gated, split=split)
         linear_kernel[(-(-rows // cut.rows), -(-columns // cut.block_n), cut.split)](
             x,
             weight,
             bias,
             index,
-            self._squares if normed else None,
-            y,
-            None if gain is None else self._residual,
-            gain,
-            None if gain is None else self._squares,
+            squares,
+            *ends,
             self._partial,
             self._counter,
             rows,
             self.architecture.norm_eps,
-            N=columns,
-            K=depth,
-            EPILOGUE=GATED if gated else STORE if gain is None else ADD,
-            GELU=self.architecture.activation != "silu",
-            TILES=self._tiles,
-            LEVELS=(self._tiles - 1).bit_length(),
             M=cut.rows,
             BLOCK_N=cut.block_n,
             BLOCK_K=cut.block_k,
-            SPLIT=cut.split,
             PREFETCH=2,
-            MULTIPLIER=multiplier,
             num_stages=cut.stages,
+            **common,
             **self._launch(),
         )
 
+    def _wide(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        squares: Tensor | None,
+        ends: tuple[Tensor | None, ...],
+        rows: int,
+        common: dict[str, Any],
+    ) -> None:
+        """As `_linear`, for many rows of x as they come."""
+        columns, gated = common["N"], common["EPILOGUE"] == GATED
+        cut = wide_tiling(common["K"], self._shared, gated=gated, split=common["SPLIT"])
+        copied = self._copies
+        sources = (x, weight)
+        if copied:
+            sources = (
+                TensorDescriptor.from_tensor(x, [cut.rows, cut.block_k]),
+                TensorDescriptor.from_tensor(weight, [cut.block_n, cut.block_k]),
+            )
+        wide_kernel[(-(-rows // cut.rows) * -(-columns // cut.block_n),)](
+            *sources,
+            bias,
+            squares,
+            *ends,
+            rows,
+            self.architecture.norm_eps,
+            M=cut.rows,
+            BLOCK_N=cut.block_n,
+            BLOCK_K=cut.block_k,
+            PAIRED=cut.paired,
+            GROUP=cut.group,
+            COPIED=copied,
+            num_warps=cut.warps,
+            num_stages=cut.stages,
+            **common,
+            **UNFUSED,
+        )
+
     def _launch(self) -> dict[str, Any]:
-        return {"DEPENDENT": True, "launch_pdl": True} if self._pdl else {"DEPENDENT": False}
+        return {**UNFUSED, **({"DEPENDENT": True, "launch_pdl": True} if self._copies else {"DEPENDENT": False})}
 
 
 def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have; those of an H200 where there is no GPU."""
+    if device.type != "cuda":
+        return 232_448
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(number)["max_shared_mem"])
+
+
+def _widens(device: torch.device) -> bool:
+    """Whether tiles of any size give the same bits: measured for compute capability 9.0; 8.x has one instruction for
+    all of them. Not known of later ones."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (8, 9)

@@ -13,18 +13,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
-from outrider.models.cuda.network import HEAD_ROWS, PATH, Network, Tables
+from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, PATH, Network, Tables
+from outrider.models.cuda.tiling import FEW_ROWS
 from outrider.models.slots import Span, StaticCache
 from outrider.types import Rows
 
-MAX_ROWS = 512
-"""Rows of one pass; more are run in several, which changes nothing but the time."""
+MAX_ROWS = 4096
+"""Rows of one pass of prompts; more are run in several, which changes nothing but the time. Of others NARROW_ROWS."""
 TILE = 64
 """Passes of more rows than this are recorded for every multiple of it: what a matrix product takes at once."""
+TILED = (*range(256, 1025, 128), *range(1536, MAX_ROWS + 1, 512))
+"""Sizes that passes of prompts in tiles are recorded for."""
 SLACK = 256
 """Cache rows beyond the context, for a step that is under way when its sequence turns out to have ended."""
 
 N = TypeVar("N", bound=Network)
+Launched = Callable[[int, bool, bool], None]
+"""So many rows of a pass, `together` or not, `tiled` or not."""
 
 
 class Described(NamedTuple):
@@ -41,6 +46,23 @@ class Described(NamedTuple):
         scattered = {row - start: path for row, path in self.scattered.items() if start <= row < stop}
         return Described(self.columns[:, start:stop], self.wanted[start:stop], scattered)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether all that any row sees lies at the index of its position, as do prompts."""
+        _, _, positions, indices, bases = self.columns
+        return bool((positions == indices).all() and (bases == positions + 1).all())
+
+    def tiles(self, most: int) -> NDArray[np.int32]:
+        """[tiles, 2]: the first row of every run of neighbours of one slot, cut into at most `most`, and how many."""
+        _, slots, positions, _, _ = self.columns
+        begins = np.flatnonzero((np.diff(slots) != 0) | (np.diff(positions) != 1)) + 1
+        cuts = [
+            (at, min(most, stop - at))
+            for start, stop in zip([0, *begins], [*begins, len(self)], strict=True)
+            for at in range(start, stop, most)
+        ]
+        return np.array(cuts, dtype=np.int32)
+
     def __len__(self) -> int:
         return len(self.wanted)
 
@@ -51,19 +73,21 @@ class Passes(StaticCache, Generic[N]):
     def __init__(self, network: N, max_batch: int, max_context: int) -> None:
         super().__init__(max_batch, max_context)
         self.network = network
-        self.chunk = MAX_ROWS
+        self.chunk = MAX_ROWS if network.tile_rows else NARROW_ROWS
         self.device, self.dtype = network.device, network.dtype
         self.graphs = Graphs(self.device)
         self._padding = (0, max_batch, 0, 0, 1)
         """A row that only fills up a pass, as in `Tables.columns`: position 0 of the spare slot."""
         self._staging = [Staging(Tables.size(MAX_ROWS), self.device) for _ in range(4)]
+        self._tiles = [Staging(network.tiles.numel(), self.device) for _ in range(4)]
 
     def advance(self, slot: int, count: int) -> None:
         """Note that steps on the device have committed `count` more rows to the slot."""
         self._slots.advance(slot, count)
 
-    def _described(self, batch: Sequence[Rows]) -> Iterator[Described]:
-        """Room in the cache for all rows of the batch, one after the other, and what they are; a pass at a time."""
+    def _described(self, batch: Sequence[Rows]) -> Iterator[tuple[Described, bool]]:
+        """Room in the cache for all rows of the batch, one after the other, and what they are; a pass at a time, and
+        whether it is the last."""
         spans = [self._slots.extend(rows) for rows in batch]
         counts = [len(rows.tokens) for rows in batch]
         columns = np.empty((5, sum(counts)), dtype=np.int32)
@@ -85,7 +109,8 @@ class Passes(StaticCache, Generic[N]):
             wanted[start : start + count][slice(None) if rows.logits is None else list(rows.logits)] = True
             start += count
         all_rows = Described(columns, wanted, scattered)
-        return (all_rows.part(begin, begin + MAX_ROWS) for begin in range(0, start, MAX_ROWS))
+        most = self.chunk if start > NARROW_ROWS and all_rows.in_order else NARROW_ROWS
+        return ((all_rows.part(at, at + most), at + most >= start) for at in range(0, start, most))
 
     @property
     def late(self) -> int:
@@ -98,32 +123,52 @@ class Passes(StaticCache, Generic[N]):
         return self.graphs.recordings(self._all_launches())
 
     @abstractmethod
-    def _kinds(self) -> Mapping[str, Callable[[int, bool], None]]:
-        """Of passes, by what so many rows of them launch, `together` or not."""
+    def _kinds(self) -> Mapping[str, Launched]:
+        """Of passes, by what they launch."""
 
     def _all_launches(self) -> Iterator[tuple[Key, Launches]]:
         for kind, launches in self._kinds().items():
-            for count in (*buckets(TILE), *range(2 * TILE, MAX_ROWS + 1, TILE)):
-                for together in (False, True) if count > 1 else (False,):
-                    yield (kind, count, together), partial(launches, count, together)
+            for count in (*buckets(TILE), *range(2 * TILE, NARROW_ROWS + 1, TILE)):
+                for together in (False, True) if 1 < count <= FEW_ROWS else (count > 1,):
+                    yield (kind, count, together, False), partial(launches, count, together, False)
+            for count in TILED if self.network.tile_rows else ():
+                yield (kind, count, True, True), partial(launches, count, True, True)
         for count in buckets(HEAD_ROWS):
             yield ("head", count), partial(self.network.head, count)
 
     def _run(self, rows: Described, kind: str) -> Tensor:
-        """One pass of at most MAX_ROWS rows; the logits asked for."""
-        count = bucket(len(rows)) if len(rows) <= TILE else -(-len(rows) // TILE) * TILE
+        """One pass; the logits asked for."""
+        tiles = self._tiled(rows)
+        if tiles is not None:
+            count = next(size for size in TILED if size >= len(rows))
+        else:
+            count = bucket(len(rows)) if len(rows) <= TILE else -(-len(rows) // TILE) * TILE
         wanted = np.flatnonzero(rows.wanted)
         staging = oldest(self._staging)
         self._fill(Tables.over(staging.free()), rows, count, wanted)
         staging.send(self.network.tables.flat, Tables.size(MAX_ROWS, paths=count if rows.scattered else 0))
-        together = len(np.unique(rows.columns[1])) * 2 <= len(rows)
-        self.graphs.run((kind, count, together), partial(self._kinds()[kind], count, together))
+        if tiles is not None:
+            staging = oldest(self._tiles)
+            table = staging.free().view(-1, 2).numpy()
+            table[: len(tiles)], table[len(tiles) :] = tiles, 0
+            staging.send(self.network.tiles.view(-1))
+        together = count > FEW_ROWS or len(np.unique(rows.columns[1])) * 2 <= len(rows)
+        tiled = tiles is not None
+        self.graphs.run((kind, count, together, tiled), partial(self._kinds()[kind], count, together, tiled))
         if not len(wanted):
             return torch.empty(0, self.network.logits.shape[1], device=self.device)
         parts = [
             self._logits(len(wanted[start : start + HEAD_ROWS]), start) for start in range(0, len(wanted), HEAD_ROWS)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _tiled(self, rows: Described) -> NDArray[np.int32] | None:
+        """The tiles of these rows, where that is the faster way to run them."""
+        size = self.network.tile_rows
+        if not size or len(rows) <= FEW_ROWS or not rows.in_order:
+            return None
+        tiles = rows.tiles(size)
+        return tiles if len(tiles) <= self.network.most_tiles(len(rows)) else None
 
     def _logits(self, wanted: int, start: int) -> Tensor:
         if start:  # the head reads the first entries

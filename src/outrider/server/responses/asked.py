@@ -18,6 +18,7 @@ from outrider.server.protocol import (
     OutriderOptions,
     Request,
     ResponseFormat,
+    Seed,
     Tool,
     ToolCall,
     ToolFunction,
@@ -68,6 +69,7 @@ class ResponsesRequest(Request):
     previous_response_id: None = None
     background: Literal[False] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    priority: Seed | None = None
     outrider: OutriderOptions | None = None
 
 
@@ -89,6 +91,7 @@ def as_chat(asked: ResponsesRequest) -> ChatRequest:
         tool_choice=_chosen(choice.name) if isinstance(choice, ChosenByName) else choice,
         parallel_tool_calls=asked.parallel_tool_calls,
         cache_salt=asked.cache_salt,
+        priority=asked.priority,
         outrider=asked.outrider,
     )
 

@@ -9,13 +9,12 @@ from uuid import uuid4
 from fastapi import Request as HttpRequest
 
 from outrider.engine.tickets import Delivery, Stream
-from outrider.server import answers
-from outrider.server.backend import Served
 from outrider.server.chat import ChatForm
 from outrider.server.generation import Generation
-from outrider.server.metrics import Metrics
+from outrider.server.metrics import ModelMetrics
 from outrider.server.responses.asked import ResponsesRequest
 from outrider.server.responses.output import Output
+from outrider.server.served import Served
 from outrider.server.sse import named_event
 from outrider.server.tools.reading import Event, Said
 from outrider.server.translate import Job
@@ -27,7 +26,7 @@ class ResponseGeneration(Generation):
     """One answer, item by item."""
 
     def __init__(
-        self, request: HttpRequest, served: Served, job: Job, asked: ResponsesRequest, metrics: Metrics
+        self, request: HttpRequest, served: Served, job: Job, asked: ResponsesRequest, metrics: ModelMetrics
     ) -> None:
         super().__init__(request, served, job, ChatForm(), metrics)
         self._asked = asked
@@ -98,10 +97,10 @@ class ResponseGeneration(Generation):
         }
 
     def _usage(self) -> dict[str, Any]:
-        said = answers.usage(self._answers, self._job.prompt_tokens)
+        said = super()._usage()
         return {
             "input_tokens": said["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},  # what was reused is not told: see `Metrics`
+            "input_tokens_details": said.get("prompt_tokens_details", {"cached_tokens": 0}),
             "output_tokens": said["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": said["total_tokens"],

@@ -6,12 +6,39 @@ import triton
 import triton.language as tl
 
 from outrider.models.cuda.kernels.dependent import after_previous
+from outrider.models.cuda.kernels.fold import fold
 
 BLOCK = 128
 """Positions reduced together; part of what a bit-exact result means, so never tuned."""
 
 TILE = 16
 """Query vectors per program: the fewest a matrix instruction takes."""
+
+
+_LEVELS = tl.constexpr(BLOCK.bit_length() - 1)
+
+
+@triton.jit
+def weigh(score, scale):
+    """Weights of rows over one block, their sums, and what they are relative to. Scores [M, BLOCK] a row does not see
+    are -inf.
+
+    `scale` is that of attention times log2(e), so that weights are powers of two.
+    """
+    peak = tl.max(score, axis=1) * scale
+    known = tl.where(peak == float("-inf"), 0.0, peak)
+    weight = tl.exp2(tl.fma(score, scale, -known[:, None]))
+    return weight, fold(weight, _LEVELS), peak
+
+
+@triton.jit
+def merge(part, total, peak, its_part, its_total, its_peak):
+    """What blocks so far came to, and one block more."""
+    higher = tl.maximum(peak, its_peak)
+    before = tl.where(peak == float("-inf"), 0.0, tl.exp2(peak - higher))
+    now = tl.where(its_peak == float("-inf"), 0.0, tl.exp2(its_peak - higher))
+    part = tl.fma(part, before[:, None], its_part * now[:, None])
+    return part, tl.fma(total, before, its_total * now), higher
 
 
 @triton.jit(do_not_specialize=["rows", "window"])
@@ -52,6 +79,7 @@ def attend_kernel(
     start, r = tl.program_id(2) % step, tl.program_id(2) // step
     HEADS_EACH: tl.constexpr = HEADS // KV_HEADS
     LANES: tl.constexpr = TILE // TOGETHER  # of the tile per row; those from HEADS_EACH on are idle
+    USED: tl.constexpr = TILE if TOGETHER > 1 else triton.next_power_of_2(HEADS_EACH)
     lane = tl.arange(0, TILE)
     d = tl.arange(0, DIM)
     row = group * TOGETHER + lane // LANES  # [TILE]
@@ -80,39 +108,82 @@ def attend_kernel(
             k = tl.load(keys_ptr + place, mask=(position < its_length)[:, None], other=0.0)  # [BLOCK, DIM]
             v = tl.load(values_ptr + place, mask=(position < its_length)[:, None], other=0.0)
             seen = (position[None, :] < length[:, None]) & (position[None, :] >= oldest[:, None])  # [TILE, BLOCK]
-            score = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
-            peak = tl.max(score, axis=1)
-            weight = tl.where(seen, tl.exp(score - peak[:, None]), 0.0)
-            total = tl.sum(weight, axis=1)
+            weight, total, peak = weigh(tl.where(seen, tl.dot(q, tl.trans(k)), float("-inf")), scale)
             part = tl.dot(weight.to(v.dtype), v)  # [TILE, DIM]
             programs = apart - first + TOGETHER * (last + 1 - apart)
             cell = group * KV_HEADS + head
-            folding = True
-            if programs > 1:
-                mine = (lane // LANES == r) | (lane < tl.where(block < apart, TILE, 0))
-                scratch = (cell * blocks + block).to(tl.int64) * TILE
-                cells = lane[:, None] * DIM + d[None, :]
-                tl.store(partial_ptr + scratch * DIM + cells, part, mask=mine[:, None])
-                tl.store(stats_ptr + scratch * 2 + lane, peak, mask=mine)
-                tl.store(stats_ptr + scratch * 2 + TILE + lane, total, mask=mine)
-                tl.debug_barrier()  # every thread's part is written before one of them says so
-                folding = tl.atomic_add(counter_ptr + cell, 1, sem="acq_rel") == programs - 1
-                if folding:
-                    tl.store(counter_ptr + cell, 0)
-                    peak = tl.full([TILE], float("-inf"), dtype=tl.float32)
-                    total = tl.zeros([TILE], dtype=tl.float32)
-                    part = tl.zeros([TILE, DIM], dtype=tl.float32)
-                    for other in range(first, last + 1):
-                        scratch = (cell * blocks + other).to(tl.int64) * TILE
-                        its_peak = tl.load(stats_ptr + scratch * 2 + lane, cache_modifier=".cg")
-                        its_total = tl.load(stats_ptr + scratch * 2 + TILE + lane, cache_modifier=".cg")
-                        its_part = tl.load(partial_ptr + scratch * DIM + cells, cache_modifier=".cg")
-                        higher = tl.maximum(peak, its_peak)
-                        before = tl.where(peak == float("-inf"), 0.0, tl.exp(peak - higher))
-                        now = tl.where(its_peak == float("-inf"), 0.0, tl.exp(its_peak - higher))
-                        part = part * before[:, None] + its_part * now[:, None]
-                        total = total * before + its_total * now
-                        peak = higher
-            if folding:
+            scratch = cell.to(tl.int64) * blocks
+            if programs == 1:
                 at = (row * HEADS + head * HEADS_EACH + lane % LANES)[:, None] * DIM + d[None, :]
                 tl.store(out_ptr + at, part / total[:, None], mask=real[:, None])
+            else:
+                mine = real & ((lane // LANES == r) | (lane < tl.where(block < apart, TILE, 0)))
+                its = (scratch + block) * TILE
+                tl.store(partial_ptr + its * DIM + lane[:, None] * DIM + d[None, :], part, mask=mine[:, None])
+                tl.store(stats_ptr + its * 2 + lane, peak, mask=mine)
+                tl.store(stats_ptr + its * 2 + TILE + lane, total, mask=mine)
+                tl.debug_barrier()  # every thread's part is written before one of them says so
+                if tl.atomic_add(counter_ptr + cell, 1, sem="acq_rel") == programs - 1:
+                    tl.store(counter_ptr + cell, 0)
+                    used = tl.arange(0, USED)
+                    its_row = group * TOGETHER + used // LANES
+                    kept = (used % LANES < HEADS_EACH) & (its_row < rows)
+                    at = (its_row * HEADS + head * HEADS_EACH + used % LANES)[:, None] * DIM + d[None, :]
+                    merged = _merge_all(partial_ptr, stats_ptr, scratch, first, last, USED, TILE, DIM)
+                    tl.store(out_ptr + at, merged, mask=kept[:, None])
+
+
+@triton.jit
+def _merge_all(
+    partial_ptr,
+    stats_ptr,
+    scratch,
+    first,
+    last,
+    USED: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """What the blocks from `first` to `last` come to, in their order [USED, DIM]."""
+    part = tl.zeros([USED, DIM], dtype=tl.float32)
+    total = tl.zeros([USED], dtype=tl.float32)
+    peak = tl.full([USED], float("-inf"), dtype=tl.float32)
+    MANY: tl.constexpr = 4 if USED * DIM > 1024 else 16
+    rest = first + (last + 1 - first) // MANY * MANY
+    for some in range(first, rest, MANY):
+        part, total, peak = _merge_blocks(
+            part, total, peak, partial_ptr, stats_ptr, scratch, some, last, MANY, USED, TILE, DIM
+        )
+    for some in range(rest, last + 1, 4):
+        part, total, peak = _merge_blocks(
+            part, total, peak, partial_ptr, stats_ptr, scratch, some, last, 4, USED, TILE, DIM
+        )
+    return part / total[:, None]
+
+
+@triton.jit
+def _merge_blocks(
+    part,
+    total,
+    peak,
+    partial_ptr,
+    stats_ptr,
+    scratch,
+    some,
+    last,
+    COUNT: tl.constexpr,
+    USED: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """COUNT blocks from scratch, all asked for at once; one beyond the last changes nothing."""
+    lane = tl.arange(0, USED)
+    cells = lane[:, None] * DIM + tl.arange(0, DIM)[None, :]
+    for ahead in tl.static_range(COUNT):
+        there = lane * 0 + some + ahead <= last
+        its = (scratch + some + ahead) * TILE
+        its_peak = tl.load(stats_ptr + its * 2 + lane, mask=there, other=float("-inf"), cache_modifier=".cg")
+        its_total = tl.load(stats_ptr + its * 2 + TILE + lane, mask=there, other=0.0, cache_modifier=".cg")
+        its_part = tl.load(partial_ptr + its * DIM + cells, mask=there[:, None], other=0.0, cache_modifier=".cg")
+        part, total, peak = merge(part, total, peak, its_part, its_total, its_peak)
+    return part, total, peak

@@ -14,9 +14,11 @@ import triton
 import triton.language as tl
 
 from outrider.models.cuda.kernels.dependent import after_previous
+from outrider.models.cuda.kernels.fold import fold
 
 BLOCK_N = 64
 """Columns of a tile wherever sums of squares are kept per tile; part of what a bit-exact result means."""
+_COLUMNS, _LEVELS = tl.constexpr(BLOCK_N), tl.constexpr(BLOCK_N.bit_length() - 1)
 
 STORE = tl.constexpr(0)
 """y = x·Wᵀ + bias."""
@@ -35,12 +37,62 @@ def _activate(x, GELU: tl.constexpr):
 
 
 @triton.jit
-def _fold(x, M: tl.constexpr, LEVELS: tl.constexpr):
-    """The sums of x's rows [M, 2^LEVELS], in one order whatever M is: a library sum chooses its own by shape."""
-    for level in tl.static_range(LEVELS):
-        even, odd = tl.split(tl.reshape(x, [M, 1 << (LEVELS - 1 - level), 2]))
-        x = even + odd
-    return tl.reshape(x, [M])
+def finish(
+    acc,  # fp32 [BLOCK_N, M]: the product; GATED: of the gate
+    up,
+    squares,  # fp32 [M, 2^LEVELS], or anything where not NORMED
+    bias_ptr,
+    y_ptr,
+    residual_ptr,
+    gain_ptr,
+    squares_out_ptr,
+    tile,  # of columns, and which those are [BLOCK_N]
+    n,
+    m,  # rows [M]
+    rows,
+    eps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    GELU: tl.constexpr,
+    TILES: tl.constexpr,
+    LEVELS: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NORMED: tl.constexpr,
+    MULTIPLIER: tl.constexpr,
+):
+    """What becomes of a product, whatever tile it was computed in."""
+    live, inside = m < rows, n < N
+    if NORMED:
+        scale = tl.rsqrt(fold(squares, LEVELS) / K + eps)[None, :]
+        acc = acc * scale
+        if EPILOGUE == GATED:
+            up = up * scale
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + n, mask=inside, other=0.0)[:, None]
+        if EPILOGUE == GATED:
+            up += tl.load(bias_ptr + N + n, mask=inside, other=0.0)[:, None]
+    if MULTIPLIER != 1.0:
+        acc = acc * MULTIPLIER
+    at = (m.to(tl.int64) * N)[None, :] + n[:, None]
+    kept = live[None, :] & inside[:, None]
+    if EPILOGUE == GATED:
+        tl.store(y_ptr + at, _activate(acc, GELU) * up, mask=kept)
+    elif EPILOGUE == ADD:
+        total = acc + tl.load(residual_ptr + at, mask=kept, other=0.0).to(tl.float32)
+        rounded = total.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_ptr + at, rounded, mask=kept)
+        total = tl.where(kept, rounded.to(tl.float32), 0.0)
+        gain = tl.load(gain_ptr + n, mask=inside, other=0.0)
+        tl.store(y_ptr + at, total * gain[:, None], mask=kept)
+        EACH: tl.constexpr = BLOCK_N // _COLUMNS
+        sums = fold(tl.reshape(tl.trans(total * total), [M * EACH, _COLUMNS]), _LEVELS)
+        its = tile * EACH + tl.arange(0, EACH)
+        written = live[:, None] & (its < TILES)[None, :]
+        tl.store(squares_out_ptr + m[:, None] * TILES + its[None, :], tl.reshape(sums, [M, EACH]), mask=written)
+    else:
+        tl.store(y_ptr + at, acc, mask=kept)
 
 
 @triton.jit
@@ -101,6 +153,7 @@ def linear_kernel(
     if index_ptr is not None:
         source = tl.load(index_ptr + m, mask=live, other=0)
     x_ptrs = x_ptr + (source * K)[None, :] + (part * depth + k)[:, None]
+    squares = 0.0
     if squares_ptr is not None:  # asked for now, needed at the end
         t = tl.arange(0, 1 << LEVELS)
         squares_at = squares_ptr + source[:, None] * TILES + t[None, :]
@@ -130,27 +183,7 @@ def linear_kernel(
             for other in tl.static_range(SPLIT):
                 acc += tl.load(block + other * BLOCK_N * M, cache_modifier=".cg")
     if last:
-        if squares_ptr is not None:
-            scale = tl.rsqrt(_fold(squares, M, LEVELS) / K + eps)[None, :]
-            acc = acc * scale
-            up = up * scale
-        if bias_ptr is not None:
-            acc += tl.load(bias_ptr + n, mask=inside, other=0.0)[:, None]
-            if EPILOGUE == GATED:
-                up += tl.load(bias_ptr + N + n, mask=inside, other=0.0)[:, None]
-        if MULTIPLIER != 1.0:
-            acc = acc * MULTIPLIER
-        at = (m.to(tl.int64) * N)[None, :] + n[:, None]
-        kept = live[None, :] & inside[:, None]
-        if EPILOGUE == GATED:
-            tl.store(y_ptr + at, _activate(acc, GELU) * up, mask=kept)
-        elif EPILOGUE == ADD:
-            total = acc + tl.load(residual_ptr + at, mask=kept, other=0.0).to(tl.float32)
-            rounded = total.to(residual_ptr.dtype.element_ty)
-            tl.store(residual_ptr + at, rounded, mask=kept)
-            total = rounded.to(tl.float32)
-            gain = tl.load(gain_ptr + n, mask=inside, other=0.0)
-            tl.store(y_ptr + at, total * gain[:, None], mask=kept)
-            tl.store(squares_out_ptr + m * TILES + tile, tl.sum(total * total, axis=0), mask=live)
-        else:
-            tl.store(y_ptr + at, acc, mask=kept)
+        finish(
+            acc, up, squares, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, tile, n, m, rows, eps,
+            N, K, EPILOGUE, GELU, TILES, LEVELS, M, BLOCK_N, squares_ptr is not None, MULTIPLIER,
+        )  # fmt: skip

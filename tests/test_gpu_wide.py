@@ -1,0 +1,232 @@
+"""Many rows on the GPU, in wide tiles: the bits of few. By Triton's interpreter where there is no GPU.
+
+What is multiplied there are small whole numbers, whose sums are exact in any order: so whatever differs is a number
+that was left out, or taken twice, or from the wrong place. That sums of other numbers keep one order shows on a GPU
+(benchmarks/gpu_wide.py).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from test_gpu_steps import TARGET
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from outrider.bench.shapes import random_weights
+from outrider.models.cuda import network, passes
+from outrider.models.cuda.decoder import CudaDecoder
+from outrider.models.cuda.kernels import prompt, wide
+from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.fold import UNFUSED
+from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
+from outrider.models.cuda.passes import Described
+from outrider.models.cuda.tiling import depth_split, prompt_tiling, wide_tiling
+from outrider.types import ROOT, Rows
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+
+
+def whole(*shape: int, dtype: torch.dtype = DTYPE, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(-3, 4, shape, generator=generator) / 4).to(DEVICE, dtype)
+
+
+def product(kind: str, rows: int, how: str) -> list[Tensor]:
+    """160 columns of depth 384 in two parts (gated: one); `how`: narrow, or a wide tile by pointers or copied."""
+    columns, depth, room = 160, 384, 128
+    split = 1 if kind == "gated" else 2
+    x, w = whole(room, depth), whole(columns * (2 if kind == "gated" else 1), depth, seed=1)
+    bias, gain = whole(w.shape[0], dtype=torch.float32, seed=2), whole(columns, dtype=torch.float32, seed=3)
+    residual = whole(room, columns, seed=4)
+    squares = whole(room, 6, dtype=torch.float32, seed=5).square()
+    y = torch.zeros(room, columns, device=DEVICE)
+    squares_out = torch.zeros(room, 6, device=DEVICE)
+    ends = (None if kind == "add" else squares, y, residual, gain, squares_out)
+    common: dict[str, Any] = {
+        "N": columns, "K": depth, "EPILOGUE": {"store": STORE, "add": ADD, "gated": GATED}[kind], "GELU": False,
+        "TILES": 6, "LEVELS": 3, "SPLIT": split, "MULTIPLIER": 1.0 if kind == "gated" else 0.5, **UNFUSED,
+    }  # fmt: skip
+    if how == "narrow":
+        scratch = torch.zeros(8 * 3 * 2 * 64 * 16, device=DEVICE)
+        counter = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+        linear_kernel[(-(-rows // 16), 3, split)](
+            x, w, bias, None, *ends, scratch, counter, rows, 1e-5,
+            M=16, BLOCK_N=64, BLOCK_K=64, PREFETCH=0, DEPENDENT=False, **common,
+        )  # fmt: skip
+    else:
+        copied = "copied" in how
+        sources: Any = (x, w)
+        if copied:
+            sources = TensorDescriptor.from_tensor(x, [64, 64]), TensorDescriptor.from_tensor(w, [128, 64])
+        wide.wide_kernel[(-(-rows // 64) * 2,)](
+            *sources, bias, *ends, rows, 1e-5,
+            M=64, BLOCK_N=128, BLOCK_K=64, PAIRED="paired" in how, GROUP=1, COPIED=copied, **common,
+        )  # fmt: skip
+    return [y, residual, squares_out]
+
+
+WAYS = ["pointers", "paired", "copied", "copied paired"]
+COPIES = DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (9, 0)
+
+
+def differing(kind: str, rows: int, how: str) -> bool:
+    return not all(map(torch.equal, product(kind, rows, how), product(kind, rows, "narrow")))
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("kind", ["store", "add", "gated"])
+def test_wide_products_have_the_bits_of_narrow_ones(kind: str, how: str) -> None:
+    """Bias, norm, residual, gate; rows and columns that do not fill the last tile."""
+    if kind == "gated" and "paired" in how:
+        pytest.skip("gated products are not split")
+    if "copied" in how and not COPIES:
+        pytest.skip("no copy engine here")
+    assert not differing(kind, 100, how)
+
+
+def attention(begin: int, count: int, window: int, rows: int) -> Tensor:
+    """`rows` of a tile, 0: one row at a time by the kernel for few."""
+    heads, kv_heads, dim, capacity = 4, 2, 16, 512
+    qkv = whole(count, (heads + 2 * kv_heads) * dim)
+    keys, values = (whole(2, kv_heads, capacity, dim, seed=seed) for seed in (1, 2))
+    out = torch.zeros(count, heads * dim, dtype=DTYPE, device=DEVICE)
+    numbers = {"dtype": torch.int32, "device": DEVICE}
+    positions = torch.arange(begin, begin + count, **numbers)
+    slots, scale = torch.ones(count, **numbers), 0.25 / math.log(2)
+    shape: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "BLOCK": BLOCK, **UNFUSED}
+    if rows:
+        cuts = [[at, min(rows, count - at)] for at in range(0, count, rows)]
+        table = torch.tensor([*cuts, [0, 0]], **numbers)
+        prompt.prompt_kernel[(heads, len(table))](
+            qkv, keys, values, out, slots, positions, table, capacity, window, scale, M=rows, **shape
+        )
+        return out
+    blocks = capacity // BLOCK
+    cells = count * kv_heads * blocks * TILE
+    attend_kernel[(count, kv_heads, 1)](
+        qkv, keys, values, out, slots, positions, positions + 1, torch.zeros(count, 64, **numbers),
+        torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE),
+        torch.zeros(count * kv_heads, **numbers), count, capacity, blocks, window, scale,
+        PATH=64, TOGETHER=1, TILE=TILE, DEPENDENT=False, **shape,
+    )  # fmt: skip
+    return out
+
+
+CASES = [(0, 40, 0), (250, 40, 0), (300, 36, 150)]
+
+
+@pytest.mark.parametrize(("begin", "count", "window"), CASES)
+def test_attention_of_a_tile_has_the_bits_of_its_rows(begin: int, count: int, window: int) -> None:
+    """From the first position on; across the edge of a block; with a window that ends in one."""
+    expected = attention(begin, count, window, 0)
+    for rows in (16, 32):
+        assert torch.equal(attention(begin, count, window, rows), expected)
+
+
+def test_a_block_merged_out_of_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases above tell a fault: the later block counts as the earlier one."""
+    merge = prompt.merge
+
+    def turned(part: Any, total: Any, peak: Any, its_part: Any, its_total: Any, its_peak: Any, **_: Any) -> Any:
+        return merge(its_part, its_total, its_peak, part, total, peak)
+
+    expected = attention(250, 40, 0, 0)
+    if DEVICE.type == "cpu":  # a GPU compiles what is written
+        monkeypatch.setattr(prompt, "merge", turned)
+        assert not torch.equal(attention(250, 40, 0, 32), expected)
+
+
+def decoder() -> CudaDecoder:
+    weights = random_weights(TARGET, DEVICE, DTYPE, seed=1)
+    tensors = ((name, tensor * 8 if tensor.dim() > 1 else tensor) for name, tensor in weights)
+    return CudaDecoder.load(TARGET, tensors, DTYPE, DEVICE, max_batch=3, max_context=256)
+
+
+def said(model: CudaDecoder) -> Tensor:
+    """A prompt and a part of another in one pass; then the rest of that beside one more token, and a tree."""
+    chosen = random.Random(3)
+    first, second = (chosen.choices(range(80), k=count) for count in (24, 30))
+    one, two = model.open(), model.open()
+    found = [model.forward([Rows.chain(one, first, logits=[23]), Rows.chain(two, second[:14], logits=())])]
+    model.commit(one, range(24))
+    model.commit(two, range(14))
+    found.append(model.forward([Rows.chain(one, [5]), Rows.chain(two, second[14:], logits=[15])]))
+    model.commit(one, range(1))
+    model.commit(two, range(16))
+    many = Rows(one, list(range(20)), [ROOT, *(i // 2 for i in range(19))])
+    found.append(model.forward([many, Rows.chain(two, [9])]))
+    return torch.cat(found)
+
+
+def test_passes_in_tiles_say_what_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts together, a prompt beside a token, and a tree, which is not for tiles. Sizes in proportion."""
+    ran: list[tuple[int, bool]] = []
+    body = network.Network.body
+
+    def noted(self: Any, rows: int, together: bool, tiled: bool = False) -> None:
+        ran.append((rows, tiled))
+        body(self, rows, together, tiled)
+
+    monkeypatch.setattr(network.Network, "body", noted)
+    expected = said(decoder())
+    assert not any(tiled for _, tiled in ran)
+    ran.clear()
+    for module in (network, passes):
+        monkeypatch.setattr(module, "FEW_ROWS", 12)
+    monkeypatch.setattr(passes, "TILED", (32, 64))
+    found = said(decoder())
+    assert ran == [(64, True), (32, True), (32, False)]
+    if DEVICE.type == "cuda":
+        assert torch.equal(found, expected)
+    else:  # the interpreter's products differ in their last bits with their shapes
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+        assert found.argmax(1).tolist() == expected.argmax(1).tolist()
+
+
+def described(runs: Sequence[tuple[int, int, int]]) -> Described:
+    """Runs of rows: slot, first position, how many."""
+    columns = np.concatenate(
+        [
+            np.stack([np.zeros(n), np.full(n, slot), *[np.arange(at, at + n)] * 2, np.arange(at, at + n) + 1])
+            for slot, at, n in runs
+        ],
+        axis=1,
+    ).astype(np.int32)
+    return Described(columns, np.zeros(columns.shape[1], dtype=np.bool_), {})
+
+
+def test_tiles_hold_neighbours_of_one_slot_and_every_row_once() -> None:
+    rows = described([(0, 5, 70), (1, 75, 1), (2, 0, 64), (2, 90, 3)])
+    assert rows.in_order
+    assert rows.tiles(64).tolist() == [[0, 64], [64, 6], [70, 1], [71, 64], [135, 3]]
+    rows.columns[4, 3] = 1
+    assert not rows.in_order
+
+
+@pytest.mark.parametrize("shared", [101_376, 166_912, 232_448])
+def test_wide_tiles_fit_the_device(shared: int) -> None:
+    """Consumer cards, A100, H200: and the depth is split as for few rows."""
+    for columns, depth in ((6144, 4096), (4096, 14336), (960, 576), (576, 1536), (64, 96)):
+        for gated in (False, True):
+            split = 1 if gated else depth_split(columns, depth)
+            cut = wide_tiling(depth, shared, gated=gated, split=split)
+            assert depth % (split * cut.block_k) == 0
+            assert cut.block_k >= 16
+            tiles = 3 if gated else 4 if cut.paired else 2
+            assert cut.stages * tiles * 2 * 128 * cut.block_k <= shared
+    for dim in (16, 32, 64, 128):
+        of_prompts = prompt_tiling(dim, shared)
+        assert of_prompts is not None
+        assert of_prompts.stages * 4 * BLOCK * dim + 2 * of_prompts.rows * dim <= shared
+    assert prompt_tiling(256, 101_376) is None
