@@ -96,8 +96,8 @@ def main() -> None:
     (wheel,) = dist.glob(f"outrider-*-py3-none-linux_{machine}.whl")
     (sdist,) = sorted(dist.glob("outrider-*.tar.gz"), key=lambda path: path.stat().st_mtime)[-1:]
     print("==> the tag its symbols allow")
-    most = f"manylinux_{OLDEST_GLIBC[0]}_{OLDEST_GLIBC[1]}_{machine}"
-    run(str(here / "auditwheel"), "repair", "--plat", most, "--wheel-dir", str(dist), str(wheel), **environment)
+    # Not by name: auditwheel knows those of this machine alone, and `check_wheel` refuses a tag that is too new.
+    run(str(here / "auditwheel"), "repair", "--plat", "auto", "--wheel-dir", str(dist), str(wheel), **environment)
     wheel.unlink()
     (wheel,) = dist.glob(f"outrider-*-py3-none-manylinux*{machine}.whl")
     for trouble in (check_sdist(sdist), check_wheel(wheel)):
