@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from threading import Thread
 from typing import Any
 
@@ -84,6 +85,13 @@ class Live:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"outrider:{name}{{"))
 
 
+def _lent(llm: LLM) -> LLM:
+    """The same once more: a test's own server may run beside the module's, and one of them is asked at a time."""
+    other = copy(llm)
+    other._service = None
+    return other
+
+
 @contextmanager
 def live_server(
     llm: LLM,
@@ -102,7 +110,7 @@ def live_server(
     """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go.
     `others`: further models, and of all of them what is not used for `idle` seconds is unloaded."""
     alone = llm.with_drafter("none", FixedLength(0))
-    backend = Backend("smollm2-135m", lambda: llm, max_queue=max_queue)
+    backend = Backend("smollm2-135m", lambda: _lent(llm), max_queue=max_queue)
     models = Models([backend, *others], idle)
     listener: socket.socket = listen("127.0.0.1", 0)
     watched: socket.socket = listen("127.0.0.1", 0)

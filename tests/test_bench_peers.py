@@ -89,6 +89,7 @@ def test_a_missing_peer_names_the_command(tmp_path: Path, monkeypatch: pytest.Mo
         PeerArm(parse("vllm"), {}).prepare()
 
 
+@pytest.mark.slow
 def test_a_failed_install_leaves_nothing_that_looks_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -96,6 +96,7 @@ def _check_measurements(measurements: list[dict[str, Any]], arms: list[str]) -> 
     assert min(later) > first[0] + 6  # the answer is part of the next prompt
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_finished_part_and_resume_goes_on(tmp_path: Path) -> None:
     out, file = tmp_path / "r.json", tmp_path / "questions.jsonl"
     many = [{**QUESTIONS[1], "question_id": number} for number in range(8)]

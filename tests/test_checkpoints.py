@@ -307,7 +307,7 @@ def test_hub_id_comes_from_the_hub_cache_or_says_why_not(tmp_path: Path) -> None
     settings = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
     found, missing = run(HUB_CHILD, "someone/tiny", "someone/else", **settings)
     assert found == "llama"
-    assert missing.startswith("ModelError: cannot fetch someone/else from the hub")
+    assert missing.startswith("ModelError: someone/else is not in the hub's cache")
 
 
 LOAD_CHILD = """

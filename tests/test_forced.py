@@ -134,7 +134,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("name", "controller"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("name", "controller"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (name == "chain")) for name, case in CASES.items()],
+    ids=CASES,
+)
 def test_the_same_tokens_with_and_without(llm: LLM, name: str, controller: Any) -> None:
     drafting = llm.with_drafter("suffix", controller)
     for params in ({"temperature": 0}, {"temperature": 1.1, "top_p": 0.95, "seed": 6}):

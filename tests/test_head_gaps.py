@@ -215,6 +215,7 @@ def test_traffic_with_gaps(
         assert one.tokens[one.prompt_length :] == alone(model, one), f"sequence {one.id}"
 
 
+@pytest.mark.slow
 def test_a_long_pause_costs_few_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped head, with all that was said meanwhile and with the end of it alone."""
     llm = LLM(drafter="head", device="cpu", max_batch=4, max_context=512)

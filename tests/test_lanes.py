@@ -111,6 +111,7 @@ def test_a_draft_model_has_run_what_plain_steps_on_the_device_added(target: Cuda
     assert right == made
 
 
+@pytest.mark.slow
 def test_a_draft_model_catches_up_though_the_batch_grows(
     target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

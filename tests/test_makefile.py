@@ -45,7 +45,7 @@ def test_every_c_file_is_built() -> None:
 def test_check_runs_tests_that_exist() -> None:
     made = subprocess.run(["make", "-pn", "help"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     listed = subprocess.run(
-        ["make", "-f", "-", "shown"],
+        ["make", "--no-print-directory", "-f", "-", "shown"],
         input=f"{_line(made)}\nshown:\n\t@echo $(UNIT)\n",
         capture_output=True,
         text=True,

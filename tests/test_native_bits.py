@@ -179,6 +179,7 @@ def test_weights_take_the_memory_of_the_file(kind: str, tmp_path: Path) -> None:
     assert sum(strip.data.nbytes for strip in strips) <= 1.04 * file  # scales of large blocks in whole bytes
 
 
+@pytest.mark.slow
 def test_text_is_the_same_with_any_drafter(tmp_path: Path) -> None:
     path, draft = write(tmp_path / "model.gguf", MIXED), write(tmp_path / "draft.gguf", "F16")
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.sampling.noise import Key, gumbel, gumbel_at, gumbel_rows, hash64, integers
+from outrider.sampling.noise import Key, gumbel, gumbel_at, gumbel_rows, hash64, integers, row_key, words, words_of
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 M32 = (1 << 32) - 1
@@ -46,6 +46,18 @@ def test_integers_are_those_of_plain_arithmetic(seed: int, device: str) -> None:
     got = integers([Key(seed, 3, position) for position in positions], tokens).cpu().long() + (1 << 31)
     want = [[reference(seed, 3, position, int(token)) for token in tokens] for position in positions]
     assert got.tolist() == want
+
+
+@pytest.mark.parametrize("seed", [0, 7, -3, 2**70])
+def test_keys_of_positions_in_a_row_are_those_of_each(seed: int) -> None:
+    keys = [Key(seed, 2, position) for position in range(5, 40)]
+    assert torch.equal(words_of(seed, 2, range(5, 40)), words(keys))
+    assert [row_key(*key) for key in keys] == [(word & 0xFFFFFFFF, word >> 32) for word in map(hashed, keys)]
+    assert words_of(seed, 2, range(4, 4)).shape == (0, 2)
+
+
+def hashed(key: Key) -> int:
+    return hash64("gumbel", *key)
 
 
 def test_golden_values() -> None:

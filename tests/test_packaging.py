@@ -75,6 +75,7 @@ def test_everything_needed_is_there_to_be_packed(release: Any) -> None:
     assert [name for name in release.NEEDED if not (ROOT / "src" / name).exists()] == []
 
 
+@pytest.mark.slow
 def test_a_release_without_kernels_fails(tmp_path: Path) -> None:
     """Where there is no compiler; anybody else's installation goes on."""
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path), "--build-temp", str(tmp_path)]

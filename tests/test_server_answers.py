@@ -84,6 +84,7 @@ def test_a_schema_too_large_is_refused(live: Live) -> None:
     assert "too large" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_schema_that_turns_out_too_large_is_an_error_and_never_a_stop(live: Live) -> None:
     """Inside another object nobody sees it before the model gets there. Whoever is beside it goes on."""
     late = structured(holding(kinds(2030)))

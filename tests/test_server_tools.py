@@ -75,6 +75,7 @@ def check(call: Any) -> None:
     assert 1 <= said["days"] <= 14
 
 
+@pytest.mark.slow
 def test_required_calls_are_valid_at_any_temperature(live: Live) -> None:
     names = set()
     for seed in range(3):

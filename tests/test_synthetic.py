@@ -111,7 +111,7 @@ def test_only_exact_rules_have_names() -> None:
 
 
 def test_llm_has_no_place_for_it(tmp_path: Path) -> None:
-    """No parameter takes rules, and its engines have the exact ones."""
+    """No parameter takes rules, and its engine has the exact ones."""
     options = {*inspect.signature(LLM.__init__).parameters, *inspect.signature(LLM.generate).parameters}
     assert not options & {"rules", "rule", "synthetic", "synthetic_acceptance"}
     config = LlamaConfig(
@@ -121,7 +121,7 @@ def test_llm_has_no_place_for_it(tmp_path: Path) -> None:
     write_hf_model(tmp_path / "tiny.gguf", LlamaForCausalLM(config), bpe_metadata())
     llm = LLM(str(tmp_path / "tiny.gguf"), device="cpu")
     engines = [value for value in vars(llm).values() if isinstance(value, Engine)]
-    assert [engine.rules for engine in engines] == [RULES, RULES]
+    assert [engine.rules for engine in engines] == [RULES]
 
 
 def test_commands_do_not_know_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,9 @@ _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
 """What a chain must bring, of plain steps' tokens a second."""
-_READING = 1.15
-"""And for a drafter to read the prompts of newcomers, which takes it a while for each."""
+_READING = 2.8e-6
+"""Seconds that reading a newcomer's prompt costs a drafter and the host, for every token of the answer: 0.2 ms on an
+H200, and some 70 tokens. What that is of a request's share of a step must be gained on top."""
 _READ_EVERY, _READ_FOR = 512, 16
 """Steps after which prompts are read for a few all the same: what drafts bring without is no measure of them."""
 _REST = 8
@@ -94,8 +95,8 @@ class Chains:
         self.rested = 0
         """Steps observed that nothing was thought about."""
         self._gains: dict[int, float] = {}
-        """What drafts would bring if all prompts had been read, of plain steps' tokens a second, by about how many
-        requests."""
+        """What drafts would bring if all prompts had been read, of plain steps' tokens a second and less what reading
+        costs, by about how many requests."""
         self._reading = True
 
     def newcomer(self) -> ChainState:
@@ -111,7 +112,7 @@ class Chains:
 
     def reads(self, requests: int) -> bool:
         """Whether drafts bring enough, among so many, for the drafter to read the prompts of the next newcomers."""
-        pays = self._gains.get(requests.bit_length(), _READING) >= _READING
+        pays = self._gains.get(requests.bit_length(), _WORTHWHILE) >= _WORTHWHILE
         self._reading = pays or (self._number + self.rested) % _READ_EVERY < _READ_FOR
         return self._reading
 
@@ -153,7 +154,8 @@ class Chains:
             if rate > most_a_second and stretch * len(states) <= left and stretch <= min(map(add, patience, each)):
                 best, most_a_second = shape, rate
         total = self._newcomers[True].total
-        self._gains[len(states).bit_length()] = max((1 + total(s.drafted)) * plain / seconds[s] for s in shapes)
+        gain = max((1 + total(shape.drafted)) * plain / seconds[shape] for shape in shapes)
+        self._gains[len(states).bit_length()] = gain - _READING * len(states) / plain
         self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else PLAIN
         offered = gains.offered(best)

@@ -21,7 +21,7 @@ from outrider.drafters.router import RouterDrafter
 from outrider.engine.round import Judged, Round
 from outrider.engine.sequence import Sequence
 from outrider.sampling.draw import not_a_number
-from outrider.sampling.noise import Key, words
+from outrider.sampling.noise import words_of
 from outrider.types import (
     PLAIN,
     Continues,
@@ -48,6 +48,8 @@ from outrider.types import (
 BURST = 8
 """Plain steps taken in a row before a drafter on the host is asked again, once its controller has paused."""
 
+_AHEAD = 64
+"""Positions whose noise is keyed at a time: most answers end long before their limit."""
 _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 """What a draft verified on the device claims, by level."""
 _NO_DRAFT = Draft()
@@ -323,11 +325,10 @@ class Runahead:
 
     def _noise(self, s: Sequence, least: int) -> Tensor:
         """Keys of the positions it generates next, so many at least; hashed once only."""
-        reach = 1 + self._burst if self._drafts_on_host else self._stepper.horizon
-        known, stop = self._keys.get(s.id), min(s.generated + max(reach, least), s.limit)
+        known, stop = self._keys.get(s.id), min(s.generated + max(min(_AHEAD, self._stepper.horizon), least), s.limit)
         start = 0 if known is None else len(known)
         if start < stop:
-            more = words([Key(s.params.seed, s.params.choice, i) for i in range(start, stop)])
+            more = words_of(s.params.seed, s.params.choice, range(start, stop))
             known = self._keys[s.id] = more if known is None else torch.cat((known, more))
         assert known is not None, "a sequence that runs has tokens left to generate"
         self._reach[s.id] = stop
