@@ -18,6 +18,7 @@ from openai import OpenAI
 
 from outrider import LLM
 from outrider.control.controller import FixedLength
+from outrider.engine.turns import Turns
 from outrider.server.app import make_app
 from outrider.server.backend import Backend
 from outrider.server.connections import Limits
@@ -88,7 +89,7 @@ class Live:
 def _lent(llm: LLM) -> LLM:
     """The same once more: a test's own server may run beside the module's, and one of them is asked at a time."""
     other = copy(llm)
-    other._service = None
+    other._turns = Turns()
     return other
 
 

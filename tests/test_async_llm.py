@@ -115,3 +115,31 @@ def test_closing_ends_what_still_runs(shared: LLM) -> None:
 
     asyncio.run(main())
     assert shared.engine.idle
+
+
+def test_nobody_else_steps_what_was_lent(shared: LLM) -> None:
+    """What shares its model is lent with it, and what is being read is not."""
+    other = shared.with_drafter("ngram")
+
+    async def refused(llm: AsyncLLM) -> None:
+        with pytest.raises(InvalidRequest, match="AsyncLLM or a server"):
+            other.generate("hello", params(0))
+        with pytest.raises(InvalidRequest, match="AsyncLLM or a server"):
+            other.service()
+        assert await llm.generate([]) == []
+
+    run(shared, refused)
+    reading = other.stream("hello", params(0))
+    next(reading)
+    with pytest.raises(InvalidRequest, match="is answering"):
+        shared.service()
+    reading.close()
+    assert other.generate("hello", params(0))[0].token_ids == shared.generate("hello", params(0))[0].token_ids
+
+
+def test_closing_what_was_made_of_another_leaves_that_alone(shared: LLM) -> None:
+    with shared.with_drafter("ngram") as other:
+        expected = other.generate("hello", params(0))[0].token_ids
+    with pytest.raises(InvalidRequest, match="closed"):
+        other.generate("hello")
+    assert shared.generate("hello", params(0))[0].token_ids == expected

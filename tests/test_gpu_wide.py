@@ -123,7 +123,7 @@ def attention(begin: int, count: int, window: int, rows: int) -> Tensor:
     return out
 
 
-CASES = [(0, 40, 0), (250, 40, 0), (300, 36, 150)]
+CASES = [(0, 40, 0), (250, 40, 0), (300, 36, 150), (383, 36, 100)]
 
 
 @pytest.mark.parametrize(("begin", "count", "window"), CASES)

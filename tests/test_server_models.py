@@ -105,13 +105,13 @@ def test_what_nobody_uses_is_unloaded_and_comes_back(serve: Callable[..., Any], 
 
 
 def test_what_is_in_use_is_not_unloaded(serve: Callable[..., Any], other: Maker) -> None:
-    with serve(idle=0.2) as live:
+    with serve(idle=1.0) as live:
         ask(live, "other")
         model = live.models._backends["other"].served().llm.model
         forward = model.forward
 
         def slowly(batch: Any) -> Any:
-            time.sleep(0.02)
+            time.sleep(0.03)
             return forward(batch)
 
         model.forward = slowly  # type: ignore[method-assign]

@@ -189,6 +189,16 @@ def test_prompts_are_read_where_that_is_little_of_a_request(requests: int, plain
     assert chains.reads(requests) is reads
 
 
+def test_a_plain_request_says_nothing_of_reading() -> None:
+    """Of two on one engine, one that is not to be drafted for must not leave the other's prompt unread."""
+    chains = Chains(4, Silence(), (0.8,))
+    states, ledgers = [chains.newcomer()], [Ledger()]
+    for _ in range(40):
+        chains.plan(states, ledgers, {PLAIN: 1.0, ONE: 1.1}, 0, {})
+        observe(chains, states, ledgers, [commit(0, False)])
+    assert chains.reads(1)
+
+
 def test_bad_luck_of_one_among_many_stops_nobody() -> None:
     speed, _ = churned(read=0.65, unread=0.3, stretch=0.35)
     assert speed > 1.15

@@ -81,7 +81,10 @@ class AsyncLLM:
             return self.llm.sequences(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
 
         service = self._open_service
-        with service.stream(*await asyncio.to_thread(made)) as deliveries:  # long prompts take a while to encode
+        sequences = await asyncio.to_thread(made)  # long prompts take a while to encode
+        if not sequences:
+            return
+        with service.stream(*sequences) as deliveries:
             async for delivery in deliveries:
                 yield delivery.chunk
 
@@ -117,6 +120,6 @@ class AsyncLLM:
 
     @property
     def _open_service(self) -> Service:
-        if self._service is None or self._service.ended:
+        if self._service is None or (self._service.ended and self._service.failure is None):
             raise InvalidRequest("this AsyncLLM is not open; use it within `async with AsyncLLM(llm) as …:`")
         return self._service

@@ -122,8 +122,8 @@ class LLM:
         self._engine: Engine | None = Engine(target, router, controller, kv_tokens=kv_tokens)
         self._prepare(progress, self._engine)
         self._turns = Turns()
-        self._service: Service | None = None
-        """What the engine was lent to."""
+        self._made_of_another = False
+        """Whether others use its model, and take turns with it."""
         self._ids = count()
         self._grammars = Grammars(self.tokenizer, target.vocab_size)
 
@@ -219,11 +219,12 @@ class LLM:
 
     def close(self) -> None:
         """End what still runs, also in what was made of this one by `with_drafter`, and let go of the weights. Later
-        calls are refused; safe to repeat."""
+        calls are refused; safe to repeat. What `with_drafter` made only lets go of its own part."""
         if self._engine is None:
             return
         _ = self._own_engine  # not while a service has it
-        self._turns.close("the LLM was closed meanwhile")
+        if not self._made_of_another:
+            self._turns.close("the LLM was closed meanwhile")
         self._engine = self._loaded = None
         self.drafter = NoDrafter()
 
@@ -255,10 +256,10 @@ class LLM:
     def with_engine(self, engine: Engine) -> LLM:
         """The same over an engine made elsewhere, with its model and drafter."""
         other = copy(self)
-        other._engine = engine
+        other._engine, other._made_of_another = engine, engine.model is self.model
         other.drafter, other._names, other._takes_predictions = engine.drafter, (engine.drafter.name,), False
         if engine.model is not self.model:
-            other._turns, other._service = Turns(), None
+            other._turns = Turns()
         return other
 
     # -- what runs
@@ -289,10 +290,9 @@ class LLM:
         """The engine in a thread of its own, with an asyncio face (`Service`): for servers and `AsyncLLM`. Until it has
         been stopped, this LLM answers through it alone."""
         probe = SamplingParams(max_tokens=1, temperature=0)
-        self._service = Service(
-            self._own_engine, max_queue=max_queue, buffer=buffer, probe=lambda: self.sequence([0], probe)
-        )
-        return self._service
+        service = Service(self._own_engine, max_queue=max_queue, buffer=buffer, probe=lambda: self.sequence([0], probe))
+        self._turns.lend(service)
+        return service
 
     def costs(self) -> CostTable:
         """What passes and drafts cost here, measured now; what later processes begin with. Takes a second or so."""
@@ -310,9 +310,9 @@ class LLM:
     @property
     def _own_engine(self) -> Engine:
         """Unless somebody else has it."""
-        if self._service is not None and not self._service.ended:
-            raise InvalidRequest("this LLM answers through an AsyncLLM or a server; ask there, or close that first")
-        return self.engine
+        engine = self.engine
+        self._turns.refuse_if_lent()
+        return engine
 
     def _auto(self, model: LanguageModel, drafter: Drafter) -> AutoLength:
         """A controller that knows what passes cost here, or finds out between the first steps."""

@@ -154,8 +154,9 @@ class Chains:
             if rate > most_a_second and stretch * len(states) <= left and stretch <= min(map(add, patience, each)):
                 best, most_a_second = shape, rate
         total = self._newcomers[True].total
-        gain = max((1 + total(shape.drafted)) * plain / seconds[shape] for shape in shapes)
-        self._gains[len(states).bit_length()] = gain - _READING * len(states) / plain
+        if drafting := [shape for shape in shapes if shape.drafted]:  # none, where a request is to be plain
+            gain = max((1 + total(shape.drafted)) * plain / seconds[shape] for shape in drafting)
+            self._gains[len(states).bit_length()] = gain - _READING * len(states) / plain
         self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else PLAIN
         offered = gains.offered(best)

@@ -152,7 +152,8 @@ class Runahead:
     def plain(self, running: list[Sequence]) -> Round | None:
         """A step for which the host has drafted nothing. Where it has not for a while, a few more follow unasked."""
         self._leave(running)  # steps on the host may have come between
-        self._burst = BURST if self._controller.paused else 0
+        plain = all(s.speculation.max_nodes == 0 for s in running)
+        self._burst = BURST if plain or self._controller.paused else 0
         return self._step(running)
 
     def drop(self, sequence: Sequence) -> None:
@@ -232,10 +233,8 @@ class Runahead:
         return self._costs.get(width)
 
     def _can_take(self, running: list[Sequence]) -> bool:
-        # All lanes draft equally much, so they must be allowed to.
-        alike = not self._drafts or len({s.speculation.max_nodes for s in running}) <= 1
         fit = self._stepper.limit(len(running)) >= 0 and max([len(s.tokens) for s in running]) <= self._stepper.reach
-        return fit and alike and all(steppable(s.params) and self._takes(s) for s in self._newcomers(running))
+        return fit and all(steppable(s.params) and self._takes(s) for s in self._newcomers(running))
 
     def _newcomers(self, running: list[Sequence]) -> list[Sequence]:
         return [s for s in running if s.id not in self._seated]

@@ -162,6 +162,8 @@ class Scheduler(Generic[S]):
             self.running.append(sequence)
             joined.append(sequence)
             held[sequence.principal] += 1
+            if id(sequence) in self._spared:  # its prompt is run again: that must not be for nothing
+                self._spared[id(sequence)] = self._step + SPARED
         return joined
 
     def plan(self) -> Plan[S]:

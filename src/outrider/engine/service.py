@@ -74,8 +74,8 @@ class Service:
 
     @property
     def ended(self) -> bool:
-        """Whether the engine has been let go of: `stop` has come to its end."""
-        return self._thread.ident is not None and not self._thread.is_alive()
+        """Whether nothing steps here: it was not started, or `stop` has come to its end."""
+        return not self._thread.is_alive()
 
     @property
     def open(self) -> int:
@@ -99,11 +99,11 @@ class Service:
         return stream
 
     def _full(self, sequences: Sequence[Running]) -> bool:
-        """A principal that has nothing on its way yet is taken beyond the limit, up to twice of it: nobody can keep
-        others out."""
-        coming = self.open + len(sequences)
+        """A principal that has nothing on its way yet, and asks for little, is taken beyond the limit, up to twice of
+        it: no few can keep others out."""
+        coming, little = self.open + len(sequences), len(sequences) <= max(1, self.capacity // 8)
         mine = any(stream.left and stream.sequences[0].principal == sequences[0].principal for stream in self._streams)
-        return coming > self.capacity * (1 if mine else 2)
+        return coming > self.capacity * (2 if little and not mine else 1)
 
     def _patience(self, coming: int) -> float:
         """Seconds until those who wait, and so many more, have places, going by how long others kept theirs."""

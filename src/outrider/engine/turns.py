@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from threading import Condition, get_ident
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from outrider.engine.crew import Crew
 from outrider.engine.engine import Engine
@@ -17,6 +18,9 @@ from outrider.engine.sequence import Sequence as Running
 from outrider.engine.tickets import Delivery
 from outrider.errors import InvalidRequest
 from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from outrider.engine.service import Service
 
 
 class _Caller:
@@ -53,6 +57,24 @@ class Turns:
         self._crew: Crew[_Caller] | None = None
         self._closed: str | None = None
         """Why nobody may come any more."""
+        self._lent: Service | None = None
+
+    @property
+    def lent(self) -> bool:
+        """Whether a service has the engines now."""
+        return self._lent is not None and not self._lent.ended
+
+    def lend(self, service: Service) -> None:
+        """To a service that steps in a thread of its own; until that has ended nobody else may come."""
+        with self._changed:
+            if self._turn is not None or self._coming or (self._crew is not None and not self._crew.idle):
+                raise InvalidRequest("this LLM, or one that shares its model, is answering; read or close that first")
+            self.refuse_if_lent()
+            self._lent = service
+
+    def refuse_if_lent(self) -> None:
+        if self.lent:
+            raise InvalidRequest("this LLM answers through an AsyncLLM or a server; ask there, or close that first")
 
     def read(self, engine: Engine, sequences: Sequence[Running]) -> Iterator[Chunk]:
         """What these sequences gain, as it comes; they join the engine with the first `next`. Closing the iterator, or
@@ -62,6 +84,7 @@ class Turns:
             with self._changed:
                 if self._closed is not None:
                     raise InvalidRequest(self._closed)
+                self.refuse_if_lent()
                 self._coming.append(caller)
             while self._await(caller):
                 while caller.unread:  # nobody else takes from there
@@ -100,7 +123,7 @@ class Turns:
         while True:
             try:
                 with self._changed:
-                    while self._turn is not None and not caller.unread:
+                    while (self._turn is not None or self._closing(caller)) and not caller.unread:
                         self._changed.wait()
                     if caller.unread:
                         return True
@@ -113,6 +136,10 @@ class Turns:
             finally:
                 if self._turn == me:  # also if interrupted before the step
                     self._end_turn()
+
+    def _closing(self, caller: _Caller) -> bool:
+        """Whether somebody waits for the turn to end this one: it must not take another."""
+        return self._closed is not None and caller.error is None and caller.left > 0
 
     def _step(self) -> None:
         self._let_go()

@@ -31,7 +31,7 @@ class Auth:
         caller = Caller(address_of(scope))
         if self._keys is not None and not _is_open(scope["path"]):
             scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-            brought = given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+            brought = given.strip(" \t").encode("latin-1") if scheme.lower() == "bearer" else b""
             key = self._keys.find(brought) if brought else None
             if key is None:
                 message = "a valid API key is needed, as in: Authorization: Bearer KEY"

@@ -16,6 +16,8 @@ from outrider.server.cards import Card, card_of, unknown_card
 from outrider.server.served import Served
 
 Status = Literal["unloaded", "loading", "ready", "failed", "stopping"]
+_AGAIN = 30.0
+"""Seconds after which loading is tried again."""
 
 
 class Backend:
@@ -33,6 +35,8 @@ class Backend:
         self._max_queue = max_queue
         self._served: Served | None = None
         self._opening = False
+        self._failed = 0.0
+        """When it could not be loaded."""
         self._stopping = False
 
     @property
@@ -54,13 +58,19 @@ class Backend:
     def load(self) -> Load:
         return Load() if self._served is None else self._served.service.load
 
+    @property
+    def worth_trying(self) -> bool:
+        """Whether it is unloaded, or could not be loaded a while ago: what was in the way may be gone."""
+        failed_to_load = self.error is not None and self._served is None and not self._opening
+        return self.status == "unloaded" or (failed_to_load and monotonic() - self._failed >= _AGAIN)
+
     async def open(self) -> None:
         """Load the model in a thread, so that /health answers meanwhile; raises what loading raises."""
-        self._opening = True
+        self._opening, self.error = True, None
         try:
             llm = await asyncio.to_thread(self._make)
         except BaseException as error:
-            self.error = error
+            self.error, self._failed = error, monotonic()
             raise
         finally:
             self._opening = False

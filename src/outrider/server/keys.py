@@ -148,8 +148,8 @@ def _entry(name: str, table: Any) -> tuple[bytes, Key]:
     key, hashed, admin = table.get("key"), table.get("sha256"), table.get("admin", False)
     if (key is None) == (hashed is None):
         raise wrong("needs either key or sha256")
-    if key is not None and (not isinstance(key, str) or not key):
-        raise wrong("needs a key that is text")
+    if key is not None and (not isinstance(key, str) or not key or key != key.strip()):
+        raise wrong("needs a key that is text, without space around it")
     if hashed is not None and not (isinstance(hashed, str) and _DIGEST.fullmatch(hashed)):
         raise wrong("needs a sha256 of 64 hexadecimal digits")
     if not isinstance(admin, bool):

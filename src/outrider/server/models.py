@@ -71,7 +71,7 @@ class Models:
     async def served(self, name: str | None) -> Served:
         """The model a request names (none: the default), once it is loaded."""
         backend = self._find(name)
-        if backend.status == "unloaded" and self._watch is not None and backend.name not in self._waking:
+        if backend.worth_trying and self._watch is not None and backend.name not in self._waking:
             self._waking[backend.name] = asyncio.ensure_future(self._wake(backend))
         if (waking := self._waking.get(backend.name)) is not None:
             await asyncio.wait({waking})

@@ -110,9 +110,9 @@ def watching(models: Models, metrics: Metrics) -> APIRouter:
 
     @router.get("/health", responses=errors(503))
     async def health(live: str | None = None) -> JSONResponse:
-        """200 once requests are answered, 503 before and after (`status` says why). `?live`: 200 as long as the process
-        answers at all."""
-        if live is not None:
+        """200 once requests are answered, 503 before and after (`status` says why). `?live`: 200 unless only a new
+        process can help."""
+        if live is not None and models.status != "failed":
             return JSONResponse({"status": "alive"})
         return JSONResponse({"status": models.status}, 200 if models.status == "ready" else 503)
 

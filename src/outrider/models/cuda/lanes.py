@@ -69,6 +69,8 @@ class Lanes:
         )
         self._staged = [Staging(most * STRIDE, device) for _ in range(4)]
         self._tails = [Staging(2 * most, device) for _ in range(4)]
+        self._renewed = [Staging(STRIDE, device) for _ in range(2 * most)]
+        """As many as may be renewed at once: none waits for a step under way."""
         self.clear()
 
     @property
@@ -115,7 +117,7 @@ class Lanes:
 
     def renew(self, number: int, generated: int, words: Tensor) -> None:
         """Noise keys [positions, 2] from the generated position `generated` on, which it has reached at least."""
-        staged = oldest(self._staged)
+        staged = oldest(self._renewed)
         host = staged.free()
         count = words.numel()
         host[0] = generated

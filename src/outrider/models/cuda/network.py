@@ -121,8 +121,9 @@ class Network:
         self.tokens = weights.embedding.shape[0]
         """Those that can be run."""
         self._shared = _shared_memory(self.device)
-        self._widens = _widens(self.device)
-        self._prompt = prompt_tiling(a.head_dim, self._shared) if self._widens else None
+        self._widens = _widens(self.device, self.dtype)
+        known = self.device.type != "cuda" or a.head_dim in (64, 128)
+        self._prompt = prompt_tiling(a.head_dim, self._shared) if self._widens and known else None
         self._copies = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
 
         def room(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
@@ -445,7 +446,9 @@ def _shared_memory(device: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(number)["max_shared_mem"])
 
 
-def _widens(device: torch.device) -> bool:
-    """Whether tiles of any size give the same bits: measured for compute capability 9.0; 8.x has one instruction for
-    all of them. Not known of later ones."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (8, 9)
+def _widens(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether tiles of any size give the same bits: measured in bf16 for compute capability 9.0; 8.x has one
+    instruction for all of them. Not known of others."""
+    if device.type != "cuda":
+        return True
+    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] in (8, 9)

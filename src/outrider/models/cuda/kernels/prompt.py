@@ -50,7 +50,7 @@ def prompt_kernel(
         total = tl.zeros([M], dtype=tl.float32)
         peak = tl.full([M], float("-inf"), dtype=tl.float32)
         # Blocks that every row sees as a whole need no mask.
-        whole = tl.where(window > 0, tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK), begin // BLOCK), 0)
+        whole = tl.where(window > 0, tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK), (begin + 1) // BLOCK), 0)
         whole = tl.maximum(whole, first)
         ragged = tl.maximum((begin + 1) // BLOCK, whole)
         for block in range(first, whole):
