@@ -111,7 +111,8 @@ def live_server(
     """Serves `llm` from a thread of its own until the block ends; checks that it stops, with everything let go.
     `others`: further models, and of all of them what is not used for `idle` seconds is unloaded."""
     alone = llm.with_drafter("none", FixedLength(0))
-    backend = Backend("smollm2-135m", lambda: _lent(llm), max_queue=max_queue)
+    llm = _lent(llm)
+    backend = Backend("smollm2-135m", lambda: llm, max_queue=max_queue)
     models = Models([backend, *others], idle)
     listener: socket.socket = listen("127.0.0.1", 0)
     watched: socket.socket = listen("127.0.0.1", 0)
