@@ -17,6 +17,7 @@ from live_server import Live, live_server, logged
 from tiny_llm import tiny_llm
 
 from outrider import LLM
+from outrider.cli.main import main
 from outrider.errors import InvalidRequest
 from outrider.server.errors import ApiError
 from outrider.server.keys import Key, KeyFile
@@ -262,3 +263,16 @@ def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         KeyFile(tmp_path / "none")
+
+
+@pytest.mark.parametrize("key", ["", " x", "x\n"])
+def test_a_key_that_is_none_opens_nothing(
+    key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a variable that a script failed to set: no server that lets everybody in, nor one that lets nobody in."""
+    monkeypatch.setenv("OUTRIDER_API_KEY", key)
+    monkeypatch.setattr("sys.argv", ["outrider", "serve", "--port", "0"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "api-key: it is empty or has space around it" in capsys.readouterr().err

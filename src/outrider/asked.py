@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from outrider.errors import InvalidRequest, shown
 from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.sampling.params import SamplingParams
 from outrider.types import Drafter, Speculation
+
+T = TypeVar("T")
 
 
 def prompts(given: object) -> list[str | list[int]]:
@@ -47,28 +49,29 @@ def token_ids(name: str, given: object, wanted: str = "a list of token ids") -> 
 
 def params(given: object, count: int) -> list[SamplingParams]:
     """One per prompt."""
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    each = _items("params", given, "SamplingParams, or a list of them")
-    for one in each:
-        if not isinstance(one, SamplingParams):
-            raise InvalidRequest(f"params must be SamplingParams, such as SamplingParams(top_k=5), not {shown(one)}")
-    if len(each) != count:
-        raise InvalidRequest(f"params: {count} prompts need as many SamplingParams, got {len(each)}")
-    return cast("list[SamplingParams]", each)
+    must = "SamplingParams, such as SamplingParams(top_k=5)"
+    return _one_each(
+        "params", given, SamplingParams, count, "SamplingParams, or a list of them", must, "SamplingParams"
+    )
 
 
 def speculations(given: object, count: int) -> list[Speculation]:
     """One per prompt."""
-    if given is None or isinstance(given, Speculation):
-        return [given or Speculation()] * count
-    each = _items("speculation", given, "a Speculation(…), or a list of them")
+    wanted = "a Speculation(…), or a list of them"
+    return _one_each("speculation", given, Speculation, count, wanted, wanted, "Speculations")
+
+
+def _one_each(name: str, given: object, kind: type[T], count: int, wanted: str, must: str, several: str) -> list[T]:
+    """Of what is given once for all prompts, in a list, or not at all. The last three: how errors call it."""
+    if given is None or isinstance(given, kind):
+        return [given or kind()] * count
+    each = _items(name, given, wanted)
     for one in each:
-        if not isinstance(one, Speculation):
-            raise InvalidRequest(f"speculation must be a Speculation(…), or a list of them, not {shown(one)}")
+        if not isinstance(one, kind):
+            raise InvalidRequest(f"{name} must be {must}, not {shown(one)}")
     if len(each) != count:
-        raise InvalidRequest(f"speculation: {count} prompts need as many Speculations, got {len(each)}")
-    return cast("list[Speculation]", each)
+        raise InvalidRequest(f"{name}: {count} prompts need as many {several}, got {len(each)}")
+    return cast("list[T]", each)
 
 
 def tools(given: object) -> list[Mapping[str, Any]]:

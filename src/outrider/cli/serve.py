@@ -192,8 +192,8 @@ def serve(
 
     if api_key and api_keys:
         raise InvalidRequest("api-keys: give either it or --api-key (OUTRIDER_API_KEY), not both")
-    if os.environ.get("OUTRIDER_API_KEY") == "" and not api_keys:
-        api_key = api_key or ""
+    if api_key is None and not api_keys:
+        api_key = os.environ.get("OUTRIDER_API_KEY")  # an empty one counts as none for the command line
     if api_key is not None and (not api_key or api_key != api_key.strip()):
         raise InvalidRequest("api-key: it is empty or has space around it; give a key, or none at all")
     keys = KeyFile(api_keys) if api_keys else OneKey(api_key) if api_key else None

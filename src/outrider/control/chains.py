@@ -98,6 +98,7 @@ class Chains:
         """What drafts would bring if all prompts had been read, of plain steps' tokens a second and less what reading
         costs, by about how many requests."""
         self._reading = True
+        """The last answer of `reads`: what newcomers are taken to have had."""
 
     def newcomer(self) -> ChainState:
         return ChainState(self._newcomers[self._reading].copy(rate=1 / 24, weight=8), self.rested, self._reading)

@@ -58,11 +58,7 @@ class Turns:
         self._closed: str | None = None
         """Why nobody may come any more."""
         self._lent: Service | None = None
-
-    @property
-    def lent(self) -> bool:
-        """Whether a service has the engines now."""
-        return self._lent is not None and not self._lent.ended
+        """What has the engines until it has ended."""
 
     def lend(self, service: Service) -> None:
         """To a service that steps in a thread of its own; until that has ended nobody else may come."""
@@ -73,7 +69,7 @@ class Turns:
             self._lent = service
 
     def refuse_if_lent(self) -> None:
-        if self.lent:
+        if self._lent is not None and not self._lent.ended:
             raise InvalidRequest("this LLM answers through an AsyncLLM or a server; ask there, or close that first")
 
     def read(self, engine: Engine, sequences: Sequence[Running]) -> Iterator[Chunk]:
