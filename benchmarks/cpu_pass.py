@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from outrider.core.model import Rows
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import KERNELS
-from outrider.types import Rows
 
 MODEL = "smollm2-135m"
 FORMATS = {"bf16": 2, "int8": 1, "fp32": 4}

@@ -25,7 +25,9 @@ from outrider.bench.questions import builtin, interleaved
 from outrider.bench.reading import Reading
 from outrider.bench.sampling import parse
 from outrider.bench.statistics import paired_ratio
-from outrider.types import Budget, Commit, Draft, SequenceView
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit
+from outrider.core.request import RequestView
 
 CLAIM = 0.9
 LEVEL = 0.1
@@ -47,29 +49,29 @@ class Extreme:
         self._vocab = vocab
         self._random = Random(0)
 
-    def open(self, sequence: SequenceView) -> None:
+    def open(self, request: RequestView) -> None:
         pass
 
-    def close(self, sequence: SequenceView) -> None:
+    def close(self, request: RequestView) -> None:
         pass
 
     def observe(self, commits: Sequence[Commit]) -> None:
         pass
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         levels = max((min(budget.nodes, budget.depth) for budget in budgets), default=0)
         until = perf_counter() + self._seconds * levels
-        drafts = [self._draft(s, min(b.nodes, b.depth, DEEPEST)) for s, b in zip(sequences, budgets, strict=True)]
+        drafts = [self._draft(s, min(b.nodes, b.depth, DEEPEST)) for s, b in zip(requests, budgets, strict=True)]
         while perf_counter() < until:
             pass
         return drafts
 
-    def _draft(self, sequence: SequenceView, count: int) -> Draft:
+    def _draft(self, request: RequestView, count: int) -> Draft:
         if self._answers is None:
             tokens = [self._random.randrange(self._vocab) for _ in range(count)]
         else:
-            answer = self._answers.get(key(sequence), [])
-            tokens = answer[len(sequence.tokens) - sequence.prompt_length :][:count]
+            answer = self._answers.get(key(request), [])
+            tokens = answer[len(request.tokens) - request.prompt_length :][:count]
         claims = [CLAIM ** (level + 1) for level in range(len(tokens))]
         return Draft(tokens, range(-1, len(tokens) - 1), claims, self.name if tokens else "none")
 
@@ -77,16 +79,16 @@ class Extreme:
 class Found(Extreme):
     """The same, for free."""
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(sequences, budgets)
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(requests, budgets)
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return None
 
 
-def key(sequence: SequenceView) -> tuple[int, ...]:
-    params = sequence.params
-    return (params.seed, round(1000 * params.temperature), *sequence.tokens[: sequence.prompt_length])
+def key(request: RequestView) -> tuple[int, ...]:
+    params = request.params
+    return (params.seed, round(1000 * params.temperature), *request.tokens[: request.prompt_length])
 
 
 def speeds(rounds: Sequence[Sequence[Reading]]) -> list[float]:

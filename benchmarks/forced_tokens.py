@@ -19,10 +19,11 @@ from typing import Any
 
 from outrider import LLM, Grammar, SamplingParams
 from outrider.bench.provenance import cpu_name
+from outrider.core.draft import Speculation
+from outrider.core.request import Completion
 from outrider.server.schemas import closed
 from outrider.server.tools.dialect import GENERIC
 from outrider.server.tools.rules import Function, rules
-from outrider.types import Completion, Speculation
 
 TEXT = {"type": "string", "maxLength": 24}
 NUMBER, COUNT, FLAG = {"type": "number"}, {"type": "integer"}, {"type": "boolean"}

@@ -27,9 +27,9 @@ from rich.table import Table
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import provenance
 from outrider.bench.target import Target
+from outrider.core.model import Rows
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.checkpoints.tokenizer import Tokenizer
-from outrider.types import Rows
 
 QUESTIONS = (
     "Write a Python function that returns the n-th Fibonacci number.",

@@ -36,15 +36,15 @@ from outrider.bench.shapes import SHAPES
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.target import Target
 from outrider.control.controller import FixedLength
+from outrider.core.drafter import Commit
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
-from outrider.engine.runahead import Runahead
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.cuda.head import CudaHead
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.load import place_head
-from outrider.types import Commit
 
 LENGTHS = ("4", "5", "tree16", "tree32")
 NEW = 128
@@ -71,7 +71,7 @@ def synthetic(batches: Sequence[int]) -> list[dict[str, Any]]:
         found.append(asdict(rate("8b plain", Engine(big, NoDrafter(), FixedLength(0)), batch)))
         controller, drafter, acceptance = Timed(4), HeadDrafter(head, big.vocab_size), SyntheticAcceptance(4, 3.0)
         engine = Engine(big, drafter, controller, rules=acceptance.rules())
-        engine.runahead = Runahead(ForcedStepper(big, head, acceptance, big.vocab_size), drafter, controller)
+        engine.device = DeviceExecutor(ForcedStepper(big, head, acceptance, big.vocab_size), drafter, controller)
         result = asdict(rate("8b + head, K=4, L=3.0", engine, batch))
         drafting, rest = (statistics.median(times) for times in zip(*controller.steps, strict=True))
         print(f"    drafting {drafting:.3f} ms, the rest {rest:.3f} ms a step", flush=True)

@@ -28,16 +28,16 @@ from outrider.bench.forced import ForcedStepper
 from outrider.bench.shapes import SHAPES, random_weights
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.control.controller import FixedLength
+from outrider.core.model import Rows
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
-from outrider.engine.runahead import Runahead
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Rows
 
 GPU = torch.device("cuda")
 PROMPT, NEW, SKIP = 256, 256, 64
@@ -48,13 +48,13 @@ def decoder(shape: str, max_batch: int) -> CudaDecoder:
     return CudaDecoder.load(SHAPES[shape], weights, torch.bfloat16, GPU, max_batch=max_batch, max_context=1024)
 
 
-def sequences(batch: int, tokens: int, temperature: float) -> list[Sequence]:
+def requests(batch: int, tokens: int, temperature: float) -> list[Request]:
     made = []
     for i in range(batch):
         prompt = random.Random(i).choices(range(10, 40_000), k=PROMPT)
         params = SamplingParams(temperature=temperature, seed=i, max_tokens=tokens, ignore_eos=True)
         made.append(
-            Sequence(
+            Request(
                 id=i,
                 tokens=prompt,
                 prompt_length=PROMPT,
@@ -79,9 +79,9 @@ class Rate:
 def rate(name: str, engine: Engine, batch: int, temperature: float = 0.0) -> Rate:
     found, passes = [], 1.0
     for _ in range(4):  # the first compiles and records
-        running = sequences(batch, NEW, temperature)
-        for sequence in running:
-            engine.add(sequence)
+        running = requests(batch, NEW, temperature)
+        for request in running:
+            engine.add(request)
         began, before = 0.0, 0
         while not all(s.finish_reason for s in running):
             engine.step()
@@ -161,7 +161,7 @@ def main() -> None:
         controller, drafter = FixedLength(4), ModelDrafter(draft)
         acceptance = SyntheticAcceptance(4, 3.0)
         engine = Engine(big, drafter, controller, rules=acceptance.rules())
-        engine.runahead = Runahead(ForcedStepper(big, draft, acceptance, big.vocab_size), drafter, controller)
+        engine.device = DeviceExecutor(ForcedStepper(big, draft, acceptance, big.vocab_size), drafter, controller)
         rates.append(rate("8b + 1b draft, K=4, L=3.0", engine, batch))
     result["rates"] = [asdict(r) for r in rates]
     for shape in ("135m", "8b"):

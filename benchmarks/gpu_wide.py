@@ -22,15 +22,15 @@ from gpu_speed import provenance
 
 from outrider.bench.shapes import SHAPES, random_weights
 from outrider.control.controller import FixedLength
+from outrider.core.model import Rows
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.models.cuda.compiling import compile_kernels
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Rows
 
 GPU = torch.device("cuda")
 PIECE = 128
@@ -141,14 +141,14 @@ def deep(kept: list[Found], model: CudaDecoder, length: int) -> None:
     model.close(slot)
 
 
-def sequences(batch: int, length: int, new: int) -> list[Sequence]:
+def requests(batch: int, length: int, new: int) -> list[Request]:
     made = []
     for i in range(batch):
         text = prompt(length)
         params = SamplingParams(temperature=0.0, seed=i, max_tokens=new, ignore_eos=True).resolve({}, [], 49_152)
         stream = TextStream(lambda token: b"x", (), False)
         made.append(
-            Sequence(
+            Request(
                 id=i, tokens=text, prompt_length=length, params=params, limit=new, stream=stream, history=History(text)
             )
         )
@@ -157,10 +157,10 @@ def sequences(batch: int, length: int, new: int) -> list[Sequence]:
 
 def timed(engine: Engine, batch: int, length: int, new: int, skip: int) -> tuple[float, float]:
     """Seconds until all have their first token; tokens a second beyond the first `skip`."""
-    running = sequences(batch, length, new)
+    running = requests(batch, length, new)
     began = perf_counter()
-    for sequence in running:
-        engine.add(sequence)
+    for request in running:
+        engine.add(request)
     first, since, before = 0.0, 0.0, 0
     while not all(s.finish_reason for s in running):
         engine.step()
@@ -174,12 +174,12 @@ def timed(engine: Engine, batch: int, length: int, new: int, skip: int) -> tuple
 
 def gaps(engine: Engine, others: int, length: int) -> Found:
     """Of `others` that decode: the longest waits for their next token while a prompt of `length` arrives."""
-    running = sequences(others, 256, 1000)
-    for sequence in running:
-        engine.add(sequence)
+    running = requests(others, 256, 1000)
+    for request in running:
+        engine.add(request)
     while min(s.generated for s in running) < 32:
         engine.step()
-    arriving = sequences(1, length, 1)[0]
+    arriving = requests(1, length, 1)[0]
     engine.add(arriving)
     began = last = perf_counter()
     waits = []
@@ -189,8 +189,8 @@ def gaps(engine: Engine, others: int, length: int) -> Found:
         if all(s.generated > n for s, n in zip(running, done, strict=True)):
             waits.append(perf_counter() - last)
             last = perf_counter()
-    for sequence in running:
-        engine.remove(sequence)
+    for request in running:
+        engine.remove(request)
     waits.sort()
     worst = {"p50": waits[len(waits) // 2], "p99": waits[int(len(waits) * 0.99)], "max": waits[-1]}
     return {"first_token_s": round(last - began, 2), "ms": {k: round(1000 * v, 1) for k, v in worst.items()}}

@@ -22,9 +22,9 @@ from outrider.bench.provenance import provenance
 from outrider.bench.questions import read_questions
 from outrider.bench.target import Target
 from outrider.control.controller import FixedLength
+from outrider.core.request import Completion, VerifyRule
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.models.checkpoints.progress import SilentProgress
-from outrider.types import Completion, VerifyRule
 
 CHAT = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 BATCH = 8

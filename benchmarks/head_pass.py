@@ -25,6 +25,10 @@ from rich.progress import track
 from rich.table import Table
 
 from outrider import SamplingParams
+from outrider.core.draft import ROOT, Budget, Draft
+from outrider.core.drafter import Commit
+from outrider.core.model import Rows
+from outrider.core.request import ResolvedParams
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
@@ -32,7 +36,6 @@ from outrider.models.head.load import place_head
 from outrider.models.head.weights import tensor_shapes
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.head import NativeHead
-from outrider.types import ROOT, Budget, Commit, Draft, ResolvedParams, Rows
 
 CONTEXT = 300
 PASSES = 5
@@ -86,7 +89,7 @@ class Passes:
 
 
 class Sequence_:
-    """A sequence as the drafter sees it."""
+    """A request as the drafter sees it."""
 
     id = 0
 
@@ -104,10 +107,10 @@ class Drafting:
         self.target = target
         self.drafter = HeadDrafter(head, target.vocab_size, HeadDrafterConfig(branching))
         params = SamplingParams(temperature=temperature, seed=1).resolve({}, (), target.vocab_size)
-        self.sequence = Sequence_(list(range(1000, 1000 + CONTEXT)), params)
-        self.drafter.open(self.sequence)
+        self.request = Sequence_(list(range(1000, 1000 + CONTEXT)), params)
+        self.drafter.open(self.request)
         self.slot = target.open()
-        prompt = self.sequence.tokens[:-1]
+        prompt = self.request.tokens[:-1]
         for start in range(0, len(prompt), 128):
             self._run(Rows.chain(self.slot, prompt[start : start + 128], logits=()))
             target.commit(self.slot, range(len(prompt[start : start + 128])))
@@ -115,7 +118,7 @@ class Drafting:
 
     def measure(self, times: dict[str, list[float]]) -> None:
         start = perf_counter()
-        (draft,) = self.drafter.propose([self.sequence], [self.budget])
+        (draft,) = self.drafter.propose([self.request], [self.budget])
         times[self.name].append(perf_counter() - start)
         assert len(draft) == self.budget.nodes
         start = perf_counter()
@@ -123,15 +126,15 @@ class Drafting:
         times[f"{self.name}: verifying"].append(perf_counter() - start)
 
     def _verify(self, draft: Draft) -> None:
-        tokens = [self.sequence.tokens[-1], *draft.tokens]
+        tokens = [self.request.tokens[-1], *draft.tokens]
         self._run(Rows(self.slot, tokens, [ROOT, *(parent + 1 for parent in draft.parents)]))
         self.target.commit(self.slot, [0])
-        self.sequence.tokens.append(1000 + len(self.sequence.tokens) % 5000)
-        self.drafter.observe([Commit(self.sequence, draft, (), (self.sequence.tokens[-1],))])
+        self.request.tokens.append(1000 + len(self.request.tokens) % 5000)
+        self.drafter.observe([Commit(self.request, draft, (), (self.request.tokens[-1],))])
 
     def _run(self, rows: Rows) -> None:
         self.target.forward([rows])
-        self.drafter.read([self.sequence], [rows], self.target.features, soon=True)
+        self.drafter.read([self.request], [rows], self.target.features, soon=True)
 
 
 class Measured:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from outrider.core.model import Rows
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
-from outrider.types import Rows
 
 WINDOW = 320
 ROOT = Path(__file__).resolve().parents[1]

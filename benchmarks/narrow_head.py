@@ -4,7 +4,7 @@
 
 `outrider train` does the same at the end of a run, with its held-out text. This is for a head whose run is gone, or
 for other widths. Takes the first turns of evenly spread prompts (JSON lines with `prompt` or `turns`) that must not be
-those the head is judged by.
+those the head is verified by.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from outrider.models.weights import load_weights
 from outrider.train.batch import Texts
 from outrider.train.divergence import LOSSES
 from outrider.train.head_student import HeadStudent, Unroll
-from outrider.train.narrow import narrowed
 from outrider.train.prompts import read_prompts
+from outrider.train.quantize import narrowed
 from outrider.train.settings import checksum
 from outrider.train.teacher import Teacher
 

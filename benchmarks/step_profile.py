@@ -131,7 +131,7 @@ def prompts_of(llm: LLM) -> list[list[int]]:
 
 
 def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffix: bool, tokens: int) -> list[Step]:
-    """The steps of decoding `prompts` as one batch, less the first (prefills) and the last (sequences end)."""
+    """The steps of decoding `prompts` as one batch, less the first (prefills) and the last (requests end)."""
     params = [
         SamplingParams(max_tokens=tokens, ignore_eos=True, seed=i, **MANNERS[manner]) for i in range(len(prompts))
     ]

@@ -27,9 +27,9 @@ from outrider.models.head.module import HeadModule
 from outrider.models.weights import load_weights
 from outrider.train.arithmetic import PlainArithmetic, arithmetic_for
 from outrider.train.batch import Texts
-from outrider.train.descent import Descent
 from outrider.train.divergence import LOSSES, Target, diverge
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
+from outrider.train.optimizer import Optimizer
 from outrider.train.teacher import Teacher
 
 Part = Callable[[], object]
@@ -53,7 +53,7 @@ class Setup:
         start_from_target(module, weights, self.ids)
         self.mix = LOSSES[arguments.loss]
         self.student = HeadStudent(module, self.ids, self.teacher, self.mix, Unroll(arguments.unroll), longest)
-        self.descent = Descent(self.student, 1e-4, device)
+        self.descent = Optimizer(self.student, 1e-4, device)
         self.unroll = arguments.unroll
 
     def texts(self, count: int, length: int, prompt: int) -> Texts:

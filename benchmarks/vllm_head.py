@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.types import StepTrace
+    from outrider.core.request import StepTrace
 
 CHAT = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 """Spec-Bench's names for the kinds of MT-Bench; five questions each are too few to tell apart."""

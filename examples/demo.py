@@ -15,8 +15,8 @@ from outrider.cli.answer import Answerer
 from outrider.cli.options import Settings
 from outrider.cli.report import sameness
 from outrider.cli.screen import note
+from outrider.core.request import Completion
 from outrider.models.native.library import chosen_kernels, library
-from outrider.types import Completion
 
 PROMPT = Path(__file__).with_name("edit_function.txt")
 _GAIN = 1.05

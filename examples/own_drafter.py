@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from outrider import LLM, Budget, Commit, Draft, SamplingParams, SequenceView
+from outrider import LLM, Budget, Commit, Draft, RequestView, SamplingParams
 
 
 class Parrot:
@@ -20,14 +20,14 @@ class Parrot:
     def __init__(self) -> None:
         self._heard: list[list[int]] = []
 
-    def open(self, sequence: SequenceView) -> None:
+    def open(self, request: RequestView) -> None:
         pass
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return [self._recalled(s, b) for s, b in zip(sequences, budgets, strict=True)]
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self._recalled(s, b) for s, b in zip(requests, budgets, strict=True)]
 
-    def _recalled(self, sequence: SequenceView, budget: Budget) -> Draft:
-        said = list(sequence.tokens[sequence.prompt_length :])
+    def _recalled(self, request: RequestView, budget: Budget) -> Draft:
+        said = list(request.tokens[request.prompt_length :])
         heard = next((answer for answer in self._heard if answer[: len(said)] == said), [])
         tokens = heard[len(said) :][: min(budget.nodes, budget.depth)]
         # A chain: every node follows the one before, and none is surer than that.
@@ -36,8 +36,8 @@ class Parrot:
     def observe(self, commits: Sequence[Commit]) -> None:
         pass
 
-    def close(self, sequence: SequenceView) -> None:
-        self._heard.append(list(sequence.tokens[sequence.prompt_length :]))
+    def close(self, request: RequestView) -> None:
+        self._heard.append(list(request.tokens[request.prompt_length :]))
 
 
 def main(model: str = "smollm2-135m") -> None:

@@ -15,10 +15,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels for GPUs are then run by Python; read when they are imported
     interpreter.hasten()
 
+from outrider.core.model import Rows
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
-from outrider.types import Rows
 
 collect_ignore = ["clients"]  # theirs is another environment: `make test-clients`
 

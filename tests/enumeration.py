@@ -1,6 +1,6 @@
 """The exact distribution of a speculative process, by visiting every outcome of every draw.
 
-The process under test asks a `Chance`; `outcomes` runs it again and again until each possible answer to each
+The process under test asks a `RandomSource`; `outcomes` runs it again and again until each possible answer to each
 question has been given once, with its probability. `plain_distribution` is what to compare with: the target's
 own, computed from the same logits by a few independent lines of plain Python.
 """
@@ -14,11 +14,12 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from toy import Language, Sequence_, TableModel, emitted, finished, rows_of, sequence
+from toy import Language, Sequence_, TableModel, emitted, finished, request, rows_of
 
+from outrider.core.draft import Budget, Draft
+from outrider.core.request import ResolvedParams
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
-from outrider.sampling.chance import Chance, Stream
-from outrider.types import Budget, Draft, ResolvedParams
+from outrider.sampling.random_source import RandomSource, Stream
 from outrider.verify import Rule, Target, rejection
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ Distribution = dict[tuple[int, ...], float]
 
 
 class Enumerating:
-    """A `Chance` that follows a script of outcomes and, past its end, takes the first possible one."""
+    """A `RandomSource` that follows a script of outcomes and, past its end, takes the first possible one."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = script
@@ -61,7 +62,7 @@ class Enumerating:
         return possible[outcome]
 
 
-def outcomes(process: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
+def outcomes(process: Callable[[RandomSource], T]) -> Iterator[tuple[T, float]]:
     """Every result of a process with its probability (results may repeat)."""
     script: list[int] | None = []
     while script is not None:
@@ -117,7 +118,7 @@ def plain_distribution(target: Language, prompt: Sequence[int], params: Resolved
 
 # ---- the speculative process -----------------------------------------------------------------------------
 
-Propose = Callable[[Sequence_, Budget, Chance], Draft]
+Propose = Callable[[Sequence_, Budget, RandomSource], Draft]
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,13 @@ class Shape:
 
 
 def model_drafter(draft_language: Language, vocab: int, branching: int) -> Propose:
-    """The real `ModelDrafter`, with its cache and tree builder, asked repeatedly for one sequence."""
-    current: list[Chance] = []
+    """The real `ModelDrafter`, with its cache and tree builder, asked repeatedly for one request."""
+    current: list[RandomSource] = []
     model = TableModel(draft_language, vocab)
     drafter = ModelDrafter(model, ModelDrafterConfig(branching), chance=lambda *key: current[-1])
     opened: list[Sequence_] = []
 
-    def propose(seq: Sequence_, budget: Budget, chance: Chance) -> Draft:
+    def propose(seq: Sequence_, budget: Budget, chance: RandomSource) -> Draft:
         if not opened or opened[-1] is not seq:
             for old in opened:
                 drafter.close(old)
@@ -158,7 +159,7 @@ def speculative_distribution(
     rule: Rule = rejection,
     view: Callable[[Sequence_, Draft], Target] | None = None,
 ) -> Distribution:
-    """The exact distribution of whole sequences.
+    """The exact distribution of whole requests.
 
     Steps draw independently given the text so far, so a text reached in several ways is only continued once.
     """
@@ -167,11 +168,11 @@ def speculative_distribution(
     while running:
         output = min(running, key=len)
         weight = running.pop(output)
-        seq = sequence(prompt, params, output)
+        seq = request(prompt, params, output)
         room = params.max_tokens - len(output) - 1
         budget = Budget(min(shape.nodes, 99 if room else 0), min(shape.depth, room), shape.floor)
 
-        def step(chance: Chance, seq: Sequence_ = seq, budget: Budget = budget) -> tuple[int, ...]:
+        def step(chance: RandomSource, seq: Sequence_ = seq, budget: Budget = budget) -> tuple[int, ...]:
             draft = propose(seq, budget, chance)
             rows = view(seq, draft) if view else rows_of(target, seq, draft)
             verdict = rule(draft, rows, chance)
@@ -179,7 +180,7 @@ def speculative_distribution(
 
         for tokens, chance in outcomes(step):
             longer = (*output, *tokens)
-            over = finished(sequence(prompt, params, longer))
+            over = finished(request(prompt, params, longer))
             into = ended if over else running
             into[longer] = into.get(longer, 0.0) + weight * chance
     return ended

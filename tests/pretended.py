@@ -1,4 +1,4 @@
-"""A device that steps sequences, pretended: each step is planned before the one before is read."""
+"""A device that steps requests, pretended: each step is planned before the one before is read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 
 from outrider.control.controller import Controller
 from outrider.control.steps import shapes
-from outrider.types import Commit, Draft, SequenceView, Speculation, StepPlan, StepShape
+from outrider.core.draft import Draft, Speculation
+from outrider.core.drafter import Commit
+from outrider.core.request import RequestView
+from outrider.core.step import StepPlan, StepShape
 
 Chance = Callable[[int, int], float]
-"""Of one more token to be right, by sequence and position in its text."""
+"""Of one more token to be right, by request and position in its text."""
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 
 
@@ -30,19 +33,19 @@ class Texts:
         self._right, self._seed = right, seed
         self.asked: list[int] = []
 
-    def truth(self, sequence: int, position: int) -> int:
-        return Random(f"{self._seed} {sequence} {position}").randrange(1000)
+    def truth(self, request: int, position: int) -> int:
+        return Random(f"{self._seed} {request} {position}").randrange(1000)
 
-    def told(self, sequence: int, position: int) -> int:
-        right = Random(f"told {self._seed} {sequence} {position}").random() < self._right(sequence, position)
-        return self.truth(sequence, position) + (0 if right else 1)
+    def told(self, request: int, position: int) -> int:
+        right = Random(f"told {self._seed} {request} {position}").random() < self._right(request, position)
+        return self.truth(request, position) + (0 if right else 1)
 
-    def continuation(self, sequence: SequenceView, count: int) -> Draft:
-        self.asked.append(sequence.id)
-        if not self._right(sequence.id, len(sequence.tokens)):
+    def continuation(self, request: RequestView, count: int) -> Draft:
+        self.asked.append(request.id)
+        if not self._right(request.id, len(request.tokens)):
             return Draft(source="suffix")
-        at = len(sequence.tokens)
-        tokens = [self.told(sequence.id, at + i) for i in range(count)]
+        at = len(request.tokens)
+        tokens = [self.told(request.id, at + i) for i in range(count)]
         return Draft(tokens, range(-1, count - 1), [0.8 ** (i + 1) for i in range(count)], "suffix")
 
 
@@ -53,7 +56,7 @@ class Device:
         self, controller: Controller, texts: Texts, drafted: Chance, seconds: dict[StepShape, float], count: int
     ) -> None:
         self._controller, self._texts, self._drafted, self._seconds = controller, texts, drafted, seconds
-        self.sequences: list[Any] = [
+        self.requests: list[Any] = [
             SimpleNamespace(id=i, tokens=[], prompt_length=0, speculation=Speculation(), forced=None)
             for i in range(count)
         ]
@@ -65,37 +68,37 @@ class Device:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            plan = self._controller.plan(self.sequences, self._seconds, 16, self._texts)
+            plan = self._controller.plan(self.requests, self._seconds, 16, self._texts)
             self.plans.append(plan)
             self._under_way.append(plan)
             if len(self._under_way) > 1:
                 self._read(self._under_way.popleft())
 
     def rate(self, since: int = 0) -> float:
-        """Tokens of each sequence in what a plain step takes."""
+        """Tokens of each request in what a plain step takes."""
         taken = self.spent[since:]
-        return sum(gained for _, gained in taken) / sum(seconds for seconds, _ in taken) / len(self.sequences)
+        return sum(gained for _, gained in taken) / sum(seconds for seconds, _ in taken) / len(self.requests)
 
     def _read(self, plan: StepPlan) -> None:
-        commits = [self._step(plan, i) for i in range(len(self.sequences))]
+        commits = [self._step(plan, i) for i in range(len(self.requests))]
         seconds = self._seconds[plan.shape]
         self.spent.append((seconds, sum(len(commit.tokens) for commit in commits)))
         self._controller.observe(commits, len(commits) * (1 + plan.shape.verified), 0.0, seconds)
 
     def _step(self, plan: StepPlan, i: int) -> Commit:
-        sequence, offer, right = self.sequences[i], plan.offers.get(i), 0
-        at = len(sequence.tokens)
+        request, offer, right = self.requests[i], plan.offers.get(i), 0
+        at = len(request.tokens)
         draft, source = [0] * plan.shape.drafted, "head"
-        while right < plan.shape.drafted and self._draw.random() < self._drafted(sequence.id, at + right):
+        while right < plan.shape.drafted and self._draw.random() < self._drafted(request.id, at + right):
             right += 1
         if offer is not None:
             came = at - offer.start
-            if 0 <= came < len(offer.tokens) and list(offer.tokens[:came]) == sequence.tokens[offer.start :]:
+            if 0 <= came < len(offer.tokens) and list(offer.tokens[:came]) == request.tokens[offer.start :]:
                 draft, source = list(offer.tokens[came : came + plan.shape.verified]), "suffix"
-                truths = [self._texts.truth(sequence.id, at + k) for k in range(len(draft))]
+                truths = [self._texts.truth(request.id, at + k) for k in range(len(draft))]
                 right = next((k for k, token in enumerate(truths) if draft[k] != token), len(draft))
-        tokens = tuple(self._texts.truth(sequence.id, at + k) for k in range(right + 1))
-        sequence.tokens.extend(tokens)
+        tokens = tuple(self._texts.truth(request.id, at + k) for k in range(right + 1))
+        request.tokens.extend(tokens)
         claims = [0.8 ** (k + 1) for k in range(len(draft))]
         proposed = Draft(draft, range(-1, len(draft) - 1), claims, source) if draft else Draft()
-        return Commit(sequence, proposed, tuple(range(right)), tokens)
+        return Commit(request, proposed, tuple(range(right)), tokens)

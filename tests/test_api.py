@@ -13,9 +13,9 @@ import pytest
 from tiny_llm import VOCAB, tiny_llm
 
 import outrider
-from outrider import LLM, Budget, Commit, Draft, InvalidRequest, SamplingParams, SequenceView, Speculation
+from outrider import LLM, Budget, Commit, Draft, InvalidRequest, RequestView, SamplingParams, Speculation
 from outrider.cli.api_reference import page
-from outrider.types import ROOT
+from outrider.core.draft import ROOT
 
 DOCS = Path(__file__).parents[1] / "docs"
 FEW = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -52,23 +52,23 @@ class Alphabet:
         self.asked = 0
         self.open_ids: set[int] = set()
 
-    def open(self, sequence: SequenceView) -> None:
-        self.open_ids.add(sequence.id)
+    def open(self, request: RequestView) -> None:
+        self.open_ids.add(request.id)
 
-    def propose(self, sequences: Any, budgets: Any) -> list[Draft]:
-        self.asked += len(sequences)
-        return [self._next(s, b) for s, b in zip(sequences, budgets, strict=True)]
+    def propose(self, requests: Any, budgets: Any) -> list[Draft]:
+        self.asked += len(requests)
+        return [self._next(s, b) for s, b in zip(requests, budgets, strict=True)]
 
-    def _next(self, sequence: SequenceView, budget: Budget) -> Draft:
+    def _next(self, request: RequestView, budget: Budget) -> Draft:
         count = min(budget.nodes, budget.depth)
-        tokens = [(sequence.tokens[-1] + 1 + i) % VOCAB for i in range(count)]
+        tokens = [(request.tokens[-1] + 1 + i) % VOCAB for i in range(count)]
         return Draft(tokens, range(ROOT, count - 1), [0.5 ** (i + 1) for i in range(count)], self.name)
 
     def observe(self, commits: list[Commit]) -> None:
-        assert all(commit.sequence.id in self.open_ids for commit in commits)
+        assert all(commit.request.id in self.open_ids for commit in commits)
 
-    def close(self, sequence: SequenceView) -> None:
-        self.open_ids.remove(sequence.id)
+    def close(self, request: RequestView) -> None:
+        self.open_ids.remove(request.id)
 
 
 @pytest.fixture(scope="module")

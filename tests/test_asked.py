@@ -12,8 +12,8 @@ from tiny_llm import tiny_gguf, tiny_llm
 
 from outrider import LLM, Grammar, InvalidRequest, OutriderError, SamplingParams
 from outrider.control.controller import FixedLength
+from outrider.core.draft import Speculation
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.types import Speculation
 
 HUGE = 10**5000
 """An integer that Python does not even write out."""
@@ -147,12 +147,12 @@ def test_flags_that_are_none(llm: LLM, options: Any) -> None:
 )
 def test_speculation_that_is_none(llm: LLM, speculation: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as refused:
-        llm.sequence("a", FEW, speculation=speculation)
+        llm.request("a", FEW, speculation=speculation)
     one_sentence(refused)
 
 
 def test_a_prediction_in_an_array(llm: LLM) -> None:
-    made = llm.sequence("a", FEW, speculation=Speculation(prediction=np.array([5, 6])))  # type: ignore[arg-type]
+    made = llm.request("a", FEW, speculation=Speculation(prediction=np.array([5, 6])))  # type: ignore[arg-type]
     assert made.speculation.prediction == (5, 6)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from test_conformance import TinyParts
 from test_decoder import decoder_of, reference
-from test_engine import finish, sequence, text
+from test_engine import finish, request, text
 
 from outrider.control.auto import AutoLength
 from outrider.control.belief import Belief
@@ -14,7 +14,7 @@ from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import ROWS, CostTable
 from outrider.drafters.registry import build
 from outrider.engine.engine import Engine
-from outrider.engine.tickets import Load
+from outrider.engine.request_state import Load
 from outrider.server.metrics import Metrics
 
 
@@ -36,7 +36,7 @@ def test_every_reason_is_a_sentence_of_its_own() -> None:
 def reasons(controller: Controller) -> list[str]:
     source: Any = reference("llama")
     model = decoder_of(source, "native")
-    one = sequence(0, text(30, 1) * 2, limit=20)
+    one = request(0, text(30, 1) * 2, limit=20)
     finish(Engine(model, build("suffix", TinyParts(source, model)), controller), one)
     return [step.why for step in one.trace]
 

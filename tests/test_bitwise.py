@@ -15,6 +15,8 @@ import pytest
 import torch
 from pace import CUT_VOCABULARY, Pace, cut_model
 
+from outrider.core.draft import ROOT
+from outrider.core.model import LanguageModel, Rows
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
@@ -22,7 +24,6 @@ from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import kernels_here
 from outrider.models.precision import BF16, FP32, INT8, Precision
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.types import ROOT, LanguageModel, Rows
 
 TEXT = random.Random(0).choices(range(1000, CUT_VOCABULARY), k=606)
 

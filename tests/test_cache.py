@@ -10,10 +10,11 @@ import torch
 from test_decoder import decoder_of, logits_of, reference
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.core.draft import ROOT
+from outrider.core.model import KeepsPrefixes, LanguageModel, Rows
 from outrider.errors import InvalidRequest
 from outrider.models.hf import HFModel
 from outrider.models.slots import Slots
-from outrider.types import ROOT, KeepsPrefixes, LanguageModel, Rows
 
 
 def gpt2() -> Any:

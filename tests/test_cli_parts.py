@@ -14,7 +14,8 @@ from rich.console import Console
 from outrider.cli import trace
 from outrider.cli.attribution import Attribution
 from outrider.cli.report import verdict
-from outrider.types import Completion, Draft, StepTrace
+from outrider.core.draft import Draft
+from outrider.core.request import Completion, StepTrace
 
 
 def test_attribution_follows_tokens_through_characters_and_held_back_text() -> None:

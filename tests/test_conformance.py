@@ -19,32 +19,22 @@ from tiny_head import sensible_head
 
 from outrider import SamplingParams
 from outrider.control.controller import FixedLength
+from outrider.core.draft import ROOT, Budget, Draft, Speculation
+from outrider.core.drafter import Commit, Drafter, LooksUp, ReadsFeatures
+from outrider.core.model import DraftHead, LanguageModel, Rows
+from outrider.core.request import RequestView
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.registry import DRAFTERS, build, build_router
 from outrider.drafters.router import RouterDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.models.head.load import can_read, place_head
 from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.history import History
-from outrider.types import (
-    ROOT,
-    Budget,
-    Commit,
-    Draft,
-    Drafter,
-    DraftHead,
-    LanguageModel,
-    LooksUp,
-    ReadsFeatures,
-    Rows,
-    SequenceView,
-    Speculation,
-)
 
 VOCAB = 97
 PATHS = {"model": "model:tiny", "head": "head:tiny", "head+suffix": "head+suffix:tiny"}
@@ -103,36 +93,36 @@ class Checked:
         self.name = inner.name
         self.opened: set[int] = set()
 
-    def open(self, sequence: SequenceView) -> None:
-        assert sequence.id not in self.opened
-        self.opened.add(sequence.id)
-        self.inner.open(sequence)
+    def open(self, request: RequestView) -> None:
+        assert request.id not in self.opened
+        self.opened.add(request.id)
+        self.inner.open(request)
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        drafts = self.inner.propose(sequences, budgets)
-        assert len(drafts) == len(sequences)
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = self.inner.propose(requests, budgets)
+        assert len(drafts) == len(requests)
         for draft, budget in zip(drafts, budgets, strict=True):
             self._check(draft, budget)
         return drafts
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         if not isinstance(self.inner, LooksUp):
-            return [Draft()] * len(sequences)
-        drafts = self.inner.look_up(sequences, budgets)
+            return [Draft()] * len(requests)
+        drafts = self.inner.look_up(requests, budgets)
         for draft, budget in zip(drafts, budgets, strict=True):
             self._check(draft, replace(budget, nodes=2 * budget.nodes))  # a router's are of two
         return drafts
 
-    def paid(self, sequence: SequenceView) -> str | None:
-        return self.inner.paid(sequence) if isinstance(self.inner, LooksUp) else self.name
+    def paid(self, request: RequestView) -> str | None:
+        return self.inner.paid(request) if isinstance(self.inner, LooksUp) else self.name
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        assert {commit.sequence.id for commit in commits} <= self.opened
+        assert {commit.request.id for commit in commits} <= self.opened
         self.inner.observe(commits)
 
-    def close(self, sequence: SequenceView) -> None:
-        self.opened.remove(sequence.id)
-        self.inner.close(sequence)
+    def close(self, request: RequestView) -> None:
+        self.opened.remove(request.id)
+        self.inner.close(request)
 
     def _check(self, draft: Draft, budget: Budget) -> None:
         assert len(draft.tokens) == len(draft.parents) == len(draft.confidence) <= budget.nodes
@@ -153,13 +143,11 @@ class Checked:
 
 
 class CheckedReader(Checked):
-    def read(
-        self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: torch.Tensor, soon: bool
-    ) -> None:
-        assert {sequence.id for sequence in sequences} <= self.opened
+    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: torch.Tensor, soon: bool) -> None:
+        assert {request.id for request in requests} <= self.opened
         assert len(features) == sum(len(rows.tokens) for rows in batch)
         assert isinstance(self.inner, ReadsFeatures)
-        self.inner.read(sequences, batch, features, soon)
+        self.inner.read(requests, batch, features, soon)
         with torch.inference_mode():
             features.zero_()  # valid during the call only
 
@@ -171,10 +159,10 @@ def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: i
     rng = random.Random(3)
     inner = drafter.inner if isinstance(drafter, Checked) else drafter
     routes = [None, *inner.names] if isinstance(inner, RouterDrafter) else [None]
-    sequences = []
+    requests = []
     for number in range(5):
         prompt = rng.choices(range(12), k=rng.randint(1, 40))
-        sequence = Running(
+        request = Request(
             id=number,
             tokens=list(prompt),
             prompt_length=len(prompt),
@@ -187,11 +175,11 @@ def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: i
                 prediction=tuple(rng.choices(range(12), k=20)) if number % 2 else (),
             ),
         )
-        sequences.append(sequence)
-        engine.add(sequence)
+        requests.append(request)
+        engine.add(request)
     while not engine.scheduler.idle:
         engine.step()
-    return [s.tokens[s.prompt_length :] for s in sequences]
+    return [s.tokens[s.prompt_length :] for s in requests]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +195,7 @@ def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: i
 def test_same_tokens_as_plain(target: tuple[Any, LanguageModel], drafter: Checked, params: SamplingParams) -> None:
     _, model = target
     assert run(model, drafter, params, 7) == run(model, NoDrafter(), params, 0)
-    assert not drafter.opened, "every sequence must be closed"
+    assert not drafter.opened, "every request must be closed"
 
 
 def test_sampled_by_rejection(target: tuple[Any, LanguageModel], drafter: Checked) -> None:

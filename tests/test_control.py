@@ -22,8 +22,11 @@ from outrider.control.ledger import SHARE, Ledger
 from outrider.control.levels import Levels
 from outrider.control.pace import DraftPace, Pace
 from outrider.control.survey import Survey
+from outrider.core.draft import Budget, Draft, Speculation
+from outrider.core.drafter import Commit
+from outrider.core.request import RequestView
+from outrider.core.step import StepShape
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft, SequenceView, Speculation, StepShape
 
 NO_DRAFTS = FixedLength(0)
 PASS = 0.013
@@ -38,7 +41,7 @@ class Params:
 
 @dataclass
 class Running:
-    """A sequence, as far as a controller looks at it."""
+    """A request, as far as a controller looks at it."""
 
     id: int
     tokens: list[int] = field(default_factory=lambda: [0] * 100)
@@ -52,13 +55,13 @@ class Running:
 class World:
     """A target and a drafter with known costs (in passes of one row) and known acceptance.
 
-    The drafter proposes one chain; `chance(sequence, step)` is the true chance of each further token and `claim` what
+    The drafter proposes one chain; `chance(request, step)` is the true chance of each further token and `claim` what
     the drafter says it is. `free`: it is a lookup, else every level takes it `per_level`. Measured times are noisy and
     drift; `spent` counts the true costs. The table given to the controller is the truth, unless `table` says otherwise.
     """
 
     rows: Callable[[int], float] = lambda rows: 1.0
-    chance: Callable[[int, int], float] = lambda sequence, step: 0.8
+    chance: Callable[[int, int], float] = lambda request, step: 0.8
     claim: Callable[[float], float] = lambda chance: chance
     per_level: float = 0.005
     free: bool = False
@@ -74,27 +77,27 @@ class World:
         cost = DraftCost(0.0, PASS * self.per_level)
         return AutoLength(nodes, rows, table=self.table or CostTable(ROWS, (0, 1), (line, line), 0.0, {"world": cost}))
 
-    def run(self, controller: Controller, steps: int, sequences: int = 1, length: int = 10**9) -> Ran:
+    def run(self, controller: Controller, steps: int, requests: int = 1, length: int = 10**9) -> Ran:
         draw = random.Random(self.seed)
         ran = Ran()
-        running = [Running(i) for i in range(sequences)]
+        running = [Running(i) for i in range(requests)]
         for step in range(steps):
             if step and step % length == 0:
                 for old in running:
                     controller.forget(old)  # type: ignore[arg-type]
-                running = [Running(s.id + sequences) for s in running]
-            drafter = (Finder if self.free else Drafts)(self, step, sequences)
-            drafts = controller.draft(drafter, running, True, [1000] * sequences)  # type: ignore[arg-type]
+                running = [Running(s.id + requests) for s in running]
+            drafter = (Finder if self.free else Drafts)(self, step, requests)
+            drafts = controller.draft(drafter, running, True, [1000] * requests)  # type: ignore[arg-type]
             commits = []
-            for sequence, draft in zip(running, drafts, strict=True):
-                chance = self.chance(sequence.id % sequences, step)
+            for request, draft in zip(running, drafts, strict=True):
+                chance = self.chance(request.id % requests, step)
                 right = 0
                 while draw.random() < chance:
                     right += 1
                 taken = min(right, len(draft))
                 tokens = (*[7] * taken, 7 if right > taken else 8)  # the drafter says 7, the target 8 where it is wrong
-                commits.append(Commit(sequence, draft, tuple(range(taken)), tokens))  # type: ignore[arg-type]
-            rows = sequences + sum(len(d) for d in drafts)
+                commits.append(Commit(request, draft, tuple(range(taken)), tokens))  # type: ignore[arg-type]
+            rows = requests + sum(len(d) for d in drafts)
             target, drafting = self.rows(rows), self.per_level * drafter.levels + self.thinking * drafter.thoughts
             # The speed of the machine swings by `drift`, with hiccups on top.
             speed = PASS * math.exp(math.log(self.drift) * math.sin(step / 90) / 2 + draw.gauss(0, self.noise))
@@ -105,11 +108,11 @@ class World:
             )
         return ran
 
-    def best_fixed(self, steps: int, sequences: int = 1) -> float:
-        return max(self.run(FixedLength(n), steps, sequences).rate for n in (0, 1, 2, 3, 4, 6, 8, 11, 15, 16))
+    def best_fixed(self, steps: int, requests: int = 1) -> float:
+        return max(self.run(FixedLength(n), steps, requests).rate for n in (0, 1, 2, 3, 4, 6, 8, 11, 15, 16))
 
-    def plain(self, steps: int, sequences: int = 1) -> float:
-        return self.run(NO_DRAFTS, steps, sequences).rate
+    def plain(self, steps: int, requests: int = 1) -> float:
+        return self.run(NO_DRAFTS, steps, requests).rate
 
 
 class Drafts:
@@ -117,14 +120,14 @@ class Drafts:
 
     name = "world"
 
-    def __init__(self, world: World, step: int, sequences: int) -> None:
-        self._world, self._step, self._sequences = world, step, sequences
+    def __init__(self, world: World, step: int, requests: int) -> None:
+        self._world, self._step, self._requests = world, step, requests
         self.levels = self.thoughts = 0
 
-    def propose(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            claim = self._world.claim(self._world.chance(sequence.id % self._sequences, self._step))
+        for request, budget in zip(requests, budgets, strict=True):
+            claim = self._world.claim(self._world.chance(request.id % self._requests, self._step))
             claims = [claim ** (k + 1) for k in range(min(budget.nodes, budget.depth))]
             kept = [c for c in claims if c >= budget.floor]
             self.levels = max(self.levels, min(len(claims), len(kept) + 1))  # the one below the floor was drafted, too
@@ -135,12 +138,12 @@ class Drafts:
 class Finder(Drafts):
     """The same as a lookup."""
 
-    def look_up(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
-        found = self.propose(sequences, budgets)
+    def look_up(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+        found = self.propose(requests, budgets)
         self.levels, self.thoughts = 0, 1
         return found
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return None
 
 
@@ -177,7 +180,7 @@ def rising(slope: float) -> Callable[[int], float]:
 
 
 def always(chance: float) -> Callable[[int, int], float]:
-    return lambda sequence, step: chance
+    return lambda request, step: chance
 
 
 # -- the controller: it drafts what pays
@@ -206,7 +209,7 @@ def test_comes_close_to_the_best_fixed_length(name: str) -> None:
 @pytest.mark.parametrize("free", [False, True])
 def test_beats_every_fixed_length_where_drafts_differ(free: bool) -> None:
     """One step in five begins a copy; the drafter knows which, and says so."""
-    world = World(rising(0.03), lambda sequence, step: 0.95 if step // 7 % 5 == 0 else 0.1, free=free)
+    world = World(rising(0.03), lambda request, step: 0.95 if step // 7 % 5 == 0 else 0.1, free=free)
     assert world.run(world.auto(), 2000).rate > 1.15 * world.best_fixed(2000)
 
 
@@ -231,11 +234,11 @@ DOES_NOT_PAY = {
 
 @pytest.mark.parametrize("name", DOES_NOT_PAY)
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("sequences", [1, 4])
-def test_is_never_slower_than_plain(name: str, seed: int, sequences: int) -> None:
+@pytest.mark.parametrize("requests", [1, 4])
+def test_is_never_slower_than_plain(name: str, seed: int, requests: int) -> None:
     world = replace(DOES_NOT_PAY[name], seed=seed)
-    plain = world.plain(20, sequences)
-    assert world.run(world.auto(), 1000, sequences, length=200).rate > 0.97 * plain
+    plain = world.plain(20, requests)
+    assert world.run(world.auto(), 1000, requests, length=200).rate > 0.97 * plain
 
 
 WRONG_TABLES = {
@@ -264,7 +267,7 @@ def test_probes_are_rare_but_go_on() -> None:
 def test_recovers_when_acceptance_comes_back(per_level: float, free: bool) -> None:
     world = World(
         rising(0.1),
-        lambda sequence, step: 0.0 if step < 1000 else 0.85,
+        lambda request, step: 0.0 if step < 1000 else 0.85,
         claim=lambda chance: 0.5,
         per_level=0.0 if free else per_level,
         free=free,
@@ -275,7 +278,7 @@ def test_recovers_when_acceptance_comes_back(per_level: float, free: bool) -> No
 
 
 def test_stops_again_when_acceptance_goes_away() -> None:
-    world = World(rising(0.1), lambda sequence, step: 0.85 if step < 600 else 0.0, claim=lambda chance: 0.8)
+    world = World(rising(0.1), lambda request, step: 0.85 if step < 600 else 0.0, claim=lambda chance: 0.8)
     ran = world.run(world.auto(), 1500)
     assert ran.since(650) > 0.95
 
@@ -284,23 +287,23 @@ def test_a_verdict_on_one_drafter_does_not_silence_another() -> None:
     """A head that is never right beside a lookup that often is: the lookup is used as if it were alone."""
 
     class Both(Finder):
-        def paid(self, sequence: SequenceView) -> str | None:
+        def paid(self, request: RequestView) -> str | None:
             return "head"
 
-        def propose(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+        def propose(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
             self.levels = max((b.depth for b in budgets if b.nodes), default=0)
             return [Draft([9], [-1], [0.9], "head") if b.nodes else Draft() for b in budgets]
 
-        def look_up(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
-            return Drafts(self._world, self._step, self._sequences).propose(sequences, budgets)
+        def look_up(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+            return Drafts(self._world, self._step, self._requests).propose(requests, budgets)
 
     world = World(rising(0.2), always(0.8), per_level=0.2)
     alone = replace(world, per_level=0.0, free=True)
     controller, draw, cost, tokens = world.auto(), random.Random(0), 0.0, 0
-    sequence = Running(0)
+    request = Running(0)
     for step in range(600):
         both = Both(world, step, 1)
-        (draft,) = controller.draft(both, [sequence], True, [100])  # type: ignore[arg-type, list-item]
+        (draft,) = controller.draft(both, [request], True, [100])  # type: ignore[arg-type, list-item]
         right = 0
         while draw.random() < 0.8:
             right += 1
@@ -312,7 +315,7 @@ def test_a_verdict_on_one_drafter_does_not_silence_another() -> None:
                 break
             path.append(node := below[0])
         spent = world.rows(1 + len(draft))
-        commit = Commit(sequence, draft, tuple(path), tuple(found[: len(path) + 1]))  # type: ignore[arg-type]
+        commit = Commit(request, draft, tuple(path), tuple(found[: len(path) + 1]))  # type: ignore[arg-type]
         controller.observe([commit], 1 + len(draft), 0.2 * both.levels * PASS, spent * PASS)
         cost, tokens = cost + spent + 0.2 * both.levels, tokens + len(path) + 1
     assert tokens / cost > 0.93 * alone.run(alone.auto(), 600).rate
@@ -320,8 +323,8 @@ def test_a_verdict_on_one_drafter_does_not_silence_another() -> None:
 
 def test_no_request_pays_much_for_the_drafts_of_another() -> None:
     """One of four copies; rows are dear. The others' steps may take a little longer, not more."""
-    world = World(rising(0.15), lambda sequence, step: 0.9 if sequence == 0 else 0.0)
-    ran = world.run(world.auto(), 1000, sequences=4)
+    world = World(rising(0.15), lambda request, step: 0.9 if request == 0 else 0.0)
+    ran = world.run(world.auto(), 1000, requests=4)
     assert sum(ran.costs) / len(ran.costs) < 1.1 * world.rows(4)
 
 
@@ -329,8 +332,8 @@ def test_no_request_pays_much_for_the_drafts_of_another() -> None:
 
 
 def test_a_batch_shares_the_rows() -> None:
-    world = World(flat, lambda sequence, step: 0.8)
-    ran = world.run(world.auto(nodes=16, rows=32), 300, sequences=6)
+    world = World(flat, lambda request, step: 0.8)
+    ran = world.run(world.auto(nodes=16, rows=32), 300, requests=6)
     totals = [sum(drafted) for drafted in ran.drafted]
     assert max(totals) <= 32 - 6
     assert sum(total >= 15 for total in totals[100:]) > 180
@@ -338,8 +341,8 @@ def test_a_batch_shares_the_rows() -> None:
 
 
 def test_rows_go_to_the_sequences_that_use_them() -> None:
-    world = World(flat, lambda sequence, step: 0.9 if sequence < 2 else 0.0, claim=lambda chance: 0.5)
-    ran = world.run(world.auto(nodes=16, rows=16), 400, sequences=4)
+    world = World(flat, lambda request, step: 0.9 if request < 2 else 0.0, claim=lambda chance: 0.5)
+    ran = world.run(world.auto(nodes=16, rows=16), 400, requests=4)
     good = sum(nodes for drafted in ran.drafted[200:] for nodes in drafted[:2])
     bad = sum(nodes for drafted in ran.drafted[200:] for nodes in drafted[2:])
     assert good > 5 * bad
@@ -347,7 +350,7 @@ def test_rows_go_to_the_sequences_that_use_them() -> None:
 
 def test_a_batch_as_large_as_the_rows_decodes_plainly() -> None:
     world = World(flat)
-    assert not any(map(any, world.run(world.auto(rows=4), 10, sequences=5).drafted))
+    assert not any(map(any, world.run(world.auto(rows=4), 10, requests=5).drafted))
 
 
 @pytest.mark.parametrize("make", [lambda world: world.auto(8), lambda _: FixedLength(6)], ids=["auto", "fixed"])
@@ -355,27 +358,27 @@ def test_a_batch_as_large_as_the_rows_decodes_plainly() -> None:
 def test_the_room_is_kept(make: Callable[[World], Controller], tree: bool) -> None:
     world = World(flat, always(0.9))
     controller = make(world)
-    world.run(controller, 60, sequences=3)
+    world.run(controller, 60, requests=3)
     for room in ([0, 1, 5], [3, 0, 100]):
         for _ in range(40):
-            sequences = [Running(100 + i) for i in range(3)]
-            drafts = controller.draft(Drafts(world, 0, 3), sequences, tree, room)  # type: ignore[arg-type]
+            requests = [Running(100 + i) for i in range(3)]
+            drafts = controller.draft(Drafts(world, 0, 3), requests, tree, room)  # type: ignore[arg-type]
             assert all(len(draft) <= most for draft, most in zip(drafts, room, strict=True))
-            commits = [Commit(s, Draft(), (), (1,)) for s in sequences]  # type: ignore[arg-type]
+            commits = [Commit(s, Draft(), (), (1,)) for s in requests]  # type: ignore[arg-type]
             controller.observe(commits, 3, 0.0, 0.013)
 
 
 class Predicts(Finder):
     name = "prediction"
 
-    def propose(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
-        told = [bool(s.speculation.prediction) and b.nodes > 0 for s, b in zip(sequences, budgets, strict=True)]
+    def propose(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+        told = [bool(s.speculation.prediction) and b.nodes > 0 for s, b in zip(requests, budgets, strict=True)]
         return [Draft([5, 6], [-1, 0], [0.01, 0.001], "prediction") if t else Draft() for t in told]
 
 
 def test_a_prediction_is_tried_once_whatever_is_believed() -> None:
     """In the very first step of all, after drafts have never paid, and where a batch has no rows to spare."""
-    hopeless = World(rows=rising(1.0), chance=lambda sequence, step: 0.0)
+    hopeless = World(rows=rising(1.0), chance=lambda request, step: 0.0)
     for steps, others in ((0, 0), (300, 40)):
         controller = hopeless.auto()
         hopeless.run(controller, steps)
@@ -392,7 +395,7 @@ def test_a_prediction_is_tried_once_whatever_is_believed() -> None:
 def test_ended_sequences_are_forgotten() -> None:
     world = World(flat)
     controller = world.auto()
-    world.run(controller, 100, sequences=2, length=10)
+    world.run(controller, 100, requests=2, length=10)
     assert controller.held == 2
 
 
@@ -546,15 +549,15 @@ def test_a_prediction_during_the_survey_pays_nobody() -> None:
     """What a head costs is not known yet: it is not asked, and what is assumed meanwhile does not stay."""
 
     class Both(Predicts):
-        def paid(self, sequence: SequenceView) -> str | None:
+        def paid(self, request: RequestView) -> str | None:
             return "head"
 
-        def propose(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+        def propose(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
             self.levels = max(b.depth for b in budgets)
-            return super().propose(sequences, budgets)
+            return super().propose(requests, budgets)
 
-        def look_up(self, sequences: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
-            return Predicts(self._world, self._step, self._sequences).propose(sequences, budgets)
+        def look_up(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+            return Predicts(self._world, self._step, self._requests).propose(requests, budgets)
 
     survey = Survey(Stopwatch(lambda rows, context: 0.001), {"head": Stopwatch(lambda rows, context: 0.0003)}, 4096)
     controller, both = AutoLength(survey=survey), Both(World(), 0, 1)
@@ -663,7 +666,7 @@ def test_a_drafter_may_pay_for_one_request_and_not_for_many() -> None:
     line = [1.0 if rows <= 8 else rows / 8 for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
     controller = AutoLength(table=table)
-    assert [controller.pays(sequences) for sequences in (1, 2, 4, 12, 24)] == [True, True, True, False, False]
+    assert [controller.pays(requests) for requests in (1, 2, 4, 12, 24)] == [True, True, True, False, False]
 
 
 def test_depth_pays_for_what_drafting_costs() -> None:
@@ -720,7 +723,7 @@ def test_isotonic_is_the_closest_non_decreasing_sequence(points: list[tuple[floa
 
 
 Chance = Callable[[int, int], float]
-"""Of each further token to be right, by sequence and step."""
+"""Of each further token to be right, by request and step."""
 
 
 def chains(seconds: Mapping[int, float]) -> dict[StepShape, float]:
@@ -743,23 +746,23 @@ def test_thinking_costs_little_where_nothing_pays_and_change_is_noticed() -> Non
 def on_device(controller: Controller, seconds: dict[int, float], chance: Chance, steps: int) -> Ran:
     """Steps of chains, each asked for before the one before is observed."""
     draw, ran = random.Random(1), Ran()
-    sequences = [Running(i) for i in range(4)]
+    requests = [Running(i) for i in range(4)]
     under_way: list[int] = []
     for step in range(steps):
-        under_way.append(controller.plan(sequences, chains(seconds), max(seconds)).shape.verified)
+        under_way.append(controller.plan(requests, chains(seconds), max(seconds)).shape.verified)
         if len(under_way) < 2:
             continue
         length = under_way.pop(0)
         commits = []
-        for sequence in sequences:
+        for request in requests:
             taken = 0
-            while taken < length and draw.random() < chance(sequence.id, step):
+            while taken < length and draw.random() < chance(request.id, step):
                 taken += 1
             claims = [0.8 ** (k + 1) for k in range(length)]
             draft = Draft([7] * length, range(-1, length - 1), claims, "head")
-            commits.append(Commit(sequence, draft, tuple(range(taken)), tuple(range(taken + 1))))  # type: ignore[arg-type]
-        controller.observe(commits, len(sequences) * (length + 1), 0.1 * seconds[length], 0.9 * seconds[length])
-        ran.note(seconds[length], [len(c.tokens) for c in commits], [length] * len(sequences))
+            commits.append(Commit(request, draft, tuple(range(taken)), tuple(range(taken + 1))))  # type: ignore[arg-type]
+        controller.observe(commits, len(requests) * (length + 1), 0.1 * seconds[length], 0.9 * seconds[length])
+        ran.note(seconds[length], [len(c.tokens) for c in commits], [length] * len(requests))
     return ran
 
 

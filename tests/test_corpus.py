@@ -14,8 +14,8 @@ import pytest
 from outrider.errors import TrainingError
 from outrider.train.batches import plan
 from outrider.train.corpus import Corpus, DiskFull
+from outrider.train.data_loader import texts
 from outrider.train.jobs import Sample
-from outrider.train.lessons import texts
 
 VOCAB = 300
 

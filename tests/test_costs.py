@@ -1,4 +1,4 @@
-"""What passes cost, measured on real kernels: nothing that a sequence can see changes, and tables are kept."""
+"""What passes cost, measured on real kernels: nothing that a request can see changes, and tables are kept."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from test_conformance import TinyParts
 from test_decoder import decoder_of, reference
 
 from outrider.control.costs import ROWS, CostTable
+from outrider.core.model import Measurable, Rows
 from outrider.drafters.registry import build
 from outrider.engine.costs import Costs
-from outrider.types import Measurable, Rows
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])

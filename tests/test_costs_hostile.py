@@ -13,9 +13,10 @@ import pytest
 
 from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.core.draft import Budget, Draft, Speculation
+from outrider.core.drafter import Commit
 from outrider.drafters.none import NoDrafter
 from outrider.engine.costs import Costs
-from outrider.types import Budget, Commit, Draft, Speculation
 
 LINES = ([0.001 * (1 + 0.02 * r) for r in ROWS], [0.001 * (1 + 0.03 * r) for r in ROWS])
 GOOD = CostTable(ROWS, (64, 1024), LINES, 0.0001, {"model": DraftCost(0.0001, 0.0001, 0.001)})
@@ -25,7 +26,7 @@ N = len(ROWS)
 class Guesses:
     name = "model"
 
-    def propose(self, sequences: Sequence[Any], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[Any], budgets: Sequence[Budget]) -> list[Draft]:
         return [
             Draft([5] * b.nodes, range(-1, b.nodes - 1), [0.8 ** (k + 1) for k in range(b.nodes)], "model")
             if b.nodes
@@ -42,7 +43,7 @@ class Kept(Costs):
 
 def drafted(table: CostTable | None, requests: int) -> int:
     controller, drafter = AutoLength(table=table), Guesses()
-    sequences: list[Any] = [
+    requests: list[Any] = [
         SimpleNamespace(
             id=i,
             tokens=[1, 2, 3],
@@ -56,10 +57,10 @@ def drafted(table: CostTable | None, requests: int) -> int:
     for _ in range(60):
         controller.pays(requests)
         chosen: Any = drafter
-        drafts = controller.draft(chosen, sequences, True, [50] * requests)
+        drafts = controller.draft(chosen, requests, True, [50] * requests)
         total += sum(map(len, drafts))
         commits = [
-            Commit(s, d, tuple(range(len(d))), (5,) * (len(d) + 1)) for s, d in zip(sequences, drafts, strict=True)
+            Commit(s, d, tuple(range(len(d))), (5,) * (len(d) + 1)) for s, d in zip(requests, drafts, strict=True)
         ]
         controller.observe(commits, sum(len(d) + 1 for d in drafts), 0.001, 0.003)
         assert controller.belief is None or controller.belief.why

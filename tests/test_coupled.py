@@ -18,15 +18,16 @@ from toy import (
     emitted,
     finished,
     language,
+    request,
     resolved,
     rows_of,
-    sequence,
 )
 
+from outrider.core.draft import ROOT, Budget, Draft
+from outrider.core.request import ResolvedParams
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
-from outrider.sampling.chance import KeyedChance
 from outrider.sampling.noise import Key, gumbel, gumbel_rows
-from outrider.types import ROOT, Budget, Draft, ResolvedParams
+from outrider.sampling.random_source import KeyedRandom
 from outrider.verify import RULES
 
 VOCAB, LENGTH = 8, 16
@@ -62,12 +63,12 @@ def plain(target: Language, params: ResolvedParams) -> list[int]:
 
 def speculative(target: Language, propose: Propose, params: ResolvedParams, budget: Budget) -> tuple[list[int], int]:
     """The tokens, and the number of target passes."""
-    seq = sequence(PROMPT, params)
+    seq = request(PROMPT, params)
     passes = 0
     while not finished(seq):
         room = params.max_tokens - seq.generated - 1
         draft = propose(seq, Budget(budget.nodes if room else 0, min(budget.depth, room), 0.0, budget.tree))
-        chance = KeyedChance(params.seed, params.choice, seq.generated)
+        chance = KeyedRandom(params.seed, params.choice, seq.generated)
         verdict = RULES["coupled"](draft, rows_of(target, seq, draft), chance)
         seq.push(emitted(seq, draft, verdict.path, verdict.token))
         passes += 1

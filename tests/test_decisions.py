@@ -15,28 +15,29 @@ from outrider import SamplingParams
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.core.draft import ROOT, Draft, Speculation
+from outrider.core.drafter import Drafter
+from outrider.core.model import LanguageModel
+from outrider.core.request import RequestView
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import build_router
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.sampling.history import History
-from outrider.types import ROOT, Draft, Drafter, LanguageModel, SequenceView, Speculation
 
 TOKENS = 48
 
 
 class Whim(FixedLength):
-    """Another length for every sequence in every step, and any part of the draft that still is a tree."""
+    """Another length for every request in every step, and any part of the draft that still is a tree."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(12)
         self._draw = random.Random(seed)
 
-    def draft(
-        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
-    ) -> list[Draft]:
-        drafts = super().draft(drafter, sequences, tree, [min(most, self._draw.randrange(13)) for most in room])
+    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
+        drafts = super().draft(drafter, requests, tree, [min(most, self._draw.randrange(13)) for most in room])
         return [draft if draft.q is not None else self._some(draft) for draft in drafts]
 
     def _some(self, draft: Draft) -> Draft:
@@ -69,7 +70,7 @@ def said(
         stream = TextStream(lambda token: b"", (), False)
         resolved = params.resolve({}, (), VOCAB)
         running.append(
-            Running(number, prompt, len(prompt), resolved, TOKENS, stream, History(prompt), speculation=routed)
+            Request(number, prompt, len(prompt), resolved, TOKENS, stream, History(prompt), speculation=routed)
         )
         engine.add(running[-1])
     while not engine.idle:

@@ -11,13 +11,13 @@ import torch
 from integers import narrowed
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.core.model import LanguageModel, Rows
 from outrider.models.architecture import Architecture
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import kernels_here
-from outrider.models.native.stack import obstacle
+from outrider.models.native.stack import unsupported_reason
 from outrider.models.precision import FP16, FP32, INT8, Precision, blocks, dequantised, quantise
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.types import LanguageModel, Rows
 
 SMALL = {
     "vocab_size": 97,
@@ -232,6 +232,6 @@ def test_results_are_kept_while_someone_looks_at_them() -> None:
 def test_int8_is_refused_where_only_the_pytorch_decoder_runs() -> None:
     architecture = Architecture.from_config(reference("llama").config.to_dict())
     odd = dataclasses.replace(architecture, hidden=40)
-    assert "40" in str(obstacle(odd, INT8))
-    assert obstacle(architecture, INT8) is None
-    assert "fp16" in str(obstacle(architecture, FP16))
+    assert "40" in str(unsupported_reason(odd, INT8))
+    assert unsupported_reason(architecture, INT8) is None
+    assert "fp16" in str(unsupported_reason(architecture, FP16))

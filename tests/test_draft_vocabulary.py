@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from device_guards import guard
-from test_gpu_steps import DRAFT, TARGET, VOCAB, gpu_decoder, sequence
+from test_gpu_steps import DRAFT, TARGET, VOCAB, gpu_decoder, request
 
 from outrider.control.controller import FixedLength
 from outrider.drafters.model import ModelDrafter
@@ -29,8 +29,8 @@ def test_a_draft_model_with_fewer_columns_drafts_its_own_tokens_only(monkeypatch
         engine = Engine(target, ModelDrafter(draft, vocab_size=VOCAB), FixedLength(2))
         draft.network.logits.fill_(1e6)  # of rows that no pass has written
         if not on_device:
-            engine.runahead = None
-        one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=4))
+            engine.device = None
+        one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=4))
         one.keep_trace = True
         engine.add(one)
         while not one.finish_reason:
@@ -47,10 +47,10 @@ def test_a_draft_model_whose_scores_are_not_numbers_is_not_fed_minus_one(monkeyp
     target, draft = gpu_decoder(TARGET), gpu_decoder(DRAFT)
     engine = Engine(target, ModelDrafter(draft), FixedLength(2))
     plain = Engine(target, ModelDrafter(draft), FixedLength(0))
-    plain.runahead = None
+    plain.device = None
     texts = []
     for one_engine in (plain, engine):
-        one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=4))
+        one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=4))
         one.keep_trace = True
         one_engine.add(one)
         while not one.finish_reason:

@@ -1,4 +1,4 @@
-"""The engine under way: sequences join, leave, are sent back and reuse each other's beginnings, and every one of them
+"""The engine under way: requests join, leave, are sent back and reuse each other's beginnings, and every one of them
 says what it says alone, decoded plainly. Rows are exact to the bit here, so equality is the test."""
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from test_decoder import decoder_of, reference
 from outrider import SamplingParams
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
+from outrider.core.drafter import Drafter
+from outrider.core.model import LanguageModel, Rows
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import build
 from outrider.engine import scheduler
 from outrider.engine.engine import Engine
 from outrider.engine.prefixes import LEAST
-from outrider.engine.sequence import NO_SLOT
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import NO_SLOT, Request
 from outrider.engine.text import TextStream
 from outrider.errors import InvalidRequest
 from outrider.models.architecture import Architecture
@@ -30,7 +31,6 @@ from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.precision import FP32
 from outrider.sampling.history import History
-from outrider.types import Drafter, LanguageModel, Rows
 
 VOCAB = 97
 
@@ -64,23 +64,23 @@ def drafter_for(name: str, source: Any, target: LanguageModel, keeps: bool = Tru
     return build(paths.get(name, name), Parts(source, target))
 
 
-def sequence(number: int, prompt: Sequence[int], temperature: float = 0.0, limit: int = 20) -> Running:
+def request(number: int, prompt: Sequence[int], temperature: float = 0.0, limit: int = 20) -> Request:
     params = SamplingParams(temperature=temperature, seed=100 + number).resolve({}, (), VOCAB)
     stream = TextStream(lambda token: b"x", (), False)
-    return Running(number, list(prompt), len(prompt), params, limit, stream, History(prompt), keep_trace=True)
+    return Request(number, list(prompt), len(prompt), params, limit, stream, History(prompt), keep_trace=True)
 
 
 def text(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(12), k=length)
 
 
-def finish(engine: Engine, *sequences: Running) -> list[list[int]]:
-    for each in sequences:
+def finish(engine: Engine, *requests: Request) -> list[list[int]]:
+    for each in requests:
         engine.add(each)
     while not engine.idle:
         engine.step()
     assert engine.leaks() == []
-    return [each.tokens[each.prompt_length :] for each in sequences]
+    return [each.tokens[each.prompt_length :] for each in requests]
 
 
 def again(engine: Engine) -> None:
@@ -92,10 +92,10 @@ def again(engine: Engine) -> None:
         engine.add(each)
 
 
-def alone(model: LanguageModel, one: Running) -> list[int]:
-    """What a sequence says by itself, plainly decoded by an engine that has seen nothing else."""
+def alone(model: LanguageModel, one: Request) -> list[int]:
+    """What a request says by itself, plainly decoded by an engine that has seen nothing else."""
     prompt = one.tokens[: one.prompt_length]
-    copy = Running(one.id, prompt, len(prompt), one.params, one.limit, one.stream, History(prompt))
+    copy = Request(one.id, prompt, len(prompt), one.params, one.limit, one.stream, History(prompt))
     return finish(Engine(model, NoDrafter(), FixedLength(0)), copy)[0]
 
 
@@ -127,20 +127,20 @@ def test_traffic(
     engine = Engine(model, drafter_for(name, source, model), FixedLength(5), kv_tokens=190)
     rng = random.Random(11)
     instructions = [text(20, 1), text(25, 2)]
-    sequences: list[Running] = []
+    requests: list[Request] = []
     aborted: set[int] = set()
     for step in range(10_000):
-        if len(sequences) < 24 and rng.random() < 0.7:
-            begin = rng.choice([*instructions, [], *(s.tokens for s in sequences if s.finish_reason)])
+        if len(requests) < 24 and rng.random() < 0.7:
+            begin = rng.choice([*instructions, [], *(s.tokens for s in requests if s.finish_reason)])
             prompt = [*begin[:30], *text(rng.randint(1, 15), 50 + step)]
-            sequences.append(sequence(len(sequences), prompt, temperature, rng.choice([1, 20, 80, 80])))
-            engine.add(sequences[-1])
+            requests.append(request(len(requests), prompt, temperature, rng.choice([1, 20, 80, 80])))
+            engine.add(requests[-1])
         engine.step()
-        if rng.random() < 0.02 and (open_ones := [s for s in sequences if not s.finish_reason]):
+        if rng.random() < 0.02 and (open_ones := [s for s in requests if not s.finish_reason]):
             aborted.add((gone := rng.choice(open_ones)).id)
             engine.remove(gone)
             assert gone.slot == NO_SLOT
-        if len(sequences) == 24 and engine.idle:
+        if len(requests) == 24 and engine.idle:
             break
     stats = engine.stats
     assert stats.prefix_hits > 2, "too little was reused for the comparison to mean anything"
@@ -149,11 +149,11 @@ def test_traffic(
     assert (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0)
     assert engine.leaks() == []
     if name != "none":
-        assert sum(s.accepted for s in sequences) > 2
-    for one in sequences:
+        assert sum(s.accepted for s in requests) > 2
+    for one in requests:
         said = one.tokens[one.prompt_length :]
         assert one.id in aborted or one.finish_reason == "length"
-        assert said == alone(model, one)[: len(said)], f"sequence {one.id}"
+        assert said == alone(model, one)[: len(said)], f"request {one.id}"
 
 
 @pytest.mark.parametrize("kind", ["torch", "torch-bitwise", "hf"])
@@ -163,9 +163,9 @@ def test_other_caches(source: Any, kind: str) -> None:
     model.chunk = 24  # type: ignore[misc]
     engine = Engine(model, drafter_for("suffix", source, model), FixedLength(5) if kind == "hf" else AutoLength())
     begin = text(40, 3)
-    sequences = [sequence(i, [*begin, *text(1 + 7 * i, i)], float(i % 2)) for i in range(6)]
-    said = finish(engine, *sequences)
-    assert said == [alone(model, one) for one in sequences]
+    requests = [request(i, [*begin, *text(1 + 7 * i, i)], float(i % 2)) for i in range(6)]
+    said = finish(engine, *requests)
+    assert said == [alone(model, one) for one in requests]
     assert (engine.stats.prefix_hits > 0) == (kind != "hf")
 
 
@@ -175,21 +175,21 @@ def test_drafts_after_reuse_are_those_of_a_fresh_start(source: Any, model: Nativ
     """A drafter whose cache did not follow would still leave the text right; so its drafts are compared."""
     conversation = text(60, 4)
 
-    def question() -> Running:
-        return sequence(1, [*conversation[:50], *text(9, 5)], 1.0, 25)
+    def question() -> Request:
+        return request(1, [*conversation[:50], *text(9, 5)], 1.0, 25)
 
     fresh = question()
     finish(Engine(model, drafter_for(name, source, model, keeps=False), FixedLength(4)), fresh)
     engine = Engine(model, drafter_for(name, source, model, keeps=False), FixedLength(4))
     asked = question()
     if how == "copied while running":
-        engine.add(sequence(0, conversation, 1.0, 60))
+        engine.add(request(0, conversation, 1.0, 60))
         while not engine.step():
             pass
     elif how == "copied":
-        finish(engine, sequence(0, conversation, 1.0, 60))
+        finish(engine, request(0, conversation, 1.0, 60))
     elif how == "taken over":
-        finish(engine, sequence(0, conversation[:55], 1.0, 3))
+        finish(engine, request(0, conversation[:55], 1.0, 3))
     engine.add(asked)
     while not asked.finish_reason:
         engine.step()
@@ -212,10 +212,10 @@ def test_a_heads_cache_after_reuse_is_that_of_a_fresh_start(
     them. And all that can be reused is."""
     before = text(50, 4)
     prompt = [*before[:common], *(50 + token for token in text(50 - common, 5))]
-    fresh, asked = (sequence(1, prompt, temperature, 12) for _ in range(2))
+    fresh, asked = (request(1, prompt, temperature, 12) for _ in range(2))
     finish(Engine(model, drafter_for("head", source, model), FixedLength(6)), fresh)
     engine = Engine(model, drafter_for("head", source, model), FixedLength(6))
-    finish(engine, sequence(0, before, temperature, 3))
+    finish(engine, request(0, before, temperature, 3))
     finish(engine, asked)
     # The row of a token goes with the one after it, and the last token but one is run for its features.
     assert engine.stats.prefix_tokens == min(common - 1, 48)
@@ -227,10 +227,10 @@ def test_a_heads_cache_after_reuse_is_that_of_a_fresh_start(
 
 def test_a_conversation_runs_only_what_is_new(model: NativeDecoder) -> None:
     engine = Engine(model, NoDrafter(), FixedLength(0))
-    first = sequence(0, text(40, 6))
+    first = request(0, text(40, 6))
     finish(engine, first)
     batches = counted(model)
-    second = sequence(1, [*first.tokens, *text(10, 7)])
+    second = request(1, [*first.tokens, *text(10, 7)])
     finish(engine, second)
     assert prompt_rows(batches) == 10  # the last token of the answer, and all new ones but the last
     assert engine.stats.prefix_tokens == 59
@@ -240,11 +240,11 @@ def test_choices_of_one_prompt_run_it_once(model: NativeDecoder) -> None:
     """They come together: the first runs the prompt, the others wait for it and copy."""
     engine = Engine(model, NoDrafter(), FixedLength(0))
     batches = counted(model)
-    sequences = [sequence(i, text(100, 8), 1.0) for i in range(4)]
-    said = finish(engine, *sequences)
+    requests = [request(i, text(100, 8), 1.0) for i in range(4)]
+    said = finish(engine, *requests)
     assert 99 <= prompt_rows(batches) < 99 + 3 * LEAST
     assert engine.stats.prefix_hits == 3
-    assert said == [alone(model, one) for one in sequences]
+    assert said == [alone(model, one) for one in requests]
 
 
 @pytest.mark.parametrize("name", ["none", "suffix", "head", "model", "head+suffix"])
@@ -254,7 +254,7 @@ def test_only_sequences_of_one_salt_share(source: Any, model: NativeDecoder, nam
     begin = text(60, 70)
     for salts in (("a", "a"), (None, None), ("a", "b"), ("a", None), (None, "a")):
         engine = Engine(model, drafter_for(name, source, model), FixedLength(4))
-        pair = [sequence(i, [*begin, *text(9, 71 + i)], 1.0, 12) for i in range(2)]
+        pair = [request(i, [*begin, *text(9, 71 + i)], 1.0, 12) for i in range(2)]
         for each, salt in zip(pair, salts, strict=True):
             each.cache_salt = salt
         if how == "left":
@@ -283,7 +283,7 @@ class Blind:
 def test_a_head_that_cannot_follow_sees_every_prompt_whole(source: Any, model: NativeDecoder) -> None:
     engine = Engine(model, Blind(drafter_for("head", source, model)), FixedLength(4))
     batches = counted(model)
-    finish(engine, *(sequence(i, text(50, 9)) for i in range(3)))
+    finish(engine, *(request(i, text(50, 9)) for i in range(3)))
     assert prompt_rows(batches) == 3 * 49
     assert engine.stats.prefix_hits == 0
 
@@ -292,12 +292,12 @@ def test_two_engines_over_one_model(model: NativeDecoder) -> None:
     """What one has left in a slot is gone once the other has used it, and neither takes it for its own."""
     one, two = (Engine(model, NoDrafter(), FixedLength(0)) for _ in range(2))
     prompt = text(30, 10)
-    expected = alone(model, sequence(0, prompt))
-    finish(one, sequence(0, prompt))
+    expected = alone(model, request(0, prompt))
+    finish(one, request(0, prompt))
     assert one.stats.kv_kept == 49
-    finish(two, *(sequence(i, text(60, 20 + i)) for i in range(5)))
+    finish(two, *(request(i, text(60, 20 + i)) for i in range(5)))
     assert one.stats.kv_kept == 0
-    assert finish(one, sequence(1, prompt)) == [expected]
+    assert finish(one, request(1, prompt)) == [expected]
     assert one.stats.prefix_hits == 0
 
 
@@ -306,13 +306,13 @@ def test_removal_frees_everything_at_once(source: Any, model: NativeDecoder, nam
     """Waiting, its prompt half run, decoding, finished, twice; and when all is over nothing is left."""
     controller: Controller = AutoLength()
     engine = Engine(model, drafter_for(name, source, model), controller)
-    sequences = [sequence(i, text(20 + 20 * i, 30 + i), limit=30) for i in range(6)]
-    for each in sequences:
+    requests = [request(i, text(20 + 20 * i, 30 + i), limit=30) for i in range(6)]
+    for each in requests:
         engine.add(each)
     engine.step()
     engine.step()
-    assert any(each.missing for each in sequences), "a prompt is half run"
-    for each in sequences[::-1]:
+    assert any(each.missing for each in requests), "a prompt is half run"
+    for each in requests[::-1]:
         assert engine.leaks() == [], "while something runs nothing is lost"
         engine.remove(each)
         engine.remove(each)
@@ -320,7 +320,7 @@ def test_removal_frees_everything_at_once(source: Any, model: NativeDecoder, nam
     assert engine.idle
     assert engine.leaks() == []
     assert model.held == 0
-    one = sequence(9, text(30, 40))
+    one = request(9, text(30, 40))
     assert finish(engine, one) == [alone(model, one)]
 
 
@@ -332,8 +332,8 @@ def test_a_leak_is_told(model: NativeDecoder) -> None:
 
 def test_after_a_failed_step_everything_goes_on(source: Any, model: NativeDecoder) -> None:
     engine = Engine(model, drafter_for("head+suffix", source, model), FixedLength(4))
-    sequences = [sequence(i, text(30, 60 + i), float(i % 2)) for i in range(3)]
-    for each in sequences:
+    requests = [request(i, text(30, 60 + i), float(i % 2)) for i in range(3)]
+    for each in requests:
         engine.add(each)
     rule = engine.rules["coupled"]
 
@@ -348,7 +348,7 @@ def test_after_a_failed_step_everything_goes_on(source: Any, model: NativeDecode
             again(engine)
     engine.rules = {**engine.rules, "coupled": rule}
     assert finish(engine) == []
-    assert [s.tokens[s.prompt_length :] for s in sequences] == [alone(model, s) for s in sequences]
+    assert [s.tokens[s.prompt_length :] for s in requests] == [alone(model, s) for s in requests]
 
 
 def test_a_budget_below_one_context_is_refused(model: NativeDecoder) -> None:

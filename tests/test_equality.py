@@ -23,6 +23,10 @@ from tiny_head import sensible_head
 from outrider import LLM, Completion, SamplingParams
 from outrider.control.auto import AutoLength
 from outrider.control.controller import FixedLength
+from outrider.core.draft import ROOT, Draft
+from outrider.core.drafter import Drafter
+from outrider.core.model import DraftHead, LanguageModel
+from outrider.core.request import RequestView
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
 from outrider.drafters.registry import build
@@ -33,7 +37,6 @@ from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.head.load import load_head, place_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import load_model, placement
-from outrider.types import ROOT, Draft, Drafter, DraftHead, LanguageModel, SequenceView
 
 TOKENS = 32
 TEMPERATURES = (0.0, 0.7, 1.0, 1.5)
@@ -96,14 +99,14 @@ class Adversary:
 
     name = "adversary"
 
-    def open(self, sequence: SequenceView) -> None: ...
+    def open(self, request: RequestView) -> None: ...
     def observe(self, commits: object) -> None: ...
-    def close(self, sequence: SequenceView) -> None: ...
+    def close(self, request: RequestView) -> None: ...
 
-    def propose(self, sequences: Any, budgets: Any) -> list[Draft]:
+    def propose(self, requests: Any, budgets: Any) -> list[Draft]:
         drafts = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            seen = sequence.tokens[-40:]
+        for request, budget in zip(requests, budgets, strict=True):
+            seen = request.tokens[-40:]
             tokens, parents = [], []
             for i in range(min(budget.nodes, 9)):
                 tokens.append(seen[(7 * i) % len(seen)] if i % 3 else 198 + i)

@@ -16,14 +16,14 @@ from test_decoder import decoder_of, logits_of, reference
 from tiny_gguf import blocks, bpe_metadata, write_gguf
 
 from outrider import LLM, SamplingParams
+from outrider.core.model import Rows
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import kernels_here
-from outrider.models.native.stack import obstacle
+from outrider.models.native.stack import unsupported_reason
 from outrider.models.precision import BF16, FP32, INT8, NATIVE, Precision
-from outrider.types import Rows
 
 MODELS = ("mixtral", "qwen3-moe", "qwen3-moe-normalised")
 
@@ -171,7 +171,7 @@ def test_costs_are_measured_with_rows_that_choose_other_experts() -> None:
 
 def test_more_experts_than_the_kernels_have_room_for_are_declined() -> None:
     shape = reference("qwen3-moe").config.to_dict()
-    assert obstacle(Architecture.from_config(shape), INT8) is None
+    assert unsupported_reason(Architecture.from_config(shape), INT8) is None
     for much in ({"num_experts": 513}, {"num_experts": 64, "num_experts_per_tok": 17}):
         a = Architecture.from_config({**shape, "num_local_experts": None, **much})
-        assert "experts are more" in str(obstacle(a, FP32))
+        assert "experts are more" in str(unsupported_reason(a, FP32))

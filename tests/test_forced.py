@@ -11,12 +11,13 @@ from outrider import LLM, Grammar, SamplingParams
 from outrider.control.auto import AutoLength
 from outrider.control.controller import FixedLength
 from outrider.control.forced import NAME, forced
+from outrider.core.draft import Speculation
+from outrider.core.request import Completion, Forced
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.sampling.grammar import Grammars, Walk
 from outrider.sampling.layout import Layout
 from outrider.server.tools.dialect import GENERIC
 from outrider.server.tools.rules import Function, rules
-from outrider.types import Completion, Forced, Speculation
 
 FROM = {"type": "array", "items": {"enum": ["n", "s"]}}
 SCHEMA: dict[str, Any] = {

@@ -14,6 +14,7 @@ import transformers
 from tiny_gguf import bpe_metadata, gguf_arch, write_gguf, write_hf_model
 
 from outrider import LLM, SamplingParams
+from outrider.core.model import LanguageModel, Rows
 from outrider.errors import ModelError
 from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
@@ -24,10 +25,9 @@ from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.hf import HFModel
 from outrider.models.load import load_model, placement
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.stack import obstacle
+from outrider.models.native.stack import unsupported_reason
 from outrider.models.precision import FP32
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.types import LanguageModel, Rows
 
 SMALL = {
     "vocab_size": 300,
@@ -233,7 +233,7 @@ def test_docs_name_every_family_and_what_runs_it() -> None:
     for family, name in first_of_each().items():
         config = transformers.AutoConfig.for_model(family, **{**SMALL, **FAMILIES[name][1]})
         a = Architecture.from_config(config.to_dict())
-        runs = [obstacle(a, FP32) is None, cuda.expressible(a)]
+        runs = [unsupported_reason(a, FP32) is None, cuda.expressible(a)]
         tested.append((family, gguf_arch(family), *("yes" if it_does else "no" for it_does in runs)))
     assert sorted(documented) == sorted(tested)
 

@@ -6,11 +6,11 @@ head right now and then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
-import device_sequences
+import device_requests
 import pytest
 import torch
 
@@ -22,11 +22,14 @@ from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.synthetic_engine import synthetic_engine
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
+from outrider.core.draft import ROOT
+from outrider.core.drafter import Drafter
+from outrider.core.model import Rows
 from outrider.drafters import head as head_module
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.models.architecture import Architecture, LayerShape, Rope
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.head import CudaHead
@@ -36,7 +39,6 @@ from outrider.models.head.load import place_head
 from outrider.models.head.weights import HeadWeights
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.params import SamplingParams
-from outrider.types import ROOT, Drafter, Rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
@@ -120,7 +122,7 @@ def test_features_are_those_of_the_pytorch_decoder_and_change_no_bit() -> None:
 
 @pytest.mark.parametrize(("layers", "normed"), [(1, False), (2, True)])
 def test_a_head_computes_what_the_pytorch_head_computes(layers: int, normed: bool) -> None:
-    """Fused features of two sequences, then a tree on its own states, and rows that a commit moved."""
+    """Fused features of two requests, then a tree on its own states, and rows that a commit moved."""
     checkpoint = loud_head(layers, norm_before_residual=normed)
     reference = TorchDecoder.load(
         TARGET, target_tensors(), torch.float32, DEVICE, max_batch=2, max_context=CONTEXT, bitwise=False
@@ -143,8 +145,8 @@ def test_a_head_computes_what_the_pytorch_head_computes(layers: int, normed: boo
         close(here, there)
 
 
-def sequence(number: int, prompt: Several[int], params: SamplingParams) -> Sequence:
-    return device_sequences.made(number, prompt, params, VOCAB)
+def request(number: int, prompt: Sequence[int], params: SamplingParams) -> Request:
+    return device_requests.made(number, prompt, params, VOCAB)
 
 
 PROMPTS = [[5, 6, 7], [3, 9], [10, 2, 10, 2]]
@@ -163,36 +165,36 @@ def run(
     on_device: bool,
     late: bool = False,
     lanes: int = 3,
-) -> list[Sequence]:
+) -> list[Request]:
     engine = Engine(target, drafter, controller)
     if on_device:
-        assert engine.runahead is not None
+        assert engine.device is not None
     else:
-        engine.runahead = None
-    sequences = [sequence(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))][
+        engine.device = None
+    requests = [request(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))][
         :lanes
     ]
-    for one in sequences[: 2 if late else 3]:
+    for one in requests[: 2 if late else 3]:
         engine.add(one)
     for step in count():
         if late and step == 2:
-            engine.add(sequences[2])
-        if all(s.finish_reason for s in sequences):
-            return sequences
+            engine.add(requests[2])
+        if all(s.finish_reason for s in requests):
+            return requests
         engine.step()
 
 
-def tokens(sequences: list[Sequence]) -> list[list[int]]:
-    return [s.tokens[s.prompt_length :] for s in sequences]
+def tokens(requests: list[Request]) -> list[list[int]]:
+    return [s.tokens[s.prompt_length :] for s in requests]
 
 
-def drafted(sequences: list[Sequence]) -> list[list[tuple[int, ...]]]:
+def drafted(requests: list[Request]) -> list[list[tuple[int, ...]]]:
     """What was drafted in each step."""
-    return [[tuple(step.draft.tokens) for step in s.trace] for s in sequences]
+    return [[tuple(step.draft.tokens) for step in s.trace] for s in requests]
 
 
 def alike(here: list[list[tuple[int, ...]]], there: list[list[tuple[int, ...]]]) -> bool:
-    """The same drafts step by step; near its end a sequence may be given shorter ones by either side."""
+    """The same drafts step by step; near its end a request may be given shorter ones by either side."""
     return [len(steps) for steps in here] == [len(steps) for steps in there] and all(
         one[: len(other)] == other[: len(one)]
         for steps, others in zip(here, there, strict=True)
@@ -209,7 +211,7 @@ def plain(target: CudaDecoder) -> list[list[int]]:
 def test_steps_on_the_device_draft_what_the_host_drafts(
     target: CudaDecoder, head: CudaHead, plain: list[list[int]], length: int
 ) -> None:
-    """Late comers make the device hand sequences back and take them again, in the middle of their text."""
+    """Late comers make the device hand requests back and take them again, in the middle of their text."""
     drafter = HeadDrafter(head, VOCAB)
     assert drafter.chains
     here = run(target, drafter, FixedLength(length), on_device=False)
@@ -223,17 +225,17 @@ def test_steps_on_the_device_draft_what_the_host_drafts(
 def test_the_host_may_step_in_and_noise_is_renewed(
     target: CudaDecoder, head: CudaHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A short horizon; a second sequence of one token, whose logprobs only the host computes."""
+    """A short horizon; a second request of one token, whose logprobs only the host computes."""
     found = []
     for on_device in (True, False):
         engine = Engine(target, HeadDrafter(head, VOCAB), FixedLength(2))
-        assert engine.runahead is not None
-        monkeypatch.setattr(engine.runahead._stepper, "horizon", 4)
-        monkeypatch.setattr(engine.runahead._stepper, "limit", lambda lanes: 2)
+        assert engine.device is not None
+        monkeypatch.setattr(engine.device._stepper, "horizon", 4)
+        monkeypatch.setattr(engine.device._stepper, "limit", lambda lanes: 2)
         if not on_device:
-            engine.runahead = None
-        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=5, max_tokens=7 * MORE))
-        two = sequence(1, [9], SamplingParams(temperature=0, max_tokens=3, logprobs=1))
+            engine.device = None
+        one = request(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=5, max_tokens=7 * MORE))
+        two = request(1, [9], SamplingParams(temperature=0, max_tokens=3, logprobs=1))
         engine.add(one)
         engine.step()
         engine.add(two)
@@ -254,14 +256,14 @@ def test_the_device_goes_on_after_a_gap(target: CudaDecoder, head: CudaHead, mon
     for on_device in (True, False):
         controller = FixedLength(2)
         engine = Engine(target, HeadDrafter(head, VOCAB), controller)
-        ahead, engine.runahead = engine.runahead, None
-        one, two = (sequence(i, PROMPTS[i], SamplingParams(temperature=0, max_tokens=12)) for i in range(2))
+        ahead, engine.device = engine.device, None
+        one, two = (request(i, PROMPTS[i], SamplingParams(temperature=0, max_tokens=12)) for i in range(2))
         engine.add(one)
         controller.nodes = 0
         while one.generated < 5:
             engine.step()
         controller.nodes = 2
-        engine.runahead = ahead if on_device else None
+        engine.device = ahead if on_device else None
         engine.step()
         engine.add(two)  # the device hands the first back and takes it again
         while not (one.finish_reason and two.finish_reason):
@@ -277,7 +279,7 @@ def test_lengths_may_change_and_a_prompt_may_be_one_token(target: CudaDecoder, h
     found = []
     for drafter, controller in ((NoDrafter(), FixedLength(0)), (HeadDrafter(head, VOCAB), AutoLength(nodes=3))):
         engine = Engine(target, drafter, controller)
-        one = sequence(0, [9], SamplingParams(temperature=0, max_tokens=10))
+        one = request(0, [9], SamplingParams(temperature=0, max_tokens=10))
         engine.add(one)
         while not one.finish_reason:
             engine.step()
@@ -288,7 +290,7 @@ def test_lengths_may_change_and_a_prompt_may_be_one_token(target: CudaDecoder, h
 def test_trees_through_the_host(target: CudaDecoder, head: CudaHead, plain: list[list[int]]) -> None:
     drafter = HeadDrafter(head, VOCAB, HeadDrafterConfig(branching=2))
     engine = Engine(target, drafter, FixedLength(4))
-    assert engine.runahead is None
+    assert engine.device is None
     assert tokens(run(target, drafter, FixedLength(4), on_device=False, lanes=1)) == plain[:1]
 
 
@@ -307,8 +309,8 @@ def test_padding_ids_are_never_drafted(target: CudaDecoder) -> None:
 
 def test_synthetic_acceptance_with_a_head(target: CudaDecoder, head: CudaHead) -> None:
     engine = synthetic_engine(target, HeadDrafter(head, VOCAB), SyntheticAcceptance(3, 2.5))
-    assert engine.runahead is not None
-    one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=8))
+    assert engine.device is not None
+    one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=8))
     engine.add(one)
     while not one.finish_reason:
         engine.step()

@@ -21,19 +21,22 @@ from told import KINDS, Told, ToldBeside
 from outrider.bench.forced_kernel import forced_accept_kernel
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
+from outrider.core.draft import Speculation
+from outrider.core.drafter import Drafter
+from outrider.core.model import Rows
+from outrider.core.step import Offer, StepShape, StepSlot
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.router import router
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.lanes import MAX_LENGTH, OUT, STRIDE, WIDTH
 from outrider.models.cuda.network import Network
 from outrider.models.cuda.offers import Offers
 from outrider.models.cuda.stepper import DeviceStepper
 from outrider.sampling.params import SamplingParams
-from outrider.types import Drafter, Lane, Offer, Rows, Speculation, StepShape
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="its networks live on the CPU, where only the interpreter runs kernels"
@@ -52,12 +55,12 @@ TRUTHS: dict[int, list[int]] = {}
 """What they become; written when first asked for."""
 
 
-def requests(count: int = 4) -> list[Sequence]:
+def made_requests(count: int = 4) -> list[Request]:
     return [made(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))][:count]
 
 
-def finish(engine: Engine, sequences: list[Sequence]) -> None:
-    for one in sequences:
+def finish(engine: Engine, requests: list[Request]) -> None:
+    for one in requests:
         engine.add(one)
     while not engine.idle:
         engine.step()
@@ -67,7 +70,7 @@ def finish(engine: Engine, sequences: list[Sequence]) -> None:
 def told(target: CudaDecoder, kind: str, head: bool) -> tuple[Told, dict[int, list[int]]]:
     """And the texts themselves, one token at a time on the host."""
     if not TRUTHS:
-        TRUTHS.update({one.id: expected(target, one) for one in requests()})
+        TRUTHS.update({one.id: expected(target, one) for one in made_requests()})
     truths = dict(TRUTHS)
     if head:
         return ToldBeside(drafters("head", target), truths, kind, VOCAB), truths
@@ -84,7 +87,7 @@ def stepped(target: CudaDecoder, offers: list[Offer | None], shape: StepShape) -
     slot = target.open()
     target.forward([Rows.chain(slot, [5, 6], logits=())])
     target.commit(slot, range(2))
-    stepper.seat({0: Lane(slot, 0, last=7, previous=6, length=2, generated=0, temperature=0, words=None)})
+    stepper.seat({0: StepSlot(slot, 0, last=7, previous=6, length=2, generated=0, temperature=0, words=None)})
     outcomes = []
     stepper.launch(1, shape, False, {0: offers[0]} if offers[0] else {})
     for offer in offers[1:]:
@@ -144,13 +147,13 @@ def test_offers_change_no_token(kind: str, head: bool, auto: bool, monkeypatch: 
     target = decoder()
     drafter, truths = told(target, kind, head)
     engine = Engine(target, drafter, AutoLength() if auto else FixedLength(3))
-    assert engine.runahead is not None
-    sequences = requests()
-    finish(engine, sequences)
-    assert [one.tokens for one in sequences] == list(truths.values())
-    found = [one.sources.get("told", (0, 0)) for one in sequences]
+    assert engine.device is not None
+    requests = made_requests()
+    finish(engine, requests)
+    assert [one.tokens for one in requests] == list(truths.values())
+    found = [one.sources.get("told", (0, 0)) for one in requests]
     drafted, accepted = (sum(each[i] for each in found) for i in (0, 1))
-    assert sum(one.origins.count("told") for one in sequences) == accepted
+    assert sum(one.origins.count("told") for one in requests) == accepted
     if kind in ("right", "half") or (kind == "short" and not head):
         assert accepted > 0, "no test"
     if kind in ("wrong", "stale", "skips"):
@@ -161,10 +164,10 @@ def test_right_offers_are_verified_at_full_length(monkeypatch: pytest.MonkeyPatc
     simulate(monkeypatch)
     target = decoder()
     drafter, truths = told(target, "right", head=False)
-    sequences = requests(1)
-    finish(Engine(target, drafter, FixedLength(4)), sequences)
-    assert sequences[0].tokens == truths[0]
-    assert sequences[0].steps <= 2 + 16 // 5
+    requests = made_requests(1)
+    finish(Engine(target, drafter, FixedLength(4)), requests)
+    assert requests[0].tokens == truths[0]
+    assert requests[0].steps <= 2 + 16 // 5
 
 
 def test_an_alignment_that_is_one_off_costs_drafts_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,10 +180,10 @@ def test_an_alignment_that_is_one_off_costs_drafts_and_no_token(monkeypatch: pyt
         send(self, drafted, {n: each._replace(start=each.start - 1) for n, each in offers.items()})
 
     drafter, truths = told(target, "right", head=False)
-    healthy = requests()
+    healthy = made_requests()
     finish(Engine(target, drafter, FixedLength(3)), healthy)
     monkeypatch.setattr(Offers, "send", off)
-    broken = requests()
+    broken = made_requests()
     finish(Engine(target, drafter, FixedLength(3)), broken)
     assert [one.tokens for one in broken] == [one.tokens for one in healthy] == list(truths.values())
     assert sum(one.accepted for one in broken) < 0.2 * sum(one.accepted for one in healthy)
@@ -205,9 +208,9 @@ def test_accepting_what_is_wrong_would_be_noticed(monkeypatch: pytest.MonkeyPatc
         )
 
     monkeypatch.setattr(DeviceStepper, "_accept", accept)
-    sequences = requests(1)
-    finish(Engine(target, drafter, FixedLength(3)), sequences)
-    assert sequences[0].tokens != truths[0]
+    requests = made_requests(1)
+    finish(Engine(target, drafter, FixedLength(3)), requests)
+    assert requests[0].tokens != truths[0]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("right", marks=pytest.mark.slow), "half"])
@@ -217,13 +220,13 @@ def test_a_lane_that_changes_hands_takes_no_offer_along(kind: str, monkeypatch: 
     target = decoder()
     drafter, truths = told(target, kind, head=False)
     engine = Engine(target, drafter, FixedLength(3))
-    assert engine.runahead is not None
-    gone, other, _, last = requests()
+    assert engine.device is not None
+    gone, other, _, last = made_requests()
     engine.add(gone)
     engine.add(other)
     for _ in range(3):
         engine.step()
-    assert any(launched.sources for launched in engine.runahead._under_way)
+    assert any(launched.sources for launched in engine.device._under_way)
     engine.remove(gone)
     engine.add(last)
     while not engine.idle:
@@ -269,15 +272,15 @@ def rounds(monkeypatch: pytest.MonkeyPatch, period: int) -> None:
 @pytest.mark.parametrize("control", ["fixed", "auto"])
 @pytest.mark.parametrize("kind", [pytest.param("suffix", marks=pytest.mark.slow), "ngram", "mix"])
 def test_repeated_text_is_looked_up(kind: str, control: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tokens a pass without a head, and beside one that is of no use."""
+    """Sequence tokens a pass without a head, and beside one that is of no use."""
     controller: Controller = AutoLength() if control == "auto" else FixedLength(4)
     rounds(monkeypatch, period=9)
     target = decoder()
     drafter: Drafter = NgramDrafter() if kind == "ngram" else drafters(kind, target)
     engine = Engine(target, drafter, controller)
-    sequences = [made(i, [i], SamplingParams(temperature=0, max_tokens=80)) for i in range(2)]
-    finish(engine, sequences)
-    for one in sequences:
+    requests = [made(i, [i], SamplingParams(temperature=0, max_tokens=80)) for i in range(2)]
+    finish(engine, requests)
+    for one in requests:
         assert one.tokens[1:] == [(one.id + 1 + k) % 9 for k in range(80)]
         assert one.generated > 2 * one.steps, one.acceptance
         lookup = "ngram" if kind == "ngram" else "suffix"
@@ -290,17 +293,17 @@ def test_predictions_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, router(drafters("model", target), {"ngram": NgramDrafter()}), FixedLength(3))
-    assert engine.runahead is not None
-    sequences = requests()
-    truths = [expected(target, one) for one in sequences]
-    for one, truth in zip(sequences, truths, strict=True):
+    assert engine.device is not None
+    requests = made_requests()
+    truths = [expected(target, one) for one in requests]
+    for one, truth in zip(requests, truths, strict=True):
         answer = truth[one.prompt_length :]
         one.speculation = Speculation(prediction=(*answer[:8], 0, *answer[9:14], *answer[18:]))
-    finish(engine, sequences)
-    assert [one.tokens for one in sequences] == truths
-    assert sum(one.origins.count("prediction") for one in sequences) > 10
+    finish(engine, requests)
+    assert [one.tokens for one in requests] == truths
+    assert sum(one.origins.count("prediction") for one in requests) > 10
     bad: list[str] = []
-    assert sum(check_drafts(one, "model", bad) for one in sequences) > 0
+    assert sum(check_drafts(one, "model", bad) for one in requests) > 0
     assert not bad
 
 
@@ -317,17 +320,17 @@ def test_offers_need_no_recordings_of_their_own(kind: str, monkeypatch: pytest.M
     assert isinstance(mix, MixDrafter)
     alone = Engine(target, mix.head, AutoLength())
     engine = Engine(target, mix if kind == "mix" else SuffixDrafter(), AutoLength())
-    assert alone.runahead is not None
-    assert engine.runahead is not None
+    assert alone.device is not None
+    assert engine.device is not None
     keys: list[set[Any]] = []
-    for each in (alone.runahead, engine.runahead):
+    for each in (alone.device, engine.device):
         recordings: list[Any] = list(each.recordings())
         for recording in recordings:
             recording.record()
         keys.append({recording.key for recording in recordings})
     assert {(key[0], key[2]) for key in keys[1] - keys[0]} == {("verify", 5)}
     rounds(monkeypatch, period=9)
-    sequences = [made(i, [i % 3], SamplingParams(temperature=i % 2, seed=i, max_tokens=30 + 9 * i)) for i in range(5)]
-    finish(engine, sequences)
-    assert any(one.origins.count("suffix") for one in sequences), "no test"
-    assert engine.runahead.late == 0
+    requests = [made(i, [i % 3], SamplingParams(temperature=i % 2, seed=i, max_tokens=30 + 9 * i)) for i in range(5)]
+    finish(engine, requests)
+    assert any(one.origins.count("suffix") for one in requests), "no test"
+    assert engine.device.late == 0

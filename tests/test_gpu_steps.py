@@ -6,13 +6,12 @@ Run by Triton's interpreter where there is no GPU, so with a tiny model; tests/t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import device_sequences
+import device_requests
 import pytest
 import torch
 from told import KINDS, Told
@@ -23,18 +22,20 @@ from outrider.bench.shapes import random_weights
 from outrider.bench.twin_model import SteppingCut
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
+from outrider.core.draft import ROOT, Speculation
+from outrider.core.drafter import Drafter
+from outrider.core.model import LanguageModel, Rows
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.router import router
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.models.architecture import Architecture, LayerShape, Rope
 from outrider.models.cuda import expressible
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.params import SamplingParams
-from outrider.types import ROOT, Drafter, LanguageModel, Rows, Speculation
 
 Launch = Callable[..., None]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -152,8 +153,8 @@ def test_bits_do_not_depend_on_company(target: CudaDecoder) -> None:
     target.close(other)
 
 
-def sequence(number: int, prompt: Several[int], params: SamplingParams) -> Sequence:
-    return device_sequences.made(number, prompt, params, VOCAB, trace=False)
+def request(number: int, prompt: Sequence[int], params: SamplingParams) -> Request:
+    return device_requests.made(number, prompt, params, VOCAB, trace=False)
 
 
 PROMPTS = [[5, 6, 7], [3], [80, 2, 80, 2]]
@@ -168,19 +169,19 @@ def run(
     target: CudaDecoder, drafter: Drafter, controller: Controller, *, on_device: bool, late: bool = False
 ) -> list[list[int]]:
     engine = Engine(target, drafter, controller)
-    assert engine.runahead is not None
+    assert engine.device is not None
     if not on_device:
-        engine.runahead = None
-    sequences = [sequence(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
-    for one in sequences[: 2 if late else 3]:
+        engine.device = None
+    requests = [request(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
+    for one in requests[: 2 if late else 3]:
         engine.add(one)
     for step in count():
         if late and step == 2:
-            engine.add(sequences[2])
-        if all(s.finish_reason for s in sequences):
+            engine.add(requests[2])
+        if all(s.finish_reason for s in requests):
             if isinstance(drafter, ModelDrafter) and isinstance(controller, FixedLength):
-                assert 0 < sum(s.accepted for s in sequences) < sum(s.drafted for s in sequences), "no test"
-            return [s.tokens[s.prompt_length :] for s in sequences]
+                assert 0 < sum(s.accepted for s in requests) < sum(s.drafted for s in requests), "no test"
+            return [s.tokens[s.prompt_length :] for s in requests]
         engine.step()
 
 
@@ -197,7 +198,7 @@ def test_plain_steps_on_the_device(target: CudaDecoder, plain: list[list[int]]) 
 def test_what_wraps_a_model_is_prepared_like_it(target: CudaDecoder) -> None:
     cut = SteppingCut(target, VOCAB)
     engine = Engine(cut, NoDrafter(), FixedLength(0))
-    assert engine.prepares == [cut, engine.runahead]
+    assert engine.prepares == [cut, engine.device]
     assert [each.key for each in cut.recordings()] == [each.key for each in target.recordings()]  # type: ignore[attr-defined]
 
 
@@ -221,17 +222,17 @@ def test_the_controller_may_change_the_length(target: CudaDecoder, draft: CudaDe
 def test_noise_is_renewed_and_the_host_may_step_in(
     target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A short horizon, and a second sequence whose logprobs only the host computes: same tokens as all on the host."""
+    """A short horizon, and a second request whose logprobs only the host computes: same tokens as all on the host."""
     found = []
     for on_device in (True, False):
         engine = Engine(target, ModelDrafter(draft), FixedLength(2))
-        assert engine.runahead is not None
-        monkeypatch.setattr(engine.runahead._stepper, "horizon", 4)
-        monkeypatch.setattr(engine.runahead._stepper, "limit", lambda lanes: 2)
+        assert engine.device is not None
+        monkeypatch.setattr(engine.device._stepper, "horizon", 4)
+        monkeypatch.setattr(engine.device._stepper, "limit", lambda lanes: 2)
         if not on_device:
-            engine.runahead = None
-        one = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=8))
-        two = sequence(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1))
+            engine.device = None
+        one = request(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=8))
+        two = request(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1))
         engine.add(one)
         engine.step()
         engine.add(two)
@@ -246,21 +247,21 @@ def test_noise_is_renewed_and_the_host_may_step_in(
 def test_a_router_steps_on_the_device_while_all_go_to_its_default(
     target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another drafter's sequence, one with a prediction and one that drafts less join and leave: the same tokens."""
+    """Another drafter's request, one with a prediction and one that drafts less join and leave: the same tokens."""
     found, launched = [], []
     for on_device in (True, False):
         engine = Engine(target, router(ModelDrafter(draft), {"ngram": NgramDrafter()}), FixedLength(2))
-        assert engine.runahead is not None
-        launch = engine.runahead._stepper.launch
+        assert engine.device is not None
+        launch = engine.device._stepper.launch
 
         def counted(*args: Any, launch: Launch = launch, engine: Engine = engine) -> None:
             launched.append([s.id for s in engine.scheduler.running])
             launch(*args)
 
-        monkeypatch.setattr(engine.runahead._stepper, "launch", counted)
+        monkeypatch.setattr(engine.device._stepper, "launch", counted)
         if not on_device:
-            engine.runahead = None
-        main = sequence(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=10))
+            engine.device = None
+        main = request(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=10))
         engine.add(main)
         others = []
         for i, speculation in enumerate(
@@ -268,7 +269,7 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
         ):
             if not main.finish_reason:
                 engine.step()
-            other = sequence(i, [9, 9], SamplingParams(temperature=0, max_tokens=2))
+            other = request(i, [9, 9], SamplingParams(temperature=0, max_tokens=2))
             other.speculation = speculation
             others.append(other)
             engine.add(other)
@@ -307,19 +308,19 @@ def test_lanes_that_lost_their_slots_begin_again(
 ) -> None:
     """Sent back while a step is under way: what that gives is dropped, and all go on with the same tokens."""
     engine = Engine(target, ModelDrafter(draft), FixedLength(2))
-    assert engine.runahead is not None
-    sequences = [sequence(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
-    del sequences[1]  # the interpreter is slow
-    for one in sequences:
+    assert engine.device is not None
+    requests = [request(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
+    del requests[1]  # the interpreter is slow
+    for one in requests:
         engine.add(one)
     engine.step()
-    assert engine.runahead._under_way
-    for one in sequences:
+    assert engine.device._under_way
+    for one in requests:
         engine.remove(one)
         engine.add(one)
     while not engine.idle:
         engine.step()
-    assert [s.tokens[s.prompt_length :] for s in sequences] == [plain[0], plain[2]]
+    assert [s.tokens[s.prompt_length :] for s in requests] == [plain[0], plain[2]]
     assert engine.leaks() == []
 
 

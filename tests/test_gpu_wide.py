@@ -23,6 +23,8 @@ from test_gpu_steps import TARGET
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.bench.shapes import random_weights
+from outrider.core.draft import ROOT
+from outrider.core.model import Rows
 from outrider.models.cuda import network, passes
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.kernels import prompt, wide
@@ -31,7 +33,6 @@ from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
 from outrider.models.cuda.passes import Described
 from outrider.models.cuda.tiling import depth_split, prompt_tiling, wide_tiling
-from outrider.types import ROOT, Rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16

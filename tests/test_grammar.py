@@ -15,13 +15,14 @@ import pytest
 from enumeration import Shape, error, model_drafter, plain_distribution, speculative_distribution
 from pace import Pace
 from prompts import PROMPTS
-from toy import between, language, resolved, rows_of, sequence
+from toy import between, language, request, resolved, rows_of
 
 from outrider import LLM, Grammar, InvalidRequest, RequestFailed, SamplingParams
 from outrider.control.controller import FixedLength
+from outrider.core.draft import ROOT, Draft
+from outrider.core.request import TokenGrammar
 from outrider.sampling.grammar import CompiledGrammar, Grammars, Walk, allowed
 from outrider.sampling.history import History
-from outrider.types import ROOT, Draft, TokenGrammar
 
 PERSON = {
     "type": "object",
@@ -174,10 +175,10 @@ def test_coupled_choices_at_every_node_are_those_of_plain_decoding() -> None:
     for temperature, seed in itertools.product((0.0, 1.0), range(12)):
         params, target, _ = grammar_case({"temperature": temperature, "seed": seed})
         params = replace(params, verify="coupled")
-        rows = rows_of(target, sequence((1, 0), params), draft)
+        rows = rows_of(target, request((1, 0), params), draft)
         for node in range(ROOT, len(draft)):
             path = [draft.tokens[i] for i in draft.path(node)]
-            alone = rows_of(target, sequence((1, 0), params, path), Draft()).choose(ROOT)
+            alone = rows_of(target, request((1, 0), params, path), Draft()).choose(ROOT)
             assert rows.choose(node) == alone
             assert allowed(params, History((1, 0)), path)[alone]  # type: ignore[index]
 
@@ -235,7 +236,7 @@ def test_rejection_keeps_to_the_grammar(llm: LLM) -> None:
 
 
 def test_no_dead_ends(llm: LLM) -> None:
-    """Complete but not allowed to end: the sequence ends there, whoever drafted."""
+    """Complete but not allowed to end: the request ends there, whoever drafted."""
     prompt, grammar = ask(llm, "Yes or no?"), Grammar.regex("(yes|no)!?")
     for options in ({"ignore_eos": True}, {"min_tokens": 30}, {"logit_bias": {0: -100.0, 2: -100.0}}):
         params = SamplingParams(temperature=0, max_tokens=30, grammar=grammar, **options)
@@ -262,7 +263,7 @@ def test_no_dead_ends(llm: LLM) -> None:
 )
 def test_what_cannot_be_kept_is_refused_when_asked(llm: LLM, grammar: Grammar) -> None:
     with pytest.raises(InvalidRequest, match=r"grammar: .*compiled or satisfied"):
-        llm.sequence("Hello", SamplingParams(grammar=grammar))
+        llm.request("Hello", SamplingParams(grammar=grammar))
 
 
 # ---- llguidance's limits ---------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ LONG = holding({"type": "string", "pattern": "^a{50000}$"})
 )
 def test_what_is_too_large_is_refused_when_asked(llm: LLM, schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=r"grammar: .*too large"):
-        llm.sequence("Hello", SamplingParams(grammar=Grammar.json_schema(schema)))
+        llm.request("Hello", SamplingParams(grammar=Grammar.json_schema(schema)))
 
 
 @pytest.mark.parametrize("speculate", [True, False])
@@ -341,7 +342,7 @@ def test_one_walks_limit_is_not_anothers(llm: LLM) -> None:
 
 def test_a_grammar_of_nothing_is_refused(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="grammar: nothing can be written"):
-        llm.sequence("Hello", SamplingParams(grammar=Grammar.regex(""), ignore_eos=True))
+        llm.request("Hello", SamplingParams(grammar=Grammar.regex(""), ignore_eos=True))
 
 
 @pytest.mark.parametrize("bad", [{"type": {1, 2}}, {"minimum": float("nan")}, "a schema", 7])
@@ -355,4 +356,4 @@ def test_what_is_no_schema(bad: Any) -> None:
 def test_without_llguidance(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(InvalidRequest, match=r"pip install 'outrider\[grammar\]'"):
-        llm.sequence("Hello", SamplingParams(grammar=Grammar.regex("never seen before")))
+        llm.request("Hello", SamplingParams(grammar=Grammar.regex("never seen before")))

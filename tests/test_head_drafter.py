@@ -13,14 +13,18 @@ import pytest
 import torch
 from test_decoder import reference
 from tiny_head import sensible_head
-from toy import sequence
+from toy import request
 
 from outrider import SamplingParams
 from outrider.control.controller import FixedLength
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Drafter
+from outrider.core.model import LanguageModel, Rows
+from outrider.core.request import RequestView
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.models.architecture import Architecture
 from outrider.models.head.load import place_head
@@ -28,7 +32,6 @@ from outrider.models.native.decoder import NativeDecoder
 from outrider.models.precision import FP32
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.history import History
-from outrider.types import Budget, Draft, Drafter, LanguageModel, Rows, SequenceView
 
 VOCAB = 97
 IDS = torch.tensor([token for token in range(VOCAB) if token % 9])
@@ -68,7 +71,7 @@ def run(
         prompt = [(7 * number + 3 * i) % VOCAB for i in range(1 + 5 * number)]
         resolved = params.resolve({}, (), VOCAB, choice=number)
         stream = TextStream(lambda token: b"", (), False)
-        running.append(Running(number, prompt, len(prompt), resolved, 40, stream, History(prompt)))
+        running.append(Request(number, prompt, len(prompt), resolved, 40, stream, History(prompt)))
         engine.add(running[-1])
     while not engine.scheduler.idle:
         engine.step()
@@ -125,9 +128,9 @@ class Watched:
         self.compared = 0
         self.open, self.close, self.read, self.observe = inner.open, inner.close, inner.read, inner.observe
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        drafts = self.inner.propose(sequences, budgets)
-        for running, budget, draft in zip(sequences, budgets, drafts, strict=True):
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = self.inner.propose(requests, budgets)
+        for running, budget, draft in zip(requests, budgets, drafts, strict=True):
             expected = self._fresh(running, budget)
             assert list(draft.tokens) == list(expected.tokens)
             assert list(draft.parents) == list(expected.parents)
@@ -143,9 +146,9 @@ def test_drafts_depend_on_the_text_alone(model: Any, kind: str, branching: int, 
     """After any history of accepting and refusing, in a batch, the head's cache is that of a fresh prefill."""
     target, other = target_of(model, kind), target_of(model, kind)
 
-    def fresh(running: SequenceView, budget: Budget) -> Draft:
+    def fresh(running: RequestView, budget: Budget) -> Draft:
         drafter = drafter_for(model, other, branching)
-        copy = sequence(running.tokens[: running.prompt_length], running.params)
+        copy = request(running.tokens[: running.prompt_length], running.params)
         drafter.open(copy)
         copy.push(running.tokens[running.prompt_length :])
         slot = other.open()

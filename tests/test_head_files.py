@@ -22,7 +22,7 @@ from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig, default_taps
 from outrider.models.head.load import as_module, place_head
 from outrider.models.head.weights import SCALES
-from outrider.train.narrow import narrowed
+from outrider.train.quantize import narrowed
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -10,20 +10,23 @@ from typing import Any
 import pytest
 import torch
 from test_decoder import reference
-from test_engine import again, alone, drafter_for, finish, sequence, text
+from test_engine import again, alone, drafter_for, finish, request, text
 from test_engine import model as engine_model
-from toy import sequence as view
+from toy import request as view
 
 from outrider import LLM, SamplingParams
 from outrider.control.controller import FixedLength
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, Drafter
+from outrider.core.model import Rows
+from outrider.core.request import RequestView
 from outrider.drafters import head as head_module
 from outrider.drafters.head import HeadDrafter
 from outrider.engine import scheduler
 from outrider.engine.engine import Engine
 from outrider.engine.prefixes import LEAST
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import Request
 from outrider.models.native.decoder import NativeDecoder
-from outrider.types import Budget, Commit, Draft, Drafter, Rows, SequenceView
 
 model = engine_model
 
@@ -36,19 +39,17 @@ def source() -> Any:
 
 
 class Pausing(FixedLength):
-    """Drafts nothing for sequence `only` (None: for all) while it has generated `start` to `stop` tokens."""
+    """Drafts nothing for request `only` (None: for all) while it has generated `start` to `stop` tokens."""
 
     def __init__(self, nodes: int, start: int, stop: int, only: int | None = None) -> None:
         super().__init__(nodes)
         self._pause, self._only = range(start, stop), only
 
-    def draft(
-        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
-    ) -> list[Draft]:
-        left = [0 if self.rests(each) else most for each, most in zip(sequences, room, strict=True)]
-        return super().draft(drafter, sequences, tree, left)
+    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
+        left = [0 if self.rests(each) else most for each, most in zip(requests, room, strict=True)]
+        return super().draft(drafter, requests, tree, left)
 
-    def rests(self, each: SequenceView) -> bool:
+    def rests(self, each: RequestView) -> bool:
         return self._only in (None, each.id) and len(each.tokens) - each.prompt_length in self._pause
 
 
@@ -58,7 +59,7 @@ class Moody(Pausing):
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes, 0, 0)
 
-    def rests(self, each: SequenceView) -> bool:
+    def rests(self, each: RequestView) -> bool:
         return (len(each.tokens) + 5 * each.id) // 11 % 2 == 0
 
 
@@ -95,7 +96,7 @@ def test_drafts_after_a_gap_are_those_of_a_head_that_read_the_rest(
     slot = model.open()
     model.forward([Rows.chain(slot, words, logits=())])
     features = model.features.clone()
-    params = sequence(0, words).params
+    params = request(0, words).params
 
     one = view(words[:30], params)
     followed.open(one)
@@ -129,7 +130,7 @@ def test_following_runs_no_pass_and_keeps_few_tokens(source: Any, model: NativeD
     drafter = drafter_for("head", source, model)
     assert isinstance(drafter, HeadDrafter)
     engine = Engine(model, drafter, FixedLength(0))
-    pair = [sequence(i, text(9 + i, i), 1.0, 100) for i in range(2)]
+    pair = [request(i, text(9 + i, i), 1.0, 100) for i in range(2)]
     for each in pair:
         engine.add(each)
     engine.step()
@@ -152,13 +153,13 @@ def test_no_row_behind_a_gap_is_reused(
     controller = Pausing(4, 12, 50, only=0)
     drafter = drafter_for(name, source, model, keeps=False)
     engine = Engine(model, drafter, controller)
-    first = sequence(0, text(30, 4), 1.0, 80)
+    first = request(0, text(30, 4), 1.0, 80)
     engine.add(first)
     while first.generated < 70:
         engine.step()
     if how == "left":
         engine.remove(first)
-    asked, fresh = (sequence(1, [*first.tokens[:95], *text(9, 5)], 1.0, 12) for _ in range(2))
+    asked, fresh = (request(1, [*first.tokens[:95], *text(9, 5)], 1.0, 12) for _ in range(2))
     engine.add(asked)
     engine.step()
     head = drafter if isinstance(drafter, HeadDrafter) else drafter.head  # type: ignore[attr-defined]
@@ -174,7 +175,7 @@ def test_no_row_behind_a_gap_is_reused(
     assert any("head" in step.draft.source for step in asked.trace)
 
 
-def rows_before_the_pause(one: Running, start: int) -> int:
+def rows_before_the_pause(one: Request, start: int) -> int:
     """What the head had read when it drafted last: all tokens there were, but for the first."""
     length, rows = one.prompt_length, 0
     for step in one.trace:
@@ -195,24 +196,24 @@ def test_traffic_with_gaps(
     monkeypatch.setattr(scheduler, "LOOKAHEAD", 6)
     engine = Engine(model, drafter_for(name, source, model), Moody(5), kv_tokens=190)
     rng = random.Random(12)
-    sequences: list[Running] = []
+    requests: list[Request] = []
     for step in range(10_000):
-        if len(sequences) < 16 and rng.random() < 0.5:
-            begin = rng.choice([text(25, 1), *(s.tokens for s in sequences if s.finish_reason)])
+        if len(requests) < 16 and rng.random() < 0.5:
+            begin = rng.choice([text(25, 1), *(s.tokens for s in requests if s.finish_reason)])
             prompt = [*begin[: 4 * LEAST], *text(rng.randint(1, 15), 50 + step)][:70]
-            sequences.append(sequence(len(sequences), prompt, temperature, rng.choice([20, 50, 80])))
-            engine.add(sequences[-1])
+            requests.append(request(len(requests), prompt, temperature, rng.choice([20, 50, 80])))
+            engine.add(requests[-1])
         engine.step()
         if step == 40:
             again(engine)
-        if len(sequences) == 16 and engine.idle:
+        if len(requests) == 16 and engine.idle:
             break
     assert engine.stats.prefix_hits > 2, "no test"
     assert engine.stats.preemptions > 0, "no test"
     assert engine.leaks() == []
-    assert sum(s.accepted for s in sequences) > 2
-    for one in sequences:
-        assert one.tokens[one.prompt_length :] == alone(model, one), f"sequence {one.id}"
+    assert sum(s.accepted for s in requests) > 2
+    for one in requests:
+        assert one.tokens[one.prompt_length :] == alone(model, one), f"request {one.id}"
 
 
 @pytest.mark.slow
@@ -245,9 +246,9 @@ def test_a_prompt_may_be_left_unread(
     drafter = drafter_for("head", source, model)
     assert isinstance(drafter, HeadDrafter)
     rows, controller = counted(drafter), Pausing(4, 0, 6)
-    monkeypatch.setattr(controller, "pays", lambda sequences: False)
+    monkeypatch.setattr(controller, "pays", lambda requests: False)
     controller.away = away
-    engine, asked = Engine(model, drafter, controller), sequence(0, text(words, 2), limit=25)
+    engine, asked = Engine(model, drafter, controller), request(0, text(words, 2), limit=25)
     engine.add(asked)
     while asked.generated < 6:
         engine.step()
@@ -256,4 +257,4 @@ def test_a_prompt_may_be_left_unread(
     finish(engine)
     assert max(rows) <= WAITING + 1
     assert asked.drafted > 0
-    assert asked.tokens[words:] == alone(model, sequence(0, text(words, 2), limit=25))
+    assert asked.tokens[words:] == alone(model, request(0, text(words, 2), limit=25))

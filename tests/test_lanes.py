@@ -11,9 +11,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from test_gpu_steps import DRAFT, TARGET, gpu_decoder, sequence
+from test_gpu_steps import DRAFT, TARGET, gpu_decoder, request
 
 from outrider.control.controller import FixedLength
+from outrider.core.model import Rows
+from outrider.core.step import StepShape
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.engine import Engine
 from outrider.models.cuda.chains import HeadChains
@@ -21,7 +23,6 @@ from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.lanes import Lanes
 from outrider.models.cuda.network import NARROW_ROWS
 from outrider.sampling.params import SamplingParams
-from outrider.types import Rows, StepShape
 
 
 class Noted:
@@ -95,14 +96,14 @@ def test_a_draft_model_has_run_what_plain_steps_on_the_device_added(target: Cuda
     controller = FixedLength(2)
     controller.nodes = 0
     engine = Engine(target, ModelDrafter(draft), controller)
-    assert engine.runahead is not None
-    one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=14))
+    assert engine.device is not None
+    one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=14))
     one.keep_trace = True
     engine.add(one)
     while one.generated < 8:
         engine.step()
     controller.nodes = 2
-    two = sequence(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1))  # the host's alone
+    two = request(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1))  # the host's alone
     engine.add(two)
     while not one.finish_reason:
         engine.step()
@@ -121,12 +122,12 @@ def test_a_draft_model_catches_up_though_the_batch_grows(
     controller = FixedLength(2)
     controller.nodes = 0
     engine = Engine(target, ModelDrafter(draft), controller)
-    one = sequence(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=16))
+    one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=16))
     one.keep_trace = True
     engine.add(one)
     while one.generated < 6:
         engine.step()
-    two = sequence(1, [9, 9], SamplingParams(temperature=0, max_tokens=8))
+    two = request(1, [9, 9], SamplingParams(temperature=0, max_tokens=8))
     engine.add(two)
     controller.nodes = 1
     while not one.finish_reason:

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import device_sequences
+import device_requests
 import numpy as np
 import pytest
 import torch
@@ -20,6 +20,9 @@ from test_gpu_head import VOCAB, loud_head
 from outrider.bench.shapes import random_weights
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
+from outrider.core.draft import Speculation
+from outrider.core.drafter import Drafter
+from outrider.core.step import StepPlan
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
@@ -28,13 +31,12 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.router import router
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.head.load import place_head
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Drafter, Speculation, StepPlan
 
 CPU = torch.device("cpu")
 BATCH, CONTEXT = 5, 96
@@ -58,7 +60,7 @@ class Fickle(FixedLength):
             self.silent = self.rng.choice([1, 3, 40])
         self.nodes = self.rng.randint(0, self.most)
 
-    def pays(self, sequences: int) -> bool:
+    def pays(self, requests: int) -> bool:
         return True
 
     def draft(self, *args: Any) -> Any:
@@ -98,11 +100,11 @@ def drafters(kind: str, target: CudaDecoder) -> Drafter:
     return model if kind == "model" else router(model, {"ngram": NgramDrafter()})
 
 
-def made(number: int, prompt: list[int], params: SamplingParams) -> Sequence:
-    return device_sequences.made(number, prompt, params, VOCAB, context=CONTEXT)
+def made(number: int, prompt: list[int], params: SamplingParams) -> Request:
+    return device_requests.made(number, prompt, params, VOCAB, context=CONTEXT)
 
 
-def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str) -> Sequence:
+def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str) -> Request:
     prompt = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 1, 2, 3, 20, 40]))]
     if prompts and rng.random() < 0.4:
         other = rng.choice(prompts)
@@ -135,9 +137,9 @@ def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str
     return one
 
 
-def expected(target: CudaDecoder, one: Sequence) -> list[int]:
+def expected(target: CudaDecoder, one: Request) -> list[int]:
     alone = Engine(target, NoDrafter(), FixedLength(0))
-    alone.runahead = None
+    alone.device = None
     again = replace(
         one,
         tokens=one.tokens[: one.prompt_length],
@@ -145,7 +147,7 @@ def expected(target: CudaDecoder, one: Sequence) -> list[int]:
         history=History(one.tokens[: one.prompt_length]),
         slot=-1,
         missing=0,
-        leader=None,
+        prefix_donor=None,
         finish_reason=None,
         origins=[],
         logprobs=[],
@@ -159,7 +161,7 @@ def expected(target: CudaDecoder, one: Sequence) -> list[int]:
     return again.tokens
 
 
-def check_drafts(one: Sequence, source: str, bad: list[str]) -> int:
+def check_drafts(one: Request, source: str, bad: list[str]) -> int:
     """At temperature 0: every draft is what a drafter says that has seen all of the text."""
     at, count = one.prompt_length, 0
     for number, step in enumerate(one.trace):
@@ -168,7 +170,7 @@ def check_drafts(one: Sequence, source: str, bad: list[str]) -> int:
             count += 1
             ideal = IDEAL[source](one.tokens[:at], len(draft))
             if draft != ideal:
-                bad.append(f"sequence {one.id} step {number} at {at}: drafted {draft}, whole {ideal}")
+                bad.append(f"request {one.id} step {number} at {at}: drafted {draft}, whole {ideal}")
         at += len(step.path) + (step.token is not None)
     return count
 
@@ -212,12 +214,12 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
     }
     chosen: Controller = lengths[controller]()
     engine = Engine(target, drafter, chosen, kv_tokens=rng.choice([None, CONTEXT, 2 * CONTEXT]))
-    assert engine.runahead is not None
+    assert engine.device is not None
     if rng.random() < 0.5:
-        monkeypatch.setattr(engine.runahead._stepper, "horizon", rng.choice([1, 4, 8]))
-    going: list[Sequence] = []
-    out: list[Sequence] = []
-    every: list[Sequence] = []
+        monkeypatch.setattr(engine.device._stepper, "horizon", rng.choice([1, 4, 8]))
+    going: list[Request] = []
+    out: list[Request] = []
+    every: list[Request] = []
     prompts: list[list[int]] = []
     number = 0
     for _step in range(steps):
@@ -247,7 +249,7 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
         engine.step()
     leaks = engine.leaks()
     assert not leaks, leaks
-    assert not any((engine.runahead._keys, engine.runahead._reach, *engine.runahead._lanes))
+    assert not any((engine.device._keys, engine.device._reach, *engine.device._lanes))
     bad: list[str] = []
     count = 0
     for one in every:

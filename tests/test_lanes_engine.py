@@ -24,7 +24,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.crew import Crew
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.errors import ModelError
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.network import Network
@@ -39,7 +39,7 @@ def short_draft(context: int) -> CudaDecoder:
     return draft
 
 
-def finished(engine: Engine, one: Sequence) -> list[int]:
+def finished(engine: Engine, one: Request) -> list[int]:
     engine.add(one)
     while not one.finish_reason:
         engine.step()
@@ -68,8 +68,8 @@ def test_a_text_that_outgrows_the_draft_models_cache(monkeypatch: pytest.MonkeyP
 class Reader:
     begun = 0.0
 
-    def __init__(self, *sequences: Sequence) -> None:
-        self.sequences = sequences
+    def __init__(self, *requests: Request) -> None:
+        self.requests = requests
 
 
 @pytest.mark.parametrize("kind", ["none", "model", "head"])
@@ -117,7 +117,7 @@ def test_scores_that_are_not_numbers_end_one_request_only(
 
 
 def test_lengths_of_steps_that_were_dropped_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps under way are observed although a sequence of theirs was sent back, or all that follow would be held
+    """Steps under way are observed although a request of theirs was sent back, or all that follow would be held
     against the wrong ones."""
     simulate(monkeypatch)
     controller = AutoLength(nodes=3)
@@ -150,7 +150,7 @@ def test_a_conversation_goes_on_with_a_whole_head(on_device: bool, monkeypatch: 
     assert isinstance(drafter, HeadDrafter)
     engine = Engine(target, drafter, FixedLength(2))
     if not on_device:
-        engine.runahead = None
+        engine.device = None
     first = made(0, [1, 2, 3], SamplingParams(temperature=0, max_tokens=40))
     finished(engine, first)
     second = made(1, [*first.tokens, 4, 5], SamplingParams(temperature=0, max_tokens=10))
@@ -170,17 +170,17 @@ def test_a_heads_pass_has_room_for_all_that_waits_when_others_join(monkeypatch: 
     monkeypatch.setattr(network.network, "max_rows", 16)  # in proportion: from 2 lanes to 4
     controller = FixedLength(0)
     controller.away = False
-    monkeypatch.setattr(controller, "pays", lambda sequences: True)
+    monkeypatch.setattr(controller, "pays", lambda requests: True)
     engine = Engine(target, drafter, controller)
-    sequences = [made(i, [i + 1, 2], SamplingParams(temperature=0, max_tokens=20)) for i in range(3)]
-    for one in sequences[:2]:
+    requests = [made(i, [i + 1, 2], SamplingParams(temperature=0, max_tokens=20)) for i in range(3)]
+    for one in requests[:2]:
         engine.add(one)
-    while sequences[0].generated < 6:
+    while requests[0].generated < 6:
         engine.step()
-    engine.add(sequences[2])
+    engine.add(requests[2])
     while not engine.idle:
         engine.step()
-    for one in sequences:
+    for one in requests:
         assert one.tokens == expected(target, one)
 
 
@@ -189,8 +189,8 @@ def test_interrupted_launches_do_not_use_the_engine_up(monkeypatch: pytest.Monke
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, NoDrafter(), FixedLength(0))
-    assert engine.runahead is not None
-    stepper: Any = engine.runahead._stepper
+    assert engine.device is not None
+    stepper: Any = engine.device._stepper
     run, broken = stepper._run, [True]
 
     def interrupted(*args: Any) -> None:
@@ -218,8 +218,8 @@ def test_a_step_that_was_launched_but_not_noted_gives_nobody_its_tokens(
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, NoDrafter(), FixedLength(0))
-    assert engine.runahead is not None
-    stepper: Any = engine.runahead._stepper
+    assert engine.device is not None
+    stepper: Any = engine.device._stepper
     launch, collect = stepper.launch, stepper.collect
 
     def interrupted(*args: Any) -> Any:
@@ -245,8 +245,8 @@ def test_lanes_that_were_seated_but_not_noted_write_into_nobodys_slot(monkeypatc
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, NoDrafter(), FixedLength(0))
-    assert engine.runahead is not None
-    stepper: Any = engine.runahead._stepper
+    assert engine.device is not None
+    stepper: Any = engine.device._stepper
     seat = stepper.seat
 
     def interrupted(lanes: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider import LLM, InvalidRequest, OutriderError, SamplingParams
-from outrider.types import Rows
+from outrider.core.model import Rows
 
 REPEAT = "red green blue. red green blue. red green blue. red"
 LOOP = REPEAT * 4
@@ -45,7 +45,7 @@ def test_stop_string_inside_an_accepted_run(llm: LLM) -> None:
 
 
 def test_context_end(llm: LLM) -> None:
-    """Drafts shrink and the sequence ends exactly at the context's edge."""
+    """Drafts shrink and the request ends exactly at the context's edge."""
     prompt = llm.tokenizer.encode(REPEAT * 9)[: llm.model.max_context - 7]
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     fast, plain = (llm.generate([prompt], params, speculate=s)[0] for s in (True, False))

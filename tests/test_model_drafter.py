@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Sequence_, TableModel, language, resolved, sequence
+from toy import Sequence_, TableModel, language, request, resolved
 
+from outrider.core.draft import ROOT, Budget, Draft
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig, check_vocabularies
 from outrider.errors import DrafterError
 from outrider.sampling.noise import gumbel
 from outrider.sampling.warp import process, warp
-from outrider.types import ROOT, Budget, Draft
 
 VOCAB = 12
 LANGUAGE = language(VOCAB, 1)
@@ -66,24 +66,24 @@ def assert_well_formed(draft: Draft, budget: Budget, branching: int) -> None:
 def test_drafts_keep_within_their_budget(budget: Budget, branching: int, temperature: float, verify: str) -> None:
     for seed in range(3):
         params = resolved(VOCAB, temperature=temperature, verify=verify, seed=seed)
-        draft = draft_of(sequence([1, 2, 3], params), budget, branching)
+        draft = draft_of(request([1, 2, 3], params), budget, branching)
         assert_well_formed(draft, budget, branching)
         assert (draft.q is not None) == (verify == "rejection" and temperature > 0 and len(draft) > 0)
 
 
 def test_a_budget_is_used() -> None:
     params = resolved(VOCAB)
-    chain = draft_of(sequence([1], params), Budget(4, 4))
+    chain = draft_of(request([1], params), Budget(4, 4))
     assert list(chain.parents) == [ROOT, 0, 1, 2]
-    tree = draft_of(sequence([1], params), Budget(12, 4), branching=3)
+    tree = draft_of(request([1], params), Budget(12, 4), branching=3)
     assert len(tree) == 12
     assert max(len(tree.path(node)) for node in range(12)) == 4
     assert len(tree.children(ROOT)) == 3
 
 
 def test_the_same_draft_whatever_the_company() -> None:
-    """A sequence's draft does not depend on which others are drafted with it."""
-    seqs = [sequence(prompt, resolved(VOCAB, seed=i)) for i, prompt in enumerate([[1], [2, 3, 4], [5] * 11])]
+    """A request's draft does not depend on which others are drafted with it."""
+    seqs = [request(prompt, resolved(VOCAB, seed=i)) for i, prompt in enumerate([[1], [2, 3, 4], [5] * 11])]
     budgets = [Budget(6, 3), Budget(2, 2), Budget(9, 4)]
     drafter, model = drafter_for(2, max_batch=3, chunk=5)
     for seq in seqs:
@@ -100,7 +100,7 @@ def test_the_same_draft_whatever_the_company() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_coupled_children_are_the_top_k_under_the_shared_noise(options: dict[str, Any], temperature: float) -> None:
     params = resolved(VOCAB, temperature=temperature, seed=11, **options)
-    seq = sequence([1, 2], params, [3, 3, 4])
+    seq = request([1, 2], params, [3, 3, 4])
     draft = draft_of(seq, Budget(9, 3), branching=3)
     for node in range(ROOT, len(draft)):
         children = [draft.tokens[child] for child in draft.children(node)]
@@ -120,7 +120,7 @@ def test_sampled_children_follow_the_declared_q() -> None:
     second = torch.zeros(VOCAB, dtype=torch.float64)
     expected_second = torch.zeros(VOCAB, dtype=torch.float64)
     for seed in range(3000):
-        seq = sequence([1, 2], resolved(VOCAB, verify="rejection", temperature=0.8, seed=seed))
+        seq = request([1, 2], resolved(VOCAB, verify="rejection", temperature=0.8, seed=seed))
         drafter.open(seq)
         draft = drafter.propose([seq], [Budget(2, 1)])[0]
         drafter.close(seq)
@@ -139,7 +139,7 @@ def test_sampled_children_follow_the_declared_q() -> None:
 
 
 def test_greedy_rejection_proposes_bare_trees() -> None:
-    draft = draft_of(sequence([1], resolved(VOCAB, temperature=0, verify="rejection")), Budget(6, 2), branching=3)
+    draft = draft_of(request([1], resolved(VOCAB, temperature=0, verify="rejection")), Budget(6, 2), branching=3)
     assert draft.q is None
     assert len(draft.children(ROOT)) == 3
 
@@ -149,7 +149,7 @@ def test_a_used_cache_drafts_like_a_fresh_one(branching: int) -> None:
     """After any history of accepted and refused nodes, pauses and repeated questions."""
     rng = random.Random(branching)
     drafter, _ = drafter_for(branching, chunk=4, max_batch=2)
-    seq = sequence([1, 2, 3, 4, 5], resolved(VOCAB, seed=3, repetition_penalty=1.2), [])
+    seq = request([1, 2, 3, 4, 5], resolved(VOCAB, seed=3, repetition_penalty=1.2), [])
     drafter.open(seq)
     for _ in range(25):
         budget = Budget(rng.choice([0, 3, 8]), rng.randint(1, 4))
@@ -171,7 +171,7 @@ def test_a_used_cache_drafts_like_a_fresh_one(branching: int) -> None:
 
 def test_accepted_rows_are_not_run_again() -> None:
     drafter, model = drafter_for()
-    seq = sequence([1, 2, 3], resolved(VOCAB))
+    seq = request([1, 2, 3], resolved(VOCAB))
     drafter.open(seq)
     draft = drafter.propose([seq], [Budget(3, 3)])[0]
     assert model.passes == [3, 1, 1]  # the prompt, two of the three nodes
@@ -182,7 +182,7 @@ def test_accepted_rows_are_not_run_again() -> None:
 
 def test_no_budget_no_work() -> None:
     drafter, model = drafter_for()
-    seq = sequence([1, 2, 3], resolved(VOCAB))
+    seq = request([1, 2, 3], resolved(VOCAB))
     drafter.open(seq)
     assert len(drafter.propose([seq], [Budget(0, 0)])[0]) == 0
     assert model.passes == []
@@ -195,7 +195,7 @@ def test_no_budget_no_work() -> None:
 def test_the_context_is_never_overrun(branching: int) -> None:
     """The toy model raises when its cache would overflow; drafts shrink towards the end and then stop."""
     drafter, _ = drafter_for(branching, max_context=16)
-    seq = sequence([1] * 9, resolved(VOCAB))
+    seq = request([1] * 9, resolved(VOCAB))
     drafter.open(seq)
     sizes = []
     while len(seq.tokens) < 20:
@@ -207,11 +207,11 @@ def test_the_context_is_never_overrun(branching: int) -> None:
 
 
 def test_a_prompt_longer_than_the_draft_context_gets_no_draft() -> None:
-    assert len(draft_of(sequence([1] * 17, resolved(VOCAB)), Budget(4, 4), max_context=16)) == 0
+    assert len(draft_of(request([1] * 17, resolved(VOCAB)), Budget(4, 4), max_context=16)) == 0
 
 
 def test_models_without_trees_draft_chains() -> None:
-    draft = draft_of(sequence([1], resolved(VOCAB)), Budget(6, 3), branching=3, supports_trees=False)
+    draft = draft_of(request([1], resolved(VOCAB)), Budget(6, 3), branching=3, supports_trees=False)
     assert list(draft.parents) == [ROOT, 0, 1]
 
 
@@ -220,7 +220,7 @@ def test_padded_vocabularies(width: int) -> None:
     """The draft is as wide as the target, and proposes only tokens both have."""
     for seed in range(20):
         drafter = ModelDrafter(TableModel(LANGUAGE, VOCAB), vocab_size=width)
-        seq = sequence([1], resolved(width, verify="rejection", temperature=3.0, seed=seed))
+        seq = request([1], resolved(width, verify="rejection", temperature=3.0, seed=seed))
         drafter.open(seq)
         draft = drafter.propose([seq], [Budget(4, 4)])[0]
         assert draft.q is not None
@@ -230,7 +230,7 @@ def test_padded_vocabularies(width: int) -> None:
 
 def test_a_token_the_draft_model_does_not_know_ends_its_drafts() -> None:
     drafter = ModelDrafter(TableModel(LANGUAGE, VOCAB), vocab_size=VOCAB + 3)
-    seq = sequence([1], resolved(VOCAB + 3))
+    seq = request([1], resolved(VOCAB + 3))
     drafter.open(seq)
     assert len(drafter.propose([seq], [Budget(2, 2)])[0]) == 2
     seq.push([VOCAB + 1])
@@ -242,7 +242,7 @@ def test_a_token_the_draft_model_does_not_know_ends_its_drafts() -> None:
 def test_slots_are_given_back() -> None:
     drafter, _ = drafter_for(max_batch=1)
     for _ in range(3):
-        seq = sequence([1], resolved(VOCAB))
+        seq = request([1], resolved(VOCAB))
         drafter.open(seq)
         drafter.propose([seq], [Budget(1, 1)])
         drafter.observe([])

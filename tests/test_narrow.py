@@ -15,7 +15,7 @@ from outrider.errors import DrafterError
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import as_module
 from outrider.models.head.packed import Packed
-from outrider.train.narrow import narrow, narrowed, watching
+from outrider.train.quantize import narrow, narrowed, watching
 
 
 @pytest.mark.parametrize("bits", range(2, 9))

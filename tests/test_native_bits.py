@@ -17,6 +17,7 @@ from tiny_gguf import blocks, bpe_metadata, write_gguf
 from tiny_head import config_of, random_head
 
 from outrider import LLM, InvalidRequest, SamplingParams
+from outrider.core.model import Rows
 from outrider.errors import ModelError
 from outrider.models import load
 from outrider.models.architecture import Architecture
@@ -32,7 +33,6 @@ from outrider.models.native.packing import Packer
 from outrider.models.precision import BF16, FP32, INT8, NATIVE, Precision
 from outrider.models.stored import KINDS
 from outrider.models.weights import load_weights
-from outrider.types import Rows
 
 HIDDEN, HEADS, HEAD, LAYERS, VOCAB = 256, 16, 16, 2, 300
 MATRICES = {

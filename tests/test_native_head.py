@@ -11,6 +11,8 @@ from test_decoder import decoder_of, reference
 from tiny_head import config_of, random_head
 from torch import Tensor
 
+from outrider.core.draft import ROOT
+from outrider.core.model import NoiseKey, Rows
 from outrider.errors import DrafterError
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import as_module, place_head
@@ -22,7 +24,6 @@ from outrider.models.native.library import kernels_here
 from outrider.models.precision import BF16, FP32, INT8, Precision
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.noise import Key, gumbel_at, row_key
-from outrider.types import ROOT, NoiseKey, Rows
 
 TAPS = (0, 1, 3)
 DRAFT_VOCAB = 61
@@ -261,7 +262,7 @@ def test_heads_that_read_other_layers_take_turns_beside_one_target() -> None:
     turn(second)
     copied = first.fork(0, 2)
     assert target.tapped == TAPS
-    second.open()  # while the first still has a sequence
+    second.open()  # while the first still has a request
     with pytest.raises(DrafterError, match="cannot draft beside one target at the same time"):
         first.forward([Rows.chain(copied, [3])], features=torch.zeros(1, len(TAPS) * 48))
     with pytest.raises(DrafterError, match="cannot draft beside"):

@@ -12,6 +12,7 @@ from tiny_head import config_of, random_head
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.core.model import HeadOutput, NoiseKey, Rows
 from outrider.models.architecture import Architecture
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import place_head
@@ -23,7 +24,6 @@ from outrider.models.native.library import kernels_here
 from outrider.models.native.screen import coded
 from outrider.models.precision import FP32
 from outrider.sampling.noise import Key, gumbel_at, row_key
-from outrider.types import HeadOutput, NoiseKey, Rows
 
 DRAFT_VOCAB = 2900  # not whole pairs of panels
 PAIR, SCREENED = 32, 32

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit
 from outrider.drafters.ngram import NgramConfig, NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft
 
 
 @dataclass
@@ -31,9 +32,9 @@ def propose(
     budget: Budget = WIDE,
     config: NgramConfig | None = None,
 ) -> Draft:
-    drafter, sequence = NgramDrafter(config), Sequence_(0, tokens)
-    drafter.open(sequence)
-    (draft,) = drafter.propose([sequence], [budget])
+    drafter, request = NgramDrafter(config), Sequence_(0, tokens)
+    drafter.open(request)
+    (draft,) = drafter.propose([request], [budget])
     return draft
 
 
@@ -56,12 +57,12 @@ def test_finds_what_a_scan_would_find(text: list[int], shortest: int, more: int)
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 39))
 def test_indexing_in_pieces_changes_nothing(text: list[int], cut: int) -> None:
-    drafter, sequence = NgramDrafter(), Sequence_(0, text[:cut])
-    drafter.open(sequence)
+    drafter, request = NgramDrafter(), Sequence_(0, text[:cut])
+    drafter.open(request)
     for token in text[cut:]:
-        sequence.tokens.append(token)
-        drafter.observe([Commit(sequence, Draft(), (), (token,))])
-    assert drafter.propose([sequence], [Budget(8, 8)]) == [propose(text)]
+        request.tokens.append(token)
+        drafter.observe([Commit(request, Draft(), (), (token,))])
+    assert drafter.propose([request], [Budget(8, 8)]) == [propose(text)]
 
 
 def test_longest_match_wins_over_the_more_recent_one() -> None:
@@ -113,13 +114,13 @@ class Counted(list[int]):
 
 def test_a_step_reads_a_few_tokens_however_long_the_text() -> None:
     text = Counted(i % 97 for i in range(5000))
-    drafter, sequence = NgramDrafter(), Sequence_(0, text)
-    drafter.open(sequence)
+    drafter, request = NgramDrafter(), Sequence_(0, text)
+    drafter.open(request)
     for token in (5, 6, 7):
         text.append(token)
         text.reads = 0
-        draft = drafter.propose([sequence], [Budget(8, 8)])[0]
-        drafter.observe([Commit(sequence, draft, (), (token,))])
+        draft = drafter.propose([request], [Budget(8, 8)])[0]
+        drafter.observe([Commit(request, draft, (), (token,))])
         assert text.reads < 120
 
 
@@ -140,6 +141,6 @@ def test_impossible_ranges_are_refused() -> None:
 
 
 def test_none_proposes_nothing() -> None:
-    drafter, sequence = NoDrafter(), Sequence_(0, [1, 1, 1])
-    drafter.open(sequence)
-    assert drafter.propose([sequence], [Budget(4, 4)]) == [Draft()]
+    drafter, request = NoDrafter(), Sequence_(0, [1, 1, 1])
+    drafter.open(request)
+    assert drafter.propose([request], [Budget(4, 4)]) == [Draft()]

@@ -10,12 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from outrider.core.request import ResolvedParams
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.sampling.draw import choices, perturb
 from outrider.sampling.noise import Key, words
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.warp import truncate
-from outrider.types import ResolvedParams
 
 CPU = torch.device("cpu")
 

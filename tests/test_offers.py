@@ -12,10 +12,11 @@ from pretended import Chance, Device, Texts, machine
 from outrider.control.acceptance import Acceptance
 from outrider.control.auto import AutoLength
 from outrider.control.offers import OFFERED, Found, Offers
+from outrider.core.draft import Draft, Speculation
+from outrider.core.drafter import Commit
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.types import Commit, Draft, Speculation
 
 
 def found(*tokens: int, start: int = 3) -> Found:
@@ -41,14 +42,14 @@ def test_an_offer_that_has_come_whole_is_used_up() -> None:
     assert one.left == 0
 
 
-def sequences(count: int) -> list[Any]:
+def requests(count: int) -> list[Any]:
     return [SimpleNamespace(id=i, tokens=[0], speculation=Speculation()) for i in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_few_are_looked_up_in_a_step_and_all_in_turn(count: int) -> None:
-    lookup = Texts(lambda sequence, position: 1.0 if sequence % 2 else 0.0)
-    offers, running = Offers(Acceptance()), sequences(count)
+    lookup = Texts(lambda request, position: 1.0 if request % 2 else 0.0)
+    offers, running = Offers(Acceptance()), requests(count)
     seen: set[int] = set()
     for _ in range(count // 4 + 1):
         before = len(lookup.asked)
@@ -66,7 +67,7 @@ def test_few_are_looked_up_in_a_step_and_all_in_turn(count: int) -> None:
 def test_what_is_found_is_scored_without_being_verified() -> None:
     for right, rate in ((1.0, 0.95), (0.3, 0.6)):
         acceptance = Acceptance()
-        lookup, offers, running = Texts(lambda *_, right=right: right), Offers(acceptance), sequences(1)  # type: ignore[misc]
+        lookup, offers, running = Texts(lambda *_, right=right: right), Offers(acceptance), requests(1)  # type: ignore[misc]
         for position in range(1, 200):
             offers.step(lookup, running, [{}], [8])
             running[0].tokens.append(lookup.truth(0, position))
@@ -105,13 +106,13 @@ def test_lookup_that_is_always_wrong_costs_nothing() -> None:
 
 def test_each_request_has_the_drafter_that_is_better_for_it() -> None:
     """One of four copies, the others have a head: in the same steps."""
-    mixed = device(lambda sequence, _: 0.97 if sequence == 0 else 0.1, always(0.7))
+    mixed = device(lambda request, _: 0.97 if request == 0 else 0.1, always(0.7))
     late = mixed.plans[100:]
     assert sum(list(plan.offers) == [0] and plan.shape.drafted > 0 for plan in late) > 0.8 * len(late)
     chat = device(always(0.0), always(0.7))
     assert mixed.rate(100) > 1.2 * chat.rate(100)
-    others = sum(len(one.tokens) for one in mixed.sequences[1:]) / 3
-    assert len(mixed.sequences[0].tokens) > 1.5 * others
+    others = sum(len(one.tokens) for one in mixed.requests[1:]) / 3
+    assert len(mixed.requests[0].tokens) > 1.5 * others
 
 
 def test_a_verdict_on_one_does_not_silence_the_other() -> None:

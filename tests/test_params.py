@@ -9,9 +9,9 @@ from typing import Any
 import numpy
 import pytest
 
+from outrider.core.request import ResolvedParams
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
-from outrider.types import ResolvedParams
 
 
 def resolve(generation_config: dict[str, Any] | None = None, **options: Any) -> ResolvedParams:

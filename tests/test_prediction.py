@@ -7,17 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy import Sequence_, resolved, sequence
+from toy import Sequence_, request, resolved
 
 from outrider import LLM, InvalidRequest, SamplingParams
+from outrider.core.draft import Budget, Draft, Speculation
+from outrider.core.drafter import Commit
+from outrider.core.request import Completion
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.types import Budget, Commit, Completion, Draft, Speculation
 
 TEXT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]
 
 
 def predicted(*tokens: int) -> tuple[PredictionDrafter, Sequence_]:
-    seq = sequence((1, 2), resolved())
+    seq = request((1, 2), resolved())
     seq.speculation = Speculation(prediction=tokens)
     drafter = PredictionDrafter()
     drafter.open(seq)
@@ -80,7 +82,7 @@ def test_budget_and_confidence() -> None:
     assert len(drafter.propose([seq], [Budget(6, 6, floor=0.2)])[0]) < len(unsure)
     assert not drafter.propose([seq], [Budget(0, 0)])[0]
     drafter.close(seq)
-    plain = sequence((1, 2), resolved())
+    plain = request((1, 2), resolved())
     drafter.open(plain)
     assert not drafter.propose([plain], [Budget(4, 4)])[0]
     drafter.close(plain)
@@ -103,7 +105,7 @@ def llm() -> LLM:
 
 
 def run(llm: LLM, prompt: list[int], params: SamplingParams, speculation: Speculation) -> Completion:
-    running = llm.sequence(prompt, params, speculation=speculation)
+    running = llm.request(prompt, params, speculation=speculation)
     llm.engine.add(running)
     while running.finish_reason is None:
         llm.engine.step()
@@ -144,7 +146,7 @@ def test_any_prediction_leaves_the_text_alone(llm: LLM) -> None:
 def test_what_is_asked_for_is_checked(llm: LLM) -> None:
     for bad in (Speculation(prediction=(10**6,)), Speculation(prediction=(-1,)), Speculation(max_nodes=-1)):
         with pytest.raises(InvalidRequest, match=r"prediction|max_nodes"):
-            llm.sequence("Hi", SamplingParams(), speculation=bad)
+            llm.request("Hi", SamplingParams(), speculation=bad)
     alone = llm.with_drafter("suffix", llm.engine.controller)
     with pytest.raises(InvalidRequest, match="prediction: what with_drafter makes takes none"):
-        alone.sequence("Hi", SamplingParams(), speculation=Speculation(prediction=(1,)))
+        alone.request("Hi", SamplingParams(), speculation=Speculation(prediction=(1,)))

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from outrider import LLM, InvalidRequest, ModelError, SamplingParams
+from outrider.core.model import Rows
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.hf import HFModel
-from outrider.types import Rows
 
 TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)

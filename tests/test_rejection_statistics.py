@@ -1,4 +1,4 @@
-"""Level B on a real model: whole short sequences drawn with and without speculation have one distribution.
+"""Level B on a real model: whole short requests drawn with and without speculation have one distribution.
 
 A two-sample chi-squared test at false-alarm rate 1e-3. Its power is computed, not hoped for: the samples are large
 enough that a rule off by 0.1 in total variation would be missed less than one time in a hundred. A rule broken on
@@ -17,14 +17,15 @@ from scipy import stats
 
 from outrider import LLM, SamplingParams
 from outrider.control.controller import FixedLength
+from outrider.core.draft import ROOT, Draft, Verdict
+from outrider.core.model import LanguageModel
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
-from outrider.sampling.chance import Chance, Stream
-from outrider.types import ROOT, Draft, LanguageModel, Verdict
+from outrider.sampling.random_source import RandomSource, Stream
 from outrider.verify import RULES, Target
 
 PROMPT = "The weather"
@@ -101,7 +102,7 @@ def test_sequences_have_the_targets_distribution(
     assert p_value(plain, fast) > FALSE_ALARM
 
 
-def no_residual(draft: Draft, target: Target, chance: Chance) -> Verdict:
+def no_residual(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
     """Broken on purpose: a refused draft is replaced by a sample of p, as if nothing had been refused."""
     path: list[int] = []
     node = ROOT

@@ -1,7 +1,7 @@
 """Exactness of the rejection rule, by visiting every outcome (see enumeration.py).
 
 The real rule, the real draft-tree builder and the real warp run unmodified; their distribution over whole
-sequences must be the target's. Rules and drafters that are broken on purpose must fail the same comparison.
+requests must be the target's. Rules and drafters that are broken on purpose must fail the same comparison.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from enumeration import (
     speculative_distribution,
 )
 from torch import Tensor
-from toy import Language, Sequence_, between, language, resolved, rows_of, sequence
+from toy import Language, Sequence_, between, language, request, resolved, rows_of
 
-from outrider.sampling.chance import Chance, Stream
-from outrider.types import ROOT, Budget, Draft, Verdict
+from outrider.core.draft import ROOT, Budget, Draft, Verdict
+from outrider.sampling.random_source import RandomSource, Stream
 from outrider.verify import Rule, Target, rejection
 
 TOLERANCE = 1e-9
@@ -111,7 +111,7 @@ def test_a_perfect_and_an_unrelated_drafter(apart: float) -> None:
     assert error(exact, speculative_distribution(target, propose, PROMPT, params, Shape(2, 2, 2))) < TOLERANCE
 
 
-def bare_tree(seq: Sequence_, budget: Budget, chance: Chance) -> Draft:
+def bare_tree(seq: Sequence_, budget: Budget, chance: RandomSource) -> Draft:
     """Point masses: a fixed tree with three first tokens, one of them continued twice."""
     if budget.nodes == 0 or budget.depth == 0:
         return Draft()
@@ -175,7 +175,7 @@ def declared_probability(draft: Draft) -> float:
 def test_the_model_drafter_declares_what_it_draws(name: str, shape: Shape) -> None:
     params, _, draft_language = case(4, 8, seed=7, **PROCESSORS[name])
     propose = model_drafter(draft_language, 4, shape.branching)
-    seq = sequence(PROMPT, params, [1, 2])
+    seq = request(PROMPT, params, [1, 2])
     budget = Budget(shape.nodes, shape.depth)
     drawn: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
     declared: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
@@ -195,24 +195,24 @@ def test_the_model_drafter_declares_what_it_draws(name: str, shape: Shape) -> No
 # ---- broken on purpose -----------------------------------------------------------------------------------
 
 
-def no_residual(draft: Draft, target: Target, chance: Chance) -> Verdict:
+def no_residual(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
     """Refused: sample p again instead of the residual."""
     return chains_and_trees(draft, target, chance, lambda p, q, x: (p, without(q, x)))
 
 
-def tree_with_replacement(draft: Draft, target: Target, chance: Chance) -> Verdict:
+def tree_with_replacement(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
     """Siblings drawn without replacement are judged as if drawn with: by the same q."""
     return chains_and_trees(draft, target, chance, lambda p, q, x: (unit((p - q).clamp(min=0)), q))
 
 
-def q_not_renormalised(draft: Draft, target: Target, chance: Chance) -> Verdict:
+def q_not_renormalised(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
     """The refused token is taken out of q, but q is not scaled back to 1."""
     return chains_and_trees(
         draft, target, chance, lambda p, q, x: (unit((p - q).clamp(min=0)), without(q, x) * (1 - q[x]))
     )
 
 
-def bonus_from_the_draft(draft: Draft, target: Target, chance: Chance) -> Verdict:
+def bonus_from_the_draft(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
     """All accepted: the next token is drawn from what the last draft token was drawn from."""
     return chains_and_trees(draft, target, chance, correct_residual, bonus_from_draft=True)
 
@@ -255,7 +255,7 @@ def without(q: Tensor, x: int) -> Tensor:
 def wrong_q(propose: Propose) -> Propose:
     """Declares the draft model's distribution at another temperature than it drew with."""
 
-    def broken(seq: Sequence_, budget: Budget, chance: Chance) -> Draft:
+    def broken(seq: Sequence_, budget: Budget, chance: RandomSource) -> Draft:
         draft = propose(seq, budget, chance)
         return draft if draft.q is None else replace(draft, q=torch.log_softmax(draft.q * 0.5, dim=-1))
 
@@ -265,7 +265,7 @@ def wrong_q(propose: Propose) -> Propose:
 def unnormalised_q(propose: Propose) -> Propose:
     """Declares, instead of q, q with the mass of what was not drawn taken away from the others."""
 
-    def broken(seq: Sequence_, budget: Budget, chance: Chance) -> Draft:
+    def broken(seq: Sequence_, budget: Budget, chance: RandomSource) -> Draft:
         draft = propose(seq, budget, chance)
         if draft.q is None:
             return draft
@@ -279,7 +279,7 @@ def unnormalised_q(propose: Propose) -> Propose:
 def reranked(propose: Propose) -> Propose:
     """Drops the less likely of two drawn siblings, as some tree builders re-rank what they drew."""
 
-    def broken(seq: Sequence_, budget: Budget, chance: Chance) -> Draft:
+    def broken(seq: Sequence_, budget: Budget, chance: RandomSource) -> Draft:
         draft = propose(seq, budget, chance)
         if len(draft) < 2 or draft.q is None:
             return draft

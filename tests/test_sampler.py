@@ -16,15 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pace import Pace
 from torch import Tensor
-from toy import resolved, sequence
+from toy import request, resolved
 
+from outrider.core.draft import ROOT, Draft
+from outrider.core.request import ResolvedParams
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.native import sampler
 from outrider.sampling.native.sampler import HostRows, Row, library, sample
 from outrider.sampling.noise import Key, integers
 from outrider.sampling.target import target_rows
 from outrider.sampling.warp import truncate
-from outrider.types import ROOT, Draft, ResolvedParams
 
 needs_sampler = pytest.mark.skipif(library() is None, reason="the sampler was not compiled")
 
@@ -207,8 +208,8 @@ def test_whole_vocabularies_by_way_of_the_target() -> None:
         {"temperature": 0.0},
     ]
     draft = Draft([4, 7, 9, 4, 1], [ROOT, ROOT, 0, 2, 1])
-    sequences = [sequence([5, 6], resolved(49_152, seed=i, **o), [7, 1]) for i, o in enumerate(options)]
-    for i, rows in enumerate(target_rows(logits, sequences, [draft] * 4)):
+    requests = [request([5, 6], resolved(49_152, seed=i, **o), [7, 1]) for i, o in enumerate(options)]
+    for i, rows in enumerate(target_rows(logits, requests, [draft] * 4)):
         for node in range(ROOT, 5):
             noise = Key(i, 0, 2 + len(draft.path(node)))
             logp = rows.logp(node).unsqueeze(0)

@@ -16,7 +16,7 @@ from outrider.errors import InvalidRequest
 
 @dataclass(eq=False)
 class Job:
-    """A sequence of which only the lengths matter."""
+    """A request of which only the lengths matter."""
 
     name: int
     tokens: list[int]
@@ -24,7 +24,7 @@ class Job:
     missing: int = 0
     principal: str = ""
     priority: int = 0
-    leader: Job | None = None
+    prefix_donor: Job | None = None
     runs: int = 0
     """Times it was admitted."""
     sent_back: int = 0
@@ -174,9 +174,9 @@ def test_one_that_follows_waits_for_its_leader() -> None:
     one, two = job(0, 40), job(1, 20)
     scheduler.add(one)
     scheduler.add(two)
-    two.leader = one
+    two.prefix_donor = one
     assert [each for each, _ in step(scheduler).prefill] == [one]
-    two.leader = None
+    two.prefix_donor = None
     assert two in [each for each, _ in step(scheduler).prefill]
 
 

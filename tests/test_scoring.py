@@ -15,8 +15,8 @@ from tiny_llm import tiny_llm
 from transformers import AutoConfig, LlamaForCausalLM
 
 from outrider import LLM, InvalidRequest, SamplingParams
+from outrider.core.request import Completion
 from outrider.models.checkpoints.checkpoint import Checkpoint
-from outrider.types import Completion
 
 ONLY_SCORED = SamplingParams(max_tokens=0, prompt_logprobs=2)
 
@@ -98,16 +98,16 @@ def test_those_sent_back_are_scored_once(tmp_path: Path) -> None:
 def test_one_that_is_taken_out_halfway_goes_on_where_it_was(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = scored(tiny, PROMPT, max_tokens=3)
     monkeypatch.setattr(tiny.engine.scheduler, "_chunk", 7)
-    sequence = tiny.sequence(PROMPT, SamplingParams(prompt_logprobs=2, temperature=0, max_tokens=3))
+    request = tiny.request(PROMPT, SamplingParams(prompt_logprobs=2, temperature=0, max_tokens=3))
     for steps in (3, 99):
-        tiny.engine.add(sequence)
+        tiny.engine.add(request)
         for _ in range(steps):
-            if not sequence.ended:
+            if not request.ended:
                 tiny.engine.step()
-        assert sequence.ended or 0 < len(sequence.scores) < len(PROMPT) - 1
-        tiny.engine.remove(sequence)
-    assert sequence.completion().prompt_logprobs == alone.prompt_logprobs
-    assert sequence.completion().token_ids == alone.token_ids
+        assert request.ended or 0 < len(request.scores) < len(PROMPT) - 1
+        tiny.engine.remove(request)
+    assert request.completion().prompt_logprobs == alone.prompt_logprobs
+    assert request.completion().token_ids == alone.token_ids
 
 
 # -- the server's forms

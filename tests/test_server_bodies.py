@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from live_server import Live, live_server, logged
 
 from outrider import LLM
-from outrider.server.reading import MAX_BODY
+from outrider.server.parse import MAX_BODY
 from outrider.server.shape import Shape
 
 CHAT = b'{"messages":[{"role":"user","content":"Hi"}],"max_tokens":2'

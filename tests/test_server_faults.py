@@ -18,7 +18,7 @@ import pytest
 from live_server import Live, live_server, logged
 
 from outrider import LLM
-from outrider.engine.tickets import Stream
+from outrider.engine.request_state import Stream
 from outrider.server.run import listen
 
 SAY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}

@@ -28,11 +28,11 @@ def live() -> Iterator[Live]:
 def alone(live: Live, prompt: Any, k: int = 0, **params: Any) -> Any:
     """The answer without the server, plainly, one token a pass."""
     sampling = SamplingParams(**params)
-    sequence = live.alone.sequence(prompt, sampling, choice=k)
-    live.alone.engine.add(sequence)
-    while sequence.finish_reason is None:
+    request = live.alone.request(prompt, sampling, choice=k)
+    live.alone.engine.add(request)
+    while request.finish_reason is None:
         live.alone.engine.step()
-    return sequence.completion()
+    return request.completion()
 
 
 def test_chat(live: Live) -> None:
@@ -404,10 +404,10 @@ def test_errors_are_the_clients_own_exceptions(live: Live) -> None:
 def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = live.llm.engine._commit
 
-    def fail(judged: Any, why: str) -> Any:
-        if judged.sequence.params.seed == 666 and judged.sequence.generated > 4:
+    def fail(verified: Any, why: str) -> Any:
+        if verified.request.params.seed == 666 and verified.request.generated > 4:
             raise ArithmeticError("not a number")
-        return commit(judged, why)
+        return commit(verified, why)
 
     monkeypatch.setattr(live.llm.engine, "_commit", fail)
     with ThreadPoolExecutor(1) as pool:

@@ -52,13 +52,13 @@ def test_variables_reach_the_template(live: Live, monkeypatch: pytest.MonkeyPatc
     tokenizer = live.llm.tokenizer
     monkeypatch.setattr(tokenizer, "_template", ChatTemplate("{{ mood + '!' }} {{ messages[0].content }}", {}))
     prompts: list[list[int]] = []
-    sequence = live.llm.sequence
+    request = live.llm.request
 
     def note(prompt: list[int], *args: Any, **more: Any) -> Any:
         prompts.append(prompt)
-        return sequence(prompt, *args, **more)
+        return request(prompt, *args, **more)
 
-    monkeypatch.setattr(live.llm, "sequence", note)
+    monkeypatch.setattr(live.llm, "request", note)
     for mood in ("calm", "<|im_end|>"):
         assert live.chat("hi", max_tokens=1, chat_template_kwargs={"mood": mood, "messages": "mine"}).status_code == 200
     assert tokenizer.decode(prompts[0]) == "calm! hi"

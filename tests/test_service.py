@@ -12,27 +12,26 @@ import pytest
 from toy import TableModel, language, resolved
 
 from outrider.control.controller import FixedLength
+from outrider.core.model import Rows
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import NO_SLOT
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import NO_SLOT, Request
+from outrider.engine.request_state import RequestOutput, Stream
 from outrider.engine.service import Service
 from outrider.engine.text import TextStream
-from outrider.engine.tickets import Delivery, Stream
 from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
 from outrider.sampling.history import History
-from outrider.types import Rows
 
 VOCAB = 12
 POISON = 11
 _ids = count()
 
 
-def sequence(prompt: Sequence[int], max_tokens: int = 20, seed: int = 0, principal: str = "") -> Running:
+def request(prompt: Sequence[int], max_tokens: int = 20, seed: int = 0, principal: str = "") -> Request:
     params = resolved(VOCAB, max_tokens=max_tokens, seed=seed, temperature=1.0)
     stream = TextStream(lambda token: b"%d " % token, (), False)
-    return Running(
+    return Request(
         next(_ids), list(prompt), len(prompt), params, max_tokens, stream, History(prompt), principal=principal
     )
 
@@ -67,7 +66,7 @@ def run(model: Model, act: Callable[[Service], Awaitable[None]], drafter: Any = 
     engine = Engine(model, drafter or NoDrafter(), FixedLength(3))
 
     async def main() -> None:
-        service = Service(engine, probe=lambda: sequence([1], 1), **options)
+        service = Service(engine, probe=lambda: request([1], 1), **options)
         service.start()
         try:
             async with asyncio.timeout(20):
@@ -79,20 +78,20 @@ def run(model: Model, act: Callable[[Service], Awaitable[None]], drafter: Any = 
     asyncio.run(main())
 
 
-async def tokens_of(service: Service, seq: Running) -> list[int]:
+async def tokens_of(service: Service, seq: Request) -> list[int]:
     with service.stream(seq) as stream:
         tokens = [token async for delivery in stream for token in delivery.chunk.token_ids]
     assert seq.completion().token_ids == tokens
     return tokens
 
 
-async def drain(stream: Stream, into: list[Delivery]) -> None:
+async def drain(stream: Stream, into: list[RequestOutput]) -> None:
     async for delivery in stream:
         into.append(delivery)
 
 
 def alone(prompt: Sequence[int], **options: Any) -> list[int]:
-    engine, seq = Engine(Model(), NoDrafter(), FixedLength(0)), sequence(prompt, **options)
+    engine, seq = Engine(Model(), NoDrafter(), FixedLength(0)), request(prompt, **options)
     engine.add(seq)
     while seq.finish_reason is None:
         engine.step()
@@ -103,7 +102,7 @@ def test_requests_share_the_engine_and_get_what_they_would_alone() -> None:
     prompts = [[1, 2], [3], [4, 5, 6], [1, 2], [7], [8, 9, 1]]
 
     async def act(service: Service) -> None:
-        got = await asyncio.gather(*(tokens_of(service, sequence(p, seed=i)) for i, p in enumerate(prompts)))
+        got = await asyncio.gather(*(tokens_of(service, request(p, seed=i)) for i, p in enumerate(prompts)))
         assert got == [alone(p, seed=i) for i, p in enumerate(prompts)]
         assert service.open == 0
 
@@ -113,7 +112,7 @@ def test_requests_share_the_engine_and_get_what_they_would_alone() -> None:
 def test_several_sequences_in_one_stream_keep_their_places() -> None:
     async def act(service: Service) -> None:
         texts: dict[int, list[int]] = {0: [], 1: []}
-        with service.stream(sequence([1, 2]), sequence([3], seed=5)) as stream:
+        with service.stream(request([1, 2]), request([3], seed=5)) as stream:
             async for delivery in stream:
                 texts[delivery.chunk.index] += delivery.chunk.token_ids
                 assert 0 < delivery.seconds < 10
@@ -127,7 +126,7 @@ def test_closing_a_stream_cancels_within_a_step_and_frees_its_slot() -> None:
     model.delay = 0.01
 
     async def act(service: Service) -> None:
-        with service.stream(sequence([1], 3000), sequence([2], 3000)) as stream:
+        with service.stream(request([1], 3000), request([2], 3000)) as stream:
             await anext(stream)
             assert model.used == 2
         passes = len(model.passes)
@@ -146,13 +145,13 @@ def test_a_full_queue_is_busy_and_has_room_again_later() -> None:
 
     async def act(service: Service) -> None:
         with pytest.raises(InvalidRequest, match="at most 3"):
-            service.stream(*(sequence([1]) for _ in range(4)))
-        streams = [service.stream(sequence([i])) for i in range(3)]
+            service.stream(*(request([1]) for _ in range(4)))
+        streams = [service.stream(request([i])) for i in range(3)]
         with pytest.raises(Busy) as busy:
-            service.stream(sequence([1]))
+            service.stream(request([1]))
         assert 1 <= busy.value.retry_after <= 60
         streams[2].close()
-        streams.append(service.stream(sequence([4])))
+        streams.append(service.stream(request([4])))
         for stream in (streams[0], streams[1], streams[3]):
             assert [d async for d in stream][-1].chunk.completion is not None
 
@@ -163,14 +162,14 @@ def test_a_reader_that_falls_behind_is_cut_off_and_told() -> None:
     model = Model(max_context=4000)
 
     async def act(service: Service) -> None:
-        with service.stream(sequence([1], 3000)) as stream:
+        with service.stream(request([1], 3000)) as stream:
             while service.open:
                 await asyncio.sleep(0.01)
-            read: list[Delivery] = []
+            read: list[RequestOutput] = []
             with pytest.raises(RequestFailed, match="slowly"):
                 await drain(stream, read)
             assert len(read) == 50
-        assert await tokens_of(service, sequence([3])) == alone([3])
+        assert await tokens_of(service, request([3])) == alone([3])
 
     run(model, act, buffer=50)
 
@@ -183,20 +182,20 @@ def test_a_request_that_fails_takes_nobody_with_it(after: int, drafter: type) ->
 
     async def act(service: Service) -> None:
         prompts = [[1, 2], [POISON, 3], [4, 5, 6], [7, 7], [8, 0], [9, 9]]
-        streams = [tokens_of(service, sequence(p, seed=i)) for i, p in enumerate(prompts)]
+        streams = [tokens_of(service, request(p, seed=i)) for i, p in enumerate(prompts)]
         got = await asyncio.gather(*streams, return_exceptions=True)
         assert isinstance(got[1], RequestFailed)
         assert "poisoned" in str(got[1])
         others = [i for i in range(len(prompts)) if i != 1]
         assert [got[i] for i in others] == [alone(prompts[i], seed=i) for i in others]
         assert service.ready
-        assert await tokens_of(service, sequence([3])) == alone([3])
+        assert await tokens_of(service, request([3])) == alone([3])
 
     run(model, act, drafter())
 
 
 class Forgetful(NoDrafter):
-    """Fails after the step, when every sequence has its tokens and nobody has been told."""
+    """Fails after the step, when every request has its tokens and nobody has been told."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -209,7 +208,7 @@ class Forgetful(NoDrafter):
 
 def test_what_a_failed_step_had_brought_is_not_lost() -> None:
     async def act(service: Service) -> None:
-        got = await asyncio.gather(*(tokens_of(service, sequence([i, 1], seed=i)) for i in range(3)))
+        got = await asyncio.gather(*(tokens_of(service, request([i, 1], seed=i)) for i in range(3)))
         assert got == [alone([i, 1], seed=i) for i in range(3)]
 
     run(Model(), act, Forgetful())
@@ -220,7 +219,7 @@ def test_an_engine_that_has_failed_says_so_to_all() -> None:
     model.delay = 0.005
 
     async def act(service: Service) -> None:
-        streams = [service.stream(sequence([i], 60)) for i in range(3)]
+        streams = [service.stream(request([i], 60)) for i in range(3)]
         await anext(streams[0])
         model.broken = True
         for stream in streams:
@@ -230,7 +229,7 @@ def test_an_engine_that_has_failed_says_so_to_all() -> None:
             await asyncio.sleep(0.01)
         assert not service.ready
         with pytest.raises(Unavailable, match="device is gone"):
-            service.stream(sequence([1]))
+            service.stream(request([1]))
         model.broken = False
 
     run(model, act)
@@ -241,12 +240,12 @@ def test_stopping_finishes_what_runs_and_cancels_what_takes_too_long() -> None:
     model.delay = 0.005
 
     async def act(service: Service) -> None:
-        short, long = service.stream(sequence([1], 20)), service.stream(sequence([2], 3000))
+        short, long = service.stream(request([1], 20)), service.stream(request([2], 3000))
         await asyncio.sleep(0)
         stopping = asyncio.ensure_future(service.stop(0.5))
         await asyncio.sleep(0.01)
         with pytest.raises(Unavailable, match="stopping"):
-            service.stream(sequence([3]))
+            service.stream(request([3]))
         assert [d async for d in short][-1].chunk.completion is not None
         with pytest.raises(Unavailable, match="stopping"):
             await drain(long, [])
@@ -260,7 +259,7 @@ def test_a_waiting_sequence_has_no_slot() -> None:
     model.delay = 0.005
 
     async def act(service: Service) -> None:
-        first, second = sequence([1]), sequence([2])
+        first, second = request([1]), request([2])
         with service.stream(first) as one, service.stream(second):
             await anext(one)
             await anext(one)
@@ -276,20 +275,20 @@ def test_behind_64_requests_of_one_client_anothers_first_token_comes_soon() -> N
     model = Model(max_batch=4, max_context=200)
 
     async def act(service: Service) -> None:
-        async def passes(seq: Running) -> int:
+        async def passes(seq: Request) -> int:
             with service.stream(seq) as stream:
                 before = len(model.passes)
                 await anext(stream)
                 return len(model.passes) - before
 
         prompt = [1, 2, 3, 4, 5]
-        alone_ = await passes(sequence(prompt, principal="new"))
-        many = [sequence([7, 8, 9], 60, seed=i, principal="many") for i in range(64)]
+        alone_ = await passes(request(prompt, principal="new"))
+        many = [request([7, 8, 9], 60, seed=i, principal="many") for i in range(64)]
         asked = [asyncio.ensure_future(tokens_of(service, seq)) for seq in many]
         while not many[3].generated:
             await asyncio.sleep(0)
         model.delay = 0.005  # so that the loop's thread is not passes behind the engine's
-        assert await passes(sequence(prompt, principal="new")) <= 3 * alone_ + 2
+        assert await passes(request(prompt, principal="new")) <= 3 * alone_ + 2
         model.delay = 0.0
         assert await asyncio.gather(*asked) == [alone([7, 8, 9], max_tokens=60, seed=i) for i in range(64)]
         assert service.load.stats.preemptions >= 1
@@ -303,7 +302,7 @@ def test_a_queue_that_one_has_filled_takes_others() -> None:
 
     async def act(service: Service) -> None:
         def ask(principal: str) -> Stream:
-            return service.stream(sequence([1], principal=principal))
+            return service.stream(request([1], principal=principal))
 
         streams = [ask("many") for _ in range(3)] + [ask("one"), ask("two"), ask("three")]
         for principal in ("many", "one", "four"):
@@ -323,9 +322,9 @@ def test_the_longer_the_queue_the_later_to_come_back() -> None:
         told = []
         for waiting in (2, 6, 400):
             service.capacity = waiting
-            streams = [service.stream(sequence([1])) for _ in range(waiting)]
+            streams = [service.stream(request([1])) for _ in range(waiting)]
             with pytest.raises(Busy) as busy:
-                service.stream(sequence([1]))
+                service.stream(request([1]))
             told.append(busy.value.retry_after)
             for stream in streams:
                 stream.close()

@@ -13,7 +13,8 @@ from simulated import hashed, simulate
 from test_gpu_head import VOCAB
 from test_lanes_any_order import decoder
 
-from outrider.types import ROOT, Rows
+from outrider.core.draft import ROOT
+from outrider.core.model import Rows
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -11,7 +11,9 @@ from outrider.control.chains import Chains, ChainState, time_to_look_up
 from outrider.control.ledger import Ledger
 from outrider.control.silence import Silence
 from outrider.control.steps import StepCosts
-from outrider.types import Commit, Draft, StepShape
+from outrider.core.draft import Draft
+from outrider.core.drafter import Commit
+from outrider.core.step import StepShape
 
 PLAIN, ONE, TWO, FOUR = (StepShape(n, n) for n in (0, 1, 2, 4))
 MEASURED = {PLAIN: 1.0, ONE: 1.2, TWO: 1.4, FOUR: 1.8}

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import outrider.types
+import outrider.core.request
+from outrider.core.draft import ROOT, Budget, Draft
+from outrider.core.drafter import Commit, Drafter
 from outrider.drafters.automaton import NO_TOKEN, ROOT_STATE, RollingAutomaton, SuffixAutomaton
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixConfig, SuffixDrafter
 from outrider.errors import InvalidRequest
-from outrider.types import ROOT, Budget, Commit, Draft, Drafter
 
 texts = st.lists(st.integers(0, 2), max_size=30)
 OPEN = Budget(nodes=12, depth=12)
@@ -25,7 +26,7 @@ OPEN = Budget(nodes=12, depth=12)
 
 @dataclass
 class Sequence_:
-    """A running sequence, as far as these drafters look at it."""
+    """A running request, as far as these drafters look at it."""
 
     id: int
     tokens: list[int]
@@ -147,15 +148,15 @@ def test_rolling_keeps_the_newest_half_and_never_more_than_the_limit(limit: int,
 # -- the drafter
 
 
-def propose(drafter: Drafter, sequence: Sequence_, budget: Budget = OPEN) -> Draft:
-    (draft,) = drafter.propose([sequence], [budget])
+def propose(drafter: Drafter, request: Sequence_, budget: Budget = OPEN) -> Draft:
+    (draft,) = drafter.propose([request], [budget])
     return draft
 
 
 def started(tokens: list[int], config: SuffixConfig | None = None) -> tuple[SuffixDrafter, Sequence_]:
-    drafter, sequence = SuffixDrafter(config), Sequence_(0, tokens)
-    drafter.open(sequence)
-    return drafter, sequence
+    drafter, request = SuffixDrafter(config), Sequence_(0, tokens)
+    drafter.open(request)
+    return drafter, request
 
 
 def paths(draft: Draft) -> list[list[int]]:
@@ -197,40 +198,40 @@ def test_every_draft_keeps_the_invariants(steps: list[tuple[int, list[int], Budg
             running[slot] = Sequence_(slot, list(new))
             drafter.open(running[slot])
             continue
-        sequence = running[slot]
-        draft = propose(drafter, sequence, budget)
+        request = running[slot]
+        draft = propose(drafter, request, budget)
         check(draft, budget)
-        sequence.tokens.extend(new)
-        drafter.observe([Commit(sequence, draft, (), tuple(new))])
+        request.tokens.extend(new)
+        drafter.observe([Commit(request, draft, (), tuple(new))])
         if new[-1] == 0:
             drafter.close(running.pop(slot))
 
 
 def test_proposes_what_followed_before() -> None:
-    drafter, sequence = started([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
-    assert paths(propose(drafter, sequence, Budget(3, 3))) == [[4, 5, 6]]
+    drafter, request = started([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
+    assert paths(propose(drafter, request, Budget(3, 3))) == [[4, 5, 6]]
 
 
 def test_new_tokens_are_seen_without_observe() -> None:
-    drafter, sequence = started([1, 2, 3, 4, 5, 6])
-    assert len(propose(drafter, sequence)) == 0
-    sequence.tokens.extend([9, 1, 2])
-    assert propose(drafter, sequence).tokens[0] == 3
+    drafter, request = started([1, 2, 3, 4, 5, 6])
+    assert len(propose(drafter, request)) == 0
+    request.tokens.extend([9, 1, 2])
+    assert propose(drafter, request).tokens[0] == 3
 
 
 def test_branches_where_the_text_did_and_prefers_the_frequent() -> None:
-    drafter, sequence = started([7, 1, 8, 7, 2, 8, 7, 2, 9, 7])
-    draft = propose(drafter, sequence)
+    drafter, request = started([7, 1, 8, 7, 2, 8, 7, 2, 9, 7])
+    draft = propose(drafter, request)
     first = [draft.tokens[n] for n in draft.children(ROOT)]
     assert first[:2] == [2, 1]
-    chain = propose(drafter, sequence, Budget(4, 4, tree=False))
+    chain = propose(drafter, request, Budget(4, 4, tree=False))
     assert chain.tokens[0] == 2
     assert paths(chain) == [list(chain.tokens)]
 
 
 def test_a_loop_is_continued_past_the_end_of_the_text() -> None:
-    drafter, sequence = started([1, 2, 3] * 4)
-    assert paths(propose(drafter, sequence, Budget(10, 10, tree=False))) == [[1, 2, 3, 1, 2, 3, 1, 2, 3, 1]]
+    drafter, request = started([1, 2, 3] * 4)
+    assert paths(propose(drafter, request, Budget(10, 10, tree=False))) == [[1, 2, 3, 1, 2, 3, 1, 2, 3, 1]]
 
 
 def test_longer_matches_are_claimed_with_more_confidence() -> None:
@@ -241,18 +242,18 @@ def test_longer_matches_are_claimed_with_more_confidence() -> None:
 
 
 def test_nothing_is_proposed_for_what_never_occurred() -> None:
-    drafter, sequence = started([1, 2, 3, 4])
-    assert len(propose(drafter, sequence)) == 0
-    assert len(propose(drafter, sequence, Budget(0, 4))) == 0
-    assert len(propose(drafter, sequence, Budget(4, 0))) == 0
+    drafter, request = started([1, 2, 3, 4])
+    assert len(propose(drafter, request)) == 0
+    assert len(propose(drafter, request, Budget(0, 4))) == 0
+    assert len(propose(drafter, request, Budget(4, 0))) == 0
 
 
 def finish(drafter: SuffixDrafter, number: int, prompt: list[int], output: list[int]) -> None:
-    sequence = Sequence_(number, list(prompt))
-    drafter.open(sequence)
-    sequence.tokens.extend(output)
-    propose(drafter, sequence)
-    drafter.close(sequence)
+    request = Sequence_(number, list(prompt))
+    drafter.open(request)
+    request.tokens.extend(output)
+    propose(drafter, request)
+    drafter.close(request)
 
 
 def test_finished_requests_help_later_ones_if_shared() -> None:
@@ -346,11 +347,11 @@ class PromptLookup:
 
     name = "lookup"
 
-    def open(self, sequence: Sequence_) -> None: ...
+    def open(self, request: Sequence_) -> None: ...
     def observe(self, commits: Sequence[Commit]) -> None: ...
-    def close(self, sequence: Sequence_) -> None: ...
-    def propose(self, sequences: Sequence[Sequence_], budgets: Sequence[Budget]) -> list[Draft]:
-        text = sequences[0].tokens
+    def close(self, request: Sequence_) -> None: ...
+    def propose(self, requests: Sequence[Sequence_], budgets: Sequence[Budget]) -> list[Draft]:
+        text = requests[0].tokens
         for n in (2, 1):
             for i in range(len(text) - n):
                 if text[i : i + n] == text[-n:]:
@@ -360,11 +361,11 @@ class PromptLookup:
 
 
 def tokens_per_pass(drafter: Drafter, prompt: list[int], output: list[int], budget: Budget) -> float:
-    sequence = Sequence_(0, list(prompt))
-    drafter.open(sequence)
+    request = Sequence_(0, list(prompt))
+    drafter.open(request)
     done, passes = 0, 0
     while done < len(output):
-        draft = propose(drafter, sequence, budget)
+        draft = propose(drafter, request, budget)
         path: list[int] = []
         node = ROOT
         while done + len(path) < len(output):
@@ -374,15 +375,15 @@ def tokens_per_pass(drafter: Drafter, prompt: list[int], output: list[int], budg
                 break
             path.append(node)
         new = output[done : done + len(path) + 1]
-        sequence.tokens.extend(new)
-        drafter.observe([Commit(sequence, draft, tuple(path), tuple(new))])
+        request.tokens.extend(new)
+        drafter.observe([Commit(request, draft, tuple(path), tuple(new))])
         done += len(new)
         passes += 1
     return len(output) / passes
 
 
 def edit_task() -> tuple[list[int], list[int]]:
-    code = Path(outrider.types.__file__).read_text()[:6000]
+    code = Path(outrider.core.request.__file__).read_text()[:6000]
     edited = code.replace("Sequence", "Series").replace("tokens", "pieces").replace('"""', "'''")
     edited = re.sub(r"\n\n\n", "\n\n# ----\n\n", edited)
     ids: dict[str, int] = {}

@@ -13,20 +13,22 @@ from typing import Any, cast, get_args
 import pytest
 from enumeration import outcomes
 from tiny_gguf import bpe_metadata, write_hf_model
-from toy import TableModel, language, resolved, rows_of, sequence
+from toy import TableModel, language, request, resolved, rows_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.cli.main import main
 from outrider.control.controller import FixedLength
+from outrider.core.draft import ROOT, Budget, Draft
+from outrider.core.drafter import Commit
+from outrider.core.request import RequestView, VerifyRule
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.errors import InvalidRequest
-from outrider.sampling.chance import KeyedChance
 from outrider.sampling.history import History
-from outrider.types import ROOT, Budget, Commit, Draft, SequenceView, VerifyRule
+from outrider.sampling.random_source import KeyedRandom
 from outrider.verify import RULES
 
 VOCAB = 11
@@ -45,7 +47,7 @@ def test_the_mean_is_exact(draft_length: int) -> None:
 
 def test_draws_are_keyed_by_seed_and_step() -> None:
     rule = SyntheticAcceptance(4, 2.7)
-    counts = [[rule.accepted(KeyedChance(seed, 0, step)) for step in range(4000)] for seed in (1, 1, 2)]
+    counts = [[rule.accepted(KeyedRandom(seed, 0, step)) for step in range(4000)] for seed in (1, 1, 2)]
     assert counts[0] == counts[1] != counts[2]
     # 1 + mean = 2.7 with a spread of sqrt(0.7 · 0.3 / 4000) = 0.007
     assert 1 + sum(counts[0]) / 4000 == pytest.approx(2.7, abs=0.03)
@@ -58,13 +60,13 @@ def test_what_cannot_be_had_is_refused(draft_length: int, mean: float) -> None:
 
 
 def test_a_tree_is_followed_along_its_first_path() -> None:
-    seq = sequence([1, 2], resolved(VOCAB, temperature=0.0))
+    seq = request([1, 2], resolved(VOCAB, temperature=0.0))
     draft = Draft([3, 4, 5, 6], [ROOT, ROOT, 0, 0], [0.5] * 4, "test")
     target = rows_of(TALK, seq, draft)
-    verdict = SyntheticAcceptance(4, 3)(draft, target, KeyedChance(0, 0, 0))
+    verdict = SyntheticAcceptance(4, 3)(draft, target, KeyedRandom(0, 0, 0))
     assert verdict.path == (0, 2)
     assert verdict.token == target.choose(2)
-    whole = SyntheticAcceptance(4, 5)(draft, target, KeyedChance(0, 0, 0))
+    whole = SyntheticAcceptance(4, 5)(draft, target, KeyedRandom(0, 0, 0))
     assert whole.path == (0, 2), "a draft that is too short is accepted whole"
 
 
@@ -73,14 +75,14 @@ class Nonsense:
 
     name = "nonsense"
 
-    def open(self, sequence: SequenceView) -> None: ...
+    def open(self, request: RequestView) -> None: ...
     def observe(self, commits: Sequence[Commit]) -> None: ...
-    def close(self, sequence: SequenceView) -> None: ...
+    def close(self, request: RequestView) -> None: ...
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [
             Draft([len(s.tokens) % VOCAB] * b.nodes, range(-1, b.nodes - 1), [0.5] * b.nodes, self.name)
-            for s, b in zip(sequences, budgets, strict=True)
+            for s, b in zip(requests, budgets, strict=True)
         ]
 
 
@@ -91,7 +93,7 @@ def test_an_engine_measures_at_the_set_length(mean: float, verify: VerifyRule) -
     params = resolved(VOCAB, temperature=0.0, max_tokens=tokens, verify=verify)
     model = TableModel(TALK, VOCAB, max_context=tokens + 8)
     engine = Engine(model, Nonsense(), FixedLength(4), rules=SyntheticAcceptance(4, mean).rules())
-    run = Running(0, [1, 2], 2, params, tokens, TextStream(lambda token: b".", (), False), History([1, 2]))
+    run = Request(0, [1, 2], 2, params, tokens, TextStream(lambda token: b".", (), False), History([1, 2]))
     engine.add(run)
     while run.finish_reason is None:
         engine.step()

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toy import Sequence_, resolved, sequence
+from toy import Sequence_, request, resolved
 
+from outrider.core.draft import ROOT, Draft
 from outrider.errors import ModelError
 from outrider.sampling import target
-from outrider.sampling.chance import KeyedChance
 from outrider.sampling.noise import gumbel
+from outrider.sampling.random_source import KeyedRandom
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.sampling.warp import warp
-from outrider.types import ROOT, Draft
 from outrider.verify import RULES
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -40,19 +40,19 @@ def logits_of(rows: int, seed: int = 0) -> Tensor:
 
 def batch(device: str = "cpu") -> tuple[Tensor, list[Sequence_], list[Draft]]:
     drafts = [TREE, Draft(), Draft([1, 2], [ROOT, 0])]
-    sequences, chosen = [], []
+    requests, chosen = [], []
     for i, options in enumerate(OPTIONS):
-        sequences.append(sequence([5, 6], resolved(VOCAB, seed=i, **options), [7, 1][: i % 3]))
+        requests.append(request([5, 6], resolved(VOCAB, seed=i, **options), [7, 1][: i % 3]))
         chosen.append(drafts[i % 3])
-    return logits_of(sum(1 + len(d) for d in chosen)).to(device), sequences, chosen
+    return logits_of(sum(1 + len(d) for d in chosen)).to(device), requests, chosen
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_choices_are_the_definition(device: str) -> None:
     """argmax of log-probability + noise at the node's own position; temperature 0 without noise."""
-    logits, sequences, drafts = batch(device)
+    logits, requests, drafts = batch(device)
     start = 0
-    for rows, seq, draft in zip(target_rows(logits, sequences, drafts), sequences, drafts, strict=True):
+    for rows, seq, draft in zip(target_rows(logits, requests, drafts), requests, drafts, strict=True):
         for node in range(ROOT, len(draft)):
             path = [draft.tokens[i] for i in draft.path(node)]
             logp = warp(logits[start + 1 + node].unsqueeze(0), seq.params, seq.history, [path])[0]
@@ -72,16 +72,16 @@ def test_scores_that_are_no_numbers_are_refused(where: int, options: dict[str, A
     logits = torch.full((3, VOCAB), -5.0, device=device)
     logits[0, 8] = logits[1, 9] = 200.0  # the draft is accepted up to where nothing can be said
     logits[1 + where, 17] = math.nan
-    seq, draft = sequence([5, 6], resolved(VOCAB, **options)), Draft([8, 9], [ROOT, 0], [0.1, 0.1])
+    seq, draft = request([5, 6], resolved(VOCAB, **options)), Draft([8, 9], [ROOT, 0], [0.1, 0.1])
     rows = target_rows(logits, [seq], [draft])[0]
     with pytest.raises(ModelError, match="not numbers"):
-        RULES[seq.params.verify](draft, rows, KeyedChance(0, 0, 0))
+        RULES[seq.params.verify](draft, rows, KeyedRandom(0, 0, 0))
 
 
 def test_a_batch_equals_its_sequences_one_by_one() -> None:
-    logits, sequences, drafts = batch()
+    logits, requests, drafts = batch()
     start = 0
-    for rows, seq, draft in zip(target_rows(logits, sequences, drafts), sequences, drafts, strict=True):
+    for rows, seq, draft in zip(target_rows(logits, requests, drafts), requests, drafts, strict=True):
         alone = target_rows(logits[start : start + 1 + len(draft)], [seq], [draft])[0]
         for node in range(ROOT, len(draft)):
             assert rows.choose(node) == alone.choose(node)
@@ -90,21 +90,21 @@ def test_a_batch_equals_its_sequences_one_by_one() -> None:
 
 def test_all_plain_greedy_is_the_argmax_of_the_logits() -> None:
     params = resolved(VOCAB, temperature=0)
-    sequences = [sequence([1], params), sequence([2], params)]
+    requests = [request([1], params), request([2], params)]
     logits = logits_of(7)
     logits[3] = 1.0  # all equal: the lowest id
-    first, second = target_rows(logits, sequences, [TREE, Draft()])
+    first, second = target_rows(logits, requests, [TREE, Draft()])
     assert [first.choose(node) for node in range(ROOT, 5)] == logits[:6].argmax(-1).tolist()
     assert first.choose(2) == 0
     assert second.choose(ROOT) == int(logits[6].argmax())
 
 
 def test_greedy_sequences_keep_their_order_whatever_else_they_ask() -> None:
-    """Top-k means nothing at temperature 0, so it must not sort the sequences either."""
+    """Top-k means nothing at temperature 0, so it must not sort the requests either."""
     options: list[dict[str, Any]] = [{"top_k": 5}, {}, {"top_k": 5}, {"top_p": 0.5}]
-    sequences = [sequence([1], resolved(VOCAB, temperature=0, **option)) for option in options]
+    requests = [request([1], resolved(VOCAB, temperature=0, **option)) for option in options]
     logits = logits_of(4)
-    rows = target_rows(logits, sequences, [Draft()] * 4)
+    rows = target_rows(logits, requests, [Draft()] * 4)
     assert [row.choose(ROOT) for row in rows] == logits.argmax(-1).tolist()
 
 
@@ -112,9 +112,9 @@ def test_greedy_sequences_keep_their_order_whatever_else_they_ask() -> None:
 def test_choices_made_together_are_those_made_alone(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU does for a whole batch, in lots of any size, against one node at a time."""
     monkeypatch.setattr(target, "_ELEMENTS", elements)
-    logits, sequences, drafts = batch()
-    logits, sequences, drafts = logits.repeat(2, 1), sequences * 2, drafts * 2
-    rows = target_rows(logits, sequences, drafts)
+    logits, requests, drafts = batch()
+    logits, requests, drafts = logits.repeat(2, 1), requests * 2, drafts * 2
+    rows = target_rows(logits, requests, drafts)
     lots = list(target._batches(rows, VOCAB))
     assert sorted(map(id, rows)) == sorted(id(row) for lot in lots for row in lot)
     assert (len(lots) == len(rows)) == (elements == 1)
@@ -129,13 +129,13 @@ def test_choices_of_one_seed_differ() -> None:
     def choose(choice: int) -> int:
         params = resolved(VOCAB, temperature=2.0)
         object.__setattr__(params, "choice", choice)
-        return TargetRows(logits, params, sequence([1], params).history, draft).choose(ROOT)
+        return TargetRows(logits, params, request([1], params).history, draft).choose(ROOT)
 
     assert len({choose(choice) for choice in range(20)}) > 5
 
 
 def test_rows_are_stale_once_the_sequence_moves_on() -> None:
-    seq = sequence([1], resolved(VOCAB, temperature=1.0))
+    seq = request([1], resolved(VOCAB, temperature=1.0))
     rows = target_rows(logits_of(1), [seq], [Draft()])[0]
     seq.push([3])
     with pytest.raises(RuntimeError, match="moved on"):
@@ -144,7 +144,7 @@ def test_rows_are_stale_once_the_sequence_moves_on() -> None:
 
 def test_raw_logprobs() -> None:
     params = resolved(VOCAB, temperature=0.5, top_k=3, repetition_penalty=2.0, logprobs=4)
-    seq = sequence([5], params)
+    seq = request([5], params)
     logits = logits_of(6)
     got = target_rows(logits, [seq], [TREE])[0].logprobs(2, 17)
     want = torch.log_softmax(logits[3].double(), -1)
@@ -157,7 +157,7 @@ def test_raw_logprobs() -> None:
 
 def test_processed_logprobs_and_log_zero() -> None:
     params = resolved(4, temperature=0.5, top_k=2, logprobs=3, processed_logprobs=True)
-    rows = target_rows(torch.tensor([[0.0, 2.0, 1.0, -1.0]]), [sequence([0], params)], [Draft()])[0]
+    rows = target_rows(torch.tensor([[0.0, 2.0, 1.0, -1.0]]), [request([0], params)], [Draft()])[0]
     high = -math.log1p(math.exp(-2.0))
     assert rows.logprobs(ROOT, 1).logprob == pytest.approx(high)
     assert rows.logprobs(ROOT, 3).logprob == -9999.0
@@ -167,7 +167,7 @@ def test_processed_logprobs_and_log_zero() -> None:
 
 def test_zero_alternatives_and_tied_ones() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0]])
-    only = target_rows(logits, [sequence([0], resolved(4, logprobs=0))], [Draft()])[0]
+    only = target_rows(logits, [request([0], resolved(4, logprobs=0))], [Draft()])[0]
     assert only.logprobs(ROOT, 2).top == ()
-    two = target_rows(logits, [sequence([0], resolved(4, logprobs=2))], [Draft()])[0]
+    two = target_rows(logits, [request([0], resolved(4, logprobs=2))], [Draft()])[0]
     assert [token for token, _ in two.logprobs(ROOT, 2).top] == [1, 2]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import resolved
 
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.sampling.history import History
 
@@ -24,10 +24,10 @@ def test_half_characters_wait_for_their_other_half() -> None:
     assert [s.push(i) for i in range(3)] == ["a", "", "€b"]
 
 
-def written(pieces: list[bytes], min_tokens: int, **options: Any) -> Sequence:
-    """A sequence that says the pieces one by one until it ends."""
+def written(pieces: list[bytes], min_tokens: int, **options: Any) -> Request:
+    """A request that says the pieces one by one until it ends."""
     params = resolved(len(pieces), min_tokens=min_tokens, **options)
-    made = Sequence(0, [0], 1, params, 100, stream(pieces, params.stop), History([0]))
+    made = Request(0, [0], 1, params, 100, stream(pieces, params.stop), History([0]))
     for token in range(len(pieces)):
         if made.finish_reason is None:
             made.push(token)

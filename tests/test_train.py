@@ -27,12 +27,12 @@ from outrider.errors import TrainingError
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.weights import target_ids
 from outrider.train import loop
-from outrider.train.ahead import ahead
 from outrider.train.batch import Texts
 from outrider.train.checkpoint import Checkpoints
 from outrider.train.corpus import Corpus
+from outrider.train.data_loader import CorpusLoader
 from outrider.train.head_student import HeadStudent
-from outrider.train.lessons import CorpusLessons
+from outrider.train.prefetch import ahead
 from outrider.train.report import history
 from outrider.train.settings import Settings
 
@@ -449,12 +449,12 @@ def test_one_process_per_folder(trained: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_batches_by_position(trained: Path) -> None:
-    lessons = CorpusLessons(Corpus(trained / "data", len(BPE_TOKENS)), 512, 0)
-    epoch = lessons.steps(1)
-    whole = lessons.batches(0)
+    loader = CorpusLoader(Corpus(trained / "data", len(BPE_TOKENS)), 512, 0)
+    epoch = loader.steps(1)
+    whole = loader.batches(0)
     expected = [next(whole).tokens for _ in range(epoch + 5)]
     for start in (3, epoch - 1, epoch, epoch + 2):
-        for tokens, texts in zip(expected[start:], lessons.batches(start), strict=False):
+        for tokens, texts in zip(expected[start:], loader.batches(start), strict=False):
             assert torch.equal(tokens, texts.tokens)
 
 

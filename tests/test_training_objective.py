@@ -11,6 +11,7 @@ from test_decoder import reference
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outrider.core.model import Rows
 from outrider.models.architecture import Architecture, Rope
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.module import HeadModule
@@ -26,7 +27,6 @@ from outrider.train.fast_arithmetic import FastArithmetic
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
 from outrider.train.teacher import Teacher
 from outrider.train.unroll import UnrolledAttention
-from outrider.types import Rows
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

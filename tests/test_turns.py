@@ -14,34 +14,36 @@ from tiny_llm import tiny_llm
 
 from outrider import LLM, InvalidRequest, SamplingParams
 from outrider.control.controller import FixedLength
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit
+from outrider.core.request import RequestView
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.types import Budget, Commit, Draft, SequenceView
 
 PROMPTS = ["hello hello hello", "the weather the weather", "a b c a b c a", "once upon", "and then", "xyz"]
 POISON = "poison"
 
 
 class Failing(SuffixDrafter):
-    """Draws the line at sequences that begin with the poison: after four tokens, before or after a step."""
+    """Draws the line at requests that begin with the poison: after four tokens, before or after a step."""
 
     poison: Sequence[int] = (-1,)
     late = False
     collects = False
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         if self.collects:
             gc.collect()
         if not self.late:
-            self._judge(sequences)
-        return super().propose(sequences, budgets)
+            self._judge(requests)
+        return super().propose(requests, budgets)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         if self.late:
-            self._judge([commit.sequence for commit in commits])
+            self._judge([commit.request for commit in commits])
         super().observe(commits)
 
-    def _judge(self, sequences: Sequence[SequenceView]) -> None:
-        for s in sequences:
+    def _judge(self, requests: Sequence[RequestView]) -> None:
+        for s in requests:
             if s.tokens[: len(self.poison)] == self.poison and len(s.tokens) - s.prompt_length >= 4:
                 raise ArithmeticError("poisoned")
 
@@ -90,7 +92,7 @@ def test_a_call_between_two_reads_of_a_stream(llm: LLM, speculate: bool) -> None
 
 
 def test_streams_read_by_turns(llm: LLM) -> None:
-    """More sequences than slots, drafted for and plain, and some in one more engine over the same model."""
+    """More requests than slots, drafted for and plain, and some in one more engine over the same model."""
     expected = [alone(llm, i) for i in range(6)]
     other = llm.with_drafter("ngram", FixedLength(3))
     streams = {i: (other if i % 3 == 2 else llm).stream(PROMPTS[i], params(i), speculate=i % 3 != 1) for i in range(6)}

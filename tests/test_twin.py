@@ -20,6 +20,7 @@ from outrider.bench.twin import TWINS, TwinShape, twin_architecture, twin_tensor
 from outrider.bench.twin_head import grown_head
 from outrider.bench.twin_model import CutVocabulary, load_twin, twin_checkpoint
 from outrider.control.controller import FixedLength
+from outrider.core.model import LanguageModel, Rows
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
@@ -34,7 +35,6 @@ from outrider.models.load import placement
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.precision import BF16, FP32
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.types import LanguageModel, Rows
 
 CPU = torch.device("cpu")
 VOCAB = 97

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.types import Draft, StepTrace
+from outrider.core.draft import Draft
+from outrider.core.request import StepTrace
 
 
 def step(drafted: int, accepted: int, token: int | None = 5) -> StepTrace:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.core.model import Rows
 from outrider.errors import TrainingError
 from outrider.models.architecture import Architecture
 from outrider.models.torch_decoder import TorchDecoder
@@ -20,7 +21,6 @@ from outrider.train.jobs import Job, Written
 from outrider.train.operations import TorchOperations
 from outrider.train.triton_operations import TritonOperations
 from outrider.train.writer import Writer, fitting_lanes
-from outrider.types import Rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")

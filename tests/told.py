@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from outrider.types import Budget, Commit, Draft, DraftsThere, Rows, SequenceView
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.model import Rows
+from outrider.core.request import RequestView
 
 KINDS = ("right", "wrong", "half", "stale", "skips", "short", "changes")
 
@@ -28,7 +31,7 @@ def spoiled(truth: Sequence[int], at: int, count: int, kind: str, vocab: int) ->
 
 
 class Told:
-    """`truths` by sequence; where there is none it finds nothing. `beside`: drafts on the device, if anybody does."""
+    """`truths` by request; where there is none it finds nothing. `beside`: drafts on the device, if anybody does."""
 
     name = "told"
 
@@ -41,27 +44,27 @@ class Told:
     def there(self) -> DraftsThere | None:
         return DraftsThere()
 
-    def continuation(self, sequence: SequenceView, count: int) -> Draft:
-        self.asked.append(sequence.id)
-        truth = self.truths.get(sequence.id)
+    def continuation(self, request: RequestView, count: int) -> Draft:
+        self.asked.append(request.id)
+        truth = self.truths.get(request.id)
         if truth is None:
             return Draft(source=self.name)
-        tokens = spoiled(truth, len(sequence.tokens), count, self.kind, self._vocab)
+        tokens = spoiled(truth, len(request.tokens), count, self.kind, self._vocab)
         claims = [self._claim ** (k + 1) for k in range(len(tokens))]
         return Draft(tokens, range(-1, len(tokens) - 1), claims, self.name)
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(sequences, budgets)
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(requests, budgets)
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return None
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return [self.continuation(s, min(b.nodes, b.depth)) for s, b in zip(sequences, budgets, strict=True)]
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self.continuation(s, min(b.nodes, b.depth)) for s, b in zip(requests, budgets, strict=True)]
 
-    def open(self, sequence: SequenceView) -> None: ...
+    def open(self, request: RequestView) -> None: ...
     def observe(self, commits: Sequence[Commit]) -> None: ...
-    def close(self, sequence: SequenceView) -> None: ...
+    def close(self, request: RequestView) -> None: ...
 
 
 class ToldBeside(Told):
@@ -73,15 +76,15 @@ class ToldBeside(Told):
         for name in ("open", "observe", "close", "read", "propose"):
             setattr(self, name, getattr(head, name))
 
-    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: object, soon: bool) -> None: ...
+    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: object, soon: bool) -> None: ...
 
     @property
     def there(self) -> DraftsThere | None:
         there: DraftsThere | None = self.head.there  # type: ignore[attr-defined]
         return there
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return "head"
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return Told.propose(self, sequences, budgets)
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return Told.propose(self, requests, budgets)

@@ -1,4 +1,4 @@
-"""Small worlds for tests: language models that are tables, and sequences to decode with them.
+"""Small worlds for tests: language models that are tables, and requests to decode with them.
 
 `TableModel` is a real `LanguageModel` as far as the protocol goes (slots, pending trees, commit, rollback)
 and refuses every misuse, so drafters tested with it are tested against the protocol.
@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.draft import ROOT, Draft, Speculation
+from outrider.core.model import Rows
+from outrider.core.request import Forced, ResolvedParams
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.target import TargetRows, target_rows
-from outrider.types import ROOT, Draft, Forced, ResolvedParams, Rows, Speculation
 
 Language = Callable[[tuple[int, ...]], list[float]]
 """The logits that follow a text."""
@@ -122,7 +124,7 @@ class TableModel:
 
 @dataclass(eq=False)
 class Sequence_:
-    """A sequence as drafters and samplers see it."""
+    """A request as drafters and samplers see it."""
 
     tokens: list[int]
     prompt_length: int
@@ -142,7 +144,7 @@ class Sequence_:
         self.history.append(tokens)
 
 
-def sequence(prompt: Sequence[int], params: ResolvedParams, output: Sequence[int] = ()) -> Sequence_:
+def request(prompt: Sequence[int], params: ResolvedParams, output: Sequence[int] = ()) -> Sequence_:
     made = Sequence_(list(prompt), len(prompt), params, History(prompt))
     made.push(output)
     return made

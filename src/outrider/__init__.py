@@ -9,6 +9,9 @@ from outrider.version import __version__
 
 if TYPE_CHECKING:
     from outrider.async_llm import AsyncLLM
+    from outrider.core.draft import Budget, Draft, Speculation
+    from outrider.core.drafter import Commit, Drafter
+    from outrider.core.request import Chunk, Completion, RequestView, StepTrace, TokenLogprob
     from outrider.errors import (
         Busy,
         DrafterError,
@@ -21,31 +24,18 @@ if TYPE_CHECKING:
     from outrider.llm import LLM
     from outrider.sampling.grammar import Grammar
     from outrider.sampling.params import SamplingParams
-    from outrider.types import (
-        Budget,
-        Chunk,
-        Commit,
-        Completion,
-        Draft,
-        Drafter,
-        SequenceView,
-        Speculation,
-        StepTrace,
-        TokenLogprob,
-    )
 
 _ERRORS = ("Busy", "DrafterError", "InvalidRequest", "ModelError", "OutriderError", "RequestFailed", "Unavailable")
-_TYPES = (
-    *("Budget", "Chunk", "Commit", "Completion", "Draft", "Drafter", "SequenceView", "Speculation", "StepTrace"),
-    "TokenLogprob",
-)
+_REQUEST = ("Chunk", "Completion", "RequestView", "StepTrace", "TokenLogprob")
 
 _HOME = {
     "LLM": "outrider.llm",
     "AsyncLLM": "outrider.async_llm",
     "Grammar": "outrider.sampling.grammar",
     "SamplingParams": "outrider.sampling.params",
-    **dict.fromkeys(_TYPES, "outrider.types"),
+    **dict.fromkeys(("Budget", "Draft", "Speculation"), "outrider.core.draft"),
+    **dict.fromkeys(("Commit", "Drafter"), "outrider.core.drafter"),
+    **dict.fromkeys(_REQUEST, "outrider.core.request"),
     **dict.fromkeys(_ERRORS, "outrider.errors"),
 }
 
@@ -65,8 +55,8 @@ __all__ = [
     "ModelError",
     "OutriderError",
     "RequestFailed",
+    "RequestView",
     "SamplingParams",
-    "SequenceView",
     "Speculation",
     "StepTrace",
     "TokenLogprob",

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from outrider.control.controller import Controller
+from outrider.core.draft import Speculation
+from outrider.core.drafter import Drafter
 from outrider.errors import InvalidRequest, shown
 from outrider.models.checkpoints.progress import Progress, SilentProgress
 from outrider.sampling.params import SamplingParams
-from outrider.types import Drafter, Speculation
 
 T = TypeVar("T")
 

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from outrider.checks import whole
-from outrider.engine.sequence import Sequence as Running
+from outrider.core.draft import Speculation
+from outrider.core.request import Chunk, Completion
+from outrider.engine.request import Request
 from outrider.engine.service import Service
 from outrider.errors import InvalidRequest
 from outrider.llm import LLM, NO_VARIABLES, Message, Prompt, completions
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, Speculation
 
 
 class AsyncLLM:
@@ -26,7 +27,7 @@ class AsyncLLM:
     Whatever is asked for at the same time runs in one batch, and everybody gets what they would get alone. Between
     `async with` and its end the `LLM` answers here alone; afterwards it answers by itself again.
 
-    `max_queue`: the most sequences that wait beyond those that run; `Busy` is raised for more (None: all wait).
+    `max_queue`: the most requests that wait beyond those that run; `Busy` is raised for more (None: all wait).
     """
 
     def __init__(self, llm: LLM, *, max_queue: int | None = None) -> None:
@@ -39,7 +40,7 @@ class AsyncLLM:
     async def __aenter__(self) -> AsyncLLM:
         if self._service is not None and not self._service.ended:
             raise InvalidRequest("this AsyncLLM is open already")
-        # No sequence gains something more often than its context has tokens: nobody is too slow a reader.
+        # No request gains something more often than its context has tokens: nobody is too slow a reader.
         self._service = self.llm.service(max_queue=self._max_queue, buffer=self.llm.model.max_context)
         self._service.start()
         return self
@@ -77,14 +78,14 @@ class AsyncLLM:
         """As `LLM.stream`. What is not read to its end goes on until the iterator is closed (`aclose`) or its task is
         cancelled."""
 
-        def made() -> list[Running]:
-            return self.llm.sequences(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
+        def made() -> list[Request]:
+            return self.llm.requests(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
 
         service = self._open_service
-        sequences = await asyncio.to_thread(made)  # long prompts take a while to encode
-        if not sequences:
+        requests = await asyncio.to_thread(made)  # long prompts take a while to encode
+        if not requests:
             return
-        with service.stream(*sequences) as deliveries:
+        with service.stream(*requests) as deliveries:
             async for delivery in deliveries:
                 yield delivery.chunk
 

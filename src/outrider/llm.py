@@ -16,11 +16,15 @@ from outrider.checks import flag, whole
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import CostTable
+from outrider.core.draft import Speculation
+from outrider.core.drafter import Drafter, HasNetworks
+from outrider.core.model import LanguageModel
+from outrider.core.request import Chunk, Completion
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import available, build, build_router
 from outrider.engine.costs import Costs
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import Request
 from outrider.engine.service import Service
 from outrider.engine.text import TextStream
 from outrider.engine.turns import Turns
@@ -33,7 +37,6 @@ from outrider.parts import TargetParts
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
-from outrider.types import Chunk, Completion, Drafter, HasNetworks, LanguageModel, Speculation
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +59,8 @@ class LLM:
 
     `dtype`: auto, bf16, fp16, fp32, int8 or native, or as PyTorch names or gives them ("bfloat16", torch.bfloat16).
     `device`: auto, cpu, cuda or cuda:N. `threads`: of the CPU. `bitwise` None: on where it is nearly free.
-    `max_batch`: sequences that run together; more wait. `max_context`: tokens of prompt and answer to make room for.
-    `kv_tokens`: the most tokens that running sequences may have together (None: what the cache has room for).
+    `max_batch`: requests that run together; more wait. `max_context`: tokens of prompt and answer to make room for.
+    `kv_tokens`: the most tokens that running requests may have together (None: what the cache has room for).
     `remember`: lookup may draft from the answers to earlier requests; not for requests of different owners, who could
     tell by the time it takes. `progress`: told what takes long (None: nobody is). `quiet`: a context in which nothing
     else runs; what passes cost is then measured at once, inside of it, unless an earlier process has.
@@ -157,13 +160,13 @@ class LLM:
         speculate: bool = True,
         trace: bool = False,
     ) -> Iterator[Chunk]:
-        """As `generate`, one `Chunk` per sequence and step as it happens; `chunk.index` is the prompt's index.
+        """As `generate`, one `Chunk` per request and step as it happens; `chunk.index` is the prompt's index.
 
         Closing the iterator early, or losing it (or Ctrl-C), lets go of everything still running. What others ask for
         meanwhile runs in the same batch, and this one's chunks wait to be read.
         """
-        sequences = self.sequences(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
-        return self._turns.read(self._own_engine, sequences)
+        requests = self.requests(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
+        return self._turns.read(self._own_engine, requests)
 
     def chat(
         self,
@@ -266,7 +269,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """What runs sequences; for those who step it themselves. Leave `generate` alone then."""
+        """What runs requests; for those who step it themselves. Leave `generate` alone then."""
         if self._engine is None:
             raise InvalidRequest("this LLM is closed; make another one")
         return self._engine
@@ -290,7 +293,7 @@ class LLM:
         """The engine in a thread of its own, with an asyncio face (`Service`): for servers and `AsyncLLM`. Until it has
         been stopped, this LLM answers through it alone."""
         probe = SamplingParams(max_tokens=1, temperature=0)
-        service = Service(self._own_engine, max_queue=max_queue, buffer=buffer, probe=lambda: self.sequence([0], probe))
+        service = Service(self._own_engine, max_queue=max_queue, buffer=buffer, probe=lambda: self.request([0], probe))
         self._turns.lend(service)
         return service
 
@@ -345,7 +348,7 @@ class LLM:
 
     # -- requests as the engine takes them
 
-    def sequences(
+    def requests(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -353,8 +356,8 @@ class LLM:
         speculation: Speculation | Sequence[Speculation] | None = None,
         speculate: bool = True,
         trace: bool = False,
-    ) -> list[Running]:
-        """What `generate` is asked for, checked: a `sequence` per prompt."""
+    ) -> list[Request]:
+        """What `generate` is asked for, checked: a `request` per prompt."""
         batch = asked.prompts(prompts)
         each = asked.params(params, len(batch))
         if not flag("speculate", speculate):
@@ -363,11 +366,11 @@ class LLM:
             speculation = Speculation(max_nodes=0)
         ways = asked.speculations(speculation, len(batch))
         return [
-            self.sequence(prompt, p, speculation=way, trace=trace)
+            self.request(prompt, p, speculation=way, trace=trace)
             for prompt, p, way in zip(batch, each, ways, strict=True)
         ]
 
-    def sequence(
+    def request(
         self,
         prompt: Prompt,
         params: SamplingParams,
@@ -379,9 +382,9 @@ class LLM:
         priority: int = 0,
         trace: bool = False,
         shown: Collection[int] = (),
-    ) -> Running:
-        """A sequence for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed.
-        `cache_salt`: work is shared with sequences of the same salt alone. `principal`: whose it is; principals take
+    ) -> Request:
+        """A request for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed.
+        `cache_salt`: work is shared with requests of the same salt alone. `principal`: whose it is; principals take
         turns, and of each those of the lowest `priority` are begun first. `shown`: control tokens that are written
         out in the text, by their names."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else asked.token_ids("prompt", prompt)
@@ -399,7 +402,7 @@ class LLM:
             whole("choice", choice, 0),
             self._grammars,
         )
-        sequence = Running(
+        request = Request(
             id=next(self._ids),
             tokens=tokens,
             prompt_length=len(tokens),
@@ -413,11 +416,11 @@ class LLM:
             principal=principal,
             priority=whole("priority", priority),
         )
-        if (limit := sequence.grammar_limit) is not None:
+        if (limit := request.grammar_limit) is not None:
             raise InvalidRequest(f"grammar: {limit}")
-        if sequence.stuck:
+        if request.stuck:
             raise InvalidRequest("grammar: nothing can be written under it with these stop tokens and min_tokens")
-        return sequence
+        return request
 
     def _bytes(self, shown: Collection[int]) -> Callable[[int], bytes]:
         """What each token adds to a text."""

@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.core.model import DraftHead, LanguageModel
 from outrider.drafters.model import check_vocabularies
 from outrider.errors import DrafterError
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -16,7 +17,6 @@ from outrider.models.head.shipped import shipped_head
 from outrider.models.load import Placement, beside, load_model
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import built
-from outrider.types import DraftHead, LanguageModel
 from outrider.version import __version__
 
 

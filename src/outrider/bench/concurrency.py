@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outrider.bench.ours import sampling_params
 from outrider.bench.reading import Reading, Sampling, Stopwatch
 from outrider.bench.sampling import SamplingMethod
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import Request
 from outrider.llm import LLM
 
 _ENOUGH = 8
@@ -28,7 +28,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchRequest:
     """`lap`: how often its question has been asked before it in the same round."""
 
     prompt: Prompt
@@ -38,7 +38,7 @@ class Request:
 
 def requests_of(
     prompts: Sequence[Prompt], concurrency: int, method: SamplingMethod, max_tokens: int, seed: int
-) -> list[Request]:
+) -> list[BenchRequest]:
     """Those of a round: at least half as many again as are in flight, which join while others run; answers have from a
     quarter to the whole of `max_tokens` tokens, so that they leave one by one."""
     made = []
@@ -47,36 +47,36 @@ def requests_of(
         sampling = Sampling(
             max(2, round(share * max_tokens)), method.temperature, seed + index, method.top_k, method.top_p
         )
-        made.append(Request(prompts[index % len(prompts)], sampling, index // len(prompts)))
+        made.append(BenchRequest(prompts[index % len(prompts)], sampling, index // len(prompts)))
     return made
 
 
-def serve(llm: LLM, requests: Sequence[Request], concurrency: int, salt: str) -> list[Reading]:
+def serve(llm: LLM, asked: Sequence[BenchRequest], concurrency: int, salt: str) -> list[Reading]:
     """Answer all requests, at most `concurrency` of them in flight; readings in the order of the requests.
 
     They have no use for what was computed or said under another salt, or for the same question before: every round, and
     every repetition of a question, finds caches and memories as the first one does.
     """
-    coming = deque(enumerate(requests))
-    running: dict[int, tuple[int, Running, Stopwatch]] = {}
+    coming = deque(enumerate(asked))
+    running: dict[int, tuple[int, Request, Stopwatch]] = {}
     readings: dict[int, Reading] = {}
     engine = llm.engine
     try:
         while coming or running:
             while coming and len(running) < concurrency:
-                index, request = coming.popleft()
+                index, each = coming.popleft()
                 watch = Stopwatch()
-                params = sampling_params(request.sampling)
-                sequence = llm.sequence(request.prompt.token_ids, params, cache_salt=f"{salt}.{request.lap}")
-                running[sequence.id] = (index, sequence, watch)
-                engine.add(sequence)
+                params = sampling_params(each.sampling)
+                request = llm.request(each.prompt.token_ids, params, cache_salt=f"{salt}.{each.lap}")
+                running[request.id] = (index, request, watch)
+                engine.add(request)
             for chunk in engine.step():
-                index, sequence, watch = running[chunk.index]
+                index, request, watch = running[chunk.index]
                 watch.emit(chunk.token_ids)
-                if sequence.ended:
-                    readings[index] = watch.reading(sequence.drafted)
-                    del running[sequence.id]
+                if request.ended:
+                    readings[index] = watch.reading(request.drafted)
+                    del running[request.id]
     finally:
-        for _, sequence, _ in running.values():  # stopped on the way
-            engine.remove(sequence)
-    return [readings[index] for index in range(len(requests))]
+        for _, request, _ in running.values():  # stopped on the way
+            engine.remove(request)
+    return [readings[index] for index in range(len(asked))]

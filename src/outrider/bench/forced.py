@@ -8,13 +8,13 @@ import torch
 
 from outrider.bench.forced_kernel import forced_accept_kernel
 from outrider.bench.synthetic import SyntheticAcceptance
+from outrider.core.step import Offer, StepShape
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.graphs import Staging, bucket, oldest
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.lanes import MAX_LENGTH, OUT, STRIDE, WIDTH
 from outrider.models.cuda.stepper import DeviceStepper
-from outrider.sampling.chance import KeyedChance
-from outrider.types import Offer, StepShape
+from outrider.sampling.random_source import KeyedRandom
 
 
 class ForcedStepper(DeviceStepper):
@@ -33,7 +33,7 @@ class ForcedStepper(DeviceStepper):
 
     def launch(self, lanes: int, shape: StepShape, sampled: bool, offers: Mapping[int, Offer] = {}) -> None:
         sending = oldest(self._sending)
-        counts = [self._acceptance.accepted(KeyedChance(0, i, self._step)) for i in range(len(self._forced))]
+        counts = [self._acceptance.accepted(KeyedRandom(0, i, self._step)) for i in range(len(self._forced))]
         sending.free()[:] = torch.tensor(counts, dtype=torch.int32)
         sending.send(self._forced)
         self._step += 1

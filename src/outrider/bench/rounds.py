@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.bench.bystanders import Bystanders
-from outrider.bench.concurrency import Prompt, Request, requests_of, serve
+from outrider.bench.concurrency import BenchRequest, Prompt, requests_of, serve
 from outrider.bench.results import Results, finished_rounds
 from outrider.bench.sampling import parse
 from outrider.bench.waves import Answer, Cell, Wave
@@ -58,7 +58,7 @@ def measure_cells(
                 keep(results)
 
 
-def _wave(arm: Batched, cell: Cell, number: int, asked: Sequence[Request], others: Bystanders) -> Wave:
+def _wave(arm: Batched, cell: Cell, number: int, asked: Sequence[BenchRequest], others: Bystanders) -> Wave:
     others.start()
     started = perf_counter()
     readings = serve(arm.llm, asked, cell.concurrency, f"{cell.name} {number}")
@@ -70,7 +70,7 @@ def _wave(arm: Batched, cell: Cell, number: int, asked: Sequence[Request], other
     return Wave(arm.name, cell, number, seconds, tuple(answers), others.processors())
 
 
-def _warm_up(arms: Sequence[Batched], asked: Sequence[Request], concurrency: int) -> None:
+def _warm_up(arms: Sequence[Batched], asked: Sequence[BenchRequest], concurrency: int) -> None:
     """A short round that does not count, in which every number of requests in flight occurs once."""
     short = [
         replace(request, sampling=replace(request.sampling, max_tokens=_WARM_TOKENS + index))

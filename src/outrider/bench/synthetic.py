@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from outrider.core.draft import ROOT, Draft, Verdict
 from outrider.errors import InvalidRequest
-from outrider.sampling.chance import Chance, Stream
-from outrider.types import ROOT, Draft, Verdict
+from outrider.sampling.random_source import RandomSource, Stream
 from outrider.verify import RULES, Rules, Target
 
 
@@ -22,7 +22,7 @@ class SyntheticAcceptance:
 
     The number is one of the two whole ones next to mean_length - 1, drawn per step: of all ways to have that mean, the
     one with the least spread, so a short run measures it too. In a tree the first-drawn path is followed. A draft
-    shorter than what is drawn (the last ones of a sequence) is accepted whole.
+    shorter than what is drawn (the last ones of a request) is accepted whole.
     """
 
     draft_length: int
@@ -38,12 +38,12 @@ class SyntheticAcceptance:
                 f"tokens per step; choose one from 1 to {self.draft_length + 1}, or draft more"
             )
 
-    def accepted(self, chance: Chance) -> int:
+    def accepted(self, chance: RandomSource) -> int:
         """Drafted tokens to accept in the step of this chance: 0 to draft_length, on average mean_length - 1."""
         share, fewest = math.modf(self.mean_length - 1)
         return int(fewest) + chance.bernoulli(share, Stream.ACCEPT, ROOT)
 
-    def __call__(self, draft: Draft, target: Target, chance: Chance) -> Verdict:
+    def __call__(self, draft: Draft, target: Target, chance: RandomSource) -> Verdict:
         """A `Rule`; the last token is the target's own choice, so that what follows stays text-like."""
         path: list[int] = []
         node = ROOT
@@ -56,5 +56,5 @@ class SyntheticAcceptance:
         return Verdict(tuple(path), target.choose(node))
 
     def rules(self) -> Rules:
-        """For `Engine(rules=…)`: this, whatever rule a sequence's parameters name."""
+        """For `Engine(rules=…)`: this, whatever rule a request's parameters name."""
         return dict.fromkeys(RULES, self)

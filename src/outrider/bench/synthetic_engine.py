@@ -5,11 +5,12 @@ from __future__ import annotations
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.twin_model import CutVocabulary
 from outrider.control.controller import FixedLength
+from outrider.core.drafter import Drafter
+from outrider.core.model import LanguageModel, SteppingModel
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
+from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
-from outrider.engine.runahead import Runahead
-from outrider.types import Drafter, LanguageModel, SteppingModel
 
 
 def synthetic_engine(model: LanguageModel, drafter: Drafter, acceptance: SyntheticAcceptance) -> Engine:
@@ -25,5 +26,5 @@ def synthetic_engine(model: LanguageModel, drafter: Drafter, acceptance: Synthet
         draft = drafter.head if isinstance(drafter, HeadDrafter) else drafter.model
         if isinstance(target, CudaDecoder) and isinstance(draft, CudaDecoder | CudaHead):
             stepper = ForcedStepper(target, draft, acceptance, model.vocab_size)
-            engine.runahead = Runahead(stepper, drafter, controller)
+            engine.device = DeviceExecutor(stepper, drafter, controller)
     return engine

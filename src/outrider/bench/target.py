@@ -9,6 +9,8 @@ from pathlib import Path
 from outrider.bench.names import AUTO, ArmName
 from outrider.bench.twin import twin_shape
 from outrider.bench.twin_model import CutVocabulary, load_twin, load_twin_head
+from outrider.core.drafter import Drafter
+from outrider.core.model import DraftHead, LanguageModel
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.registry import build
@@ -24,7 +26,6 @@ from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import Placement, placement
-from outrider.types import Drafter, DraftHead, LanguageModel
 
 
 @dataclass

@@ -16,8 +16,8 @@ from outrider.cli.screen import answers, note, notes, paint, wants_colour
 from outrider.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from outrider.core.request import Chunk, Completion
     from outrider.llm import LLM
-    from outrider.types import Chunk, Completion
 
 Conversation = list[dict[str, str]]
 Verdict = Callable[["Completion", "Completion", str, str], str]

@@ -25,14 +25,14 @@ drafter, and the scripts in [examples/](../examples) run.
 _ORDER = {
     "Generating": ("LLM", "AsyncLLM", "SamplingParams", "Grammar", "Speculation"),
     "Results": ("Completion", "Chunk", "TokenLogprob", "StepTrace"),
-    "Writing a drafter": ("Drafter", "Draft", "Budget", "Commit", "SequenceView"),
+    "Writing a drafter": ("Drafter", "Draft", "Budget", "Commit", "RequestView"),
     "Errors": (
         *("OutriderError", "InvalidRequest", "ModelError", "DrafterError", "RequestFailed", "Busy", "Unavailable"),
     ),
 }
 
 _INTERNAL = {
-    "LLM": {"with_model", "with_engine", "engine", "service", "sequence", "sequences", "costs"},
+    "LLM": {"with_model", "with_engine", "engine", "service", "request", "requests", "costs"},
     "SamplingParams": {"resolve"},
 }
 """What other parts of the package use."""

@@ -13,7 +13,7 @@ from outrider.cli.options import DEFAULT_MODEL, Dtype
 from outrider.cli.screen import answers, note
 
 if TYPE_CHECKING:
-    from outrider.types import LanguageModel
+    from outrider.core.model import LanguageModel
 
 models = typer.Typer(
     help="List, fetch, find and remove the models known by name.", no_args_is_help=True, rich_markup_mode=None

@@ -10,7 +10,7 @@ from outrider.cli.screen import rich_colour
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from outrider.types import Completion, TokenLogprob
+    from outrider.core.request import Completion, TokenLogprob
 
 
 def as_json(done: Completion, *, model: str, drafter: str, word: trace.Word, steps: bool) -> dict[str, Any]:

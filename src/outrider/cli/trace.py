@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.screen import rich_colour
-from outrider.types import ROOT
+from outrider.core.draft import ROOT
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from outrider.core.request import StepTrace
     from outrider.models.checkpoints.tokenizer import Tokenizer
-    from outrider.types import StepTrace
 
 Word = Callable[[int], str]
 """Shows a token id to a person."""

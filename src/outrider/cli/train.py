@@ -104,9 +104,9 @@ def train(
     """Train a drafter for MODEL on text that MODEL writes: a head that reads its hidden states, or a small model."""
     from outrider.cli.progress import RichProgress
     from outrider.models.load import placement
+    from outrider.train.context import opener
     from outrider.train.run import run
     from outrider.train.settings import Asked
-    from outrider.train.workshop import opener
 
     place = placement(device=device, dtype="auto", bitwise=None, threads=None, max_batch=1, max_context=None)
     asked = Asked(

@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from itertools import pairwise
 
 from outrider.control.isotonic import isotonic
-from outrider.types import ROOT, Draft
+from outrider.core.draft import ROOT, Draft
 
 _EDGES = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 """Claims are told apart by the number of these that they reach."""

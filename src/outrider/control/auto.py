@@ -36,8 +36,11 @@ from outrider.control.prices import Prices
 from outrider.control.silence import Silence
 from outrider.control.survey import Survey
 from outrider.control.thrift import Thrift
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, Continues, Drafter, LooksUp
+from outrider.core.request import RequestView
+from outrider.core.step import PLAIN, StepPlan, StepShape
 from outrider.errors import InvalidRequest
-from outrider.types import PLAIN, Budget, Commit, Continues, Draft, Drafter, LooksUp, SequenceView, StepPlan, StepShape
 
 _PROMISED_NODES = 4
 """Of what the caller predicts, that are tried once."""
@@ -47,7 +50,7 @@ _EMPTY = Draft()
 
 
 @dataclass(slots=True)
-class _Request:
+class _State:
     """What is known of one request. Only their own parts change `chain`, `paid` and `leanings`."""
 
     chain: ChainState
@@ -64,8 +67,8 @@ class _Request:
 
 
 class AutoLength:
-    """Drafts of at most `nodes` nodes per sequence and `rows` verified rows per step (one per sequence included), but
-    for the first step of a sequence that brings a prediction."""
+    """Drafts of at most `nodes` nodes per request and `rows` verified rows per step (one per request included), but
+    for the first step of a request that brings a prediction."""
 
     lengths = LENGTHS
     offered_lengths = OFFERED_LENGTHS
@@ -98,7 +101,7 @@ class AutoLength:
         """Whether nothing was thought about in the step under way."""
         self._chains = Chains(nodes, self._silence, next(iter(self._known.values()), ()))
         self._offers = Offers(self._acceptance)
-        self._requests: dict[int, _Request] = {}
+        self._states: dict[int, _State] = {}
         self._steps = 0
         self._drafter: Drafter | None = None
         """The one asked last, and what it can look up."""
@@ -113,82 +116,80 @@ class AutoLength:
 
     # -- deciding
 
-    def draft(
-        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
-    ) -> list[Draft]:
-        requests = [self._request(s) for s in sequences]
+    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
+        states = [self._state(s) for s in requests]
         limits = [max(0, min(self.nodes, most)) for most in room]
         if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
             self._resting, self.issued = True, limits
-            return [_EMPTY] * len(requests)
-        owed, plain_due = any(request.promised for request in requests), self._prices.plain_due(self._steps)
+            return [_EMPTY] * len(states)
+        owed, plain_due = any(state.promised for state in states), self._prices.plain_due(self._steps)
         # A grammar may leave no choice at any step.
-        silent = self._silence.settled and all(s.params.grammar is None for s in sequences)
+        silent = self._silence.settled and all(s.params.grammar is None for s in requests)
         self._resting = not owed and self._thrift.rests(silent)
-        if self._resting or (not owed and (plain_due or self._paid is None or len(requests) >= self.rows)):
-            return self._given([_EMPTY] * len(requests))
-        costs = self._prices.step(len(requests), _context(sequences))
+        if self._resting or (not owed and (plain_due or self._paid is None or len(states) >= self.rows)):
+            return self._given([_EMPTY] * len(states))
+        costs = self._prices.step(len(states), _context(requests))
         if drafter is not self._drafter:
             self._drafter, self._lookup = drafter, drafter if isinstance(drafter, LooksUp) else None
-        found = self._looked_up(sequences, limits, tree)
-        drafts = self._paid_for(drafter, sequences, requests, limits, found, tree)
-        return self._given(self._chosen(requests, drafts, limits, costs))
+        found = self._looked_up(requests, limits, tree)
+        drafts = self._paid_for(drafter, requests, states, limits, found, tree)
+        return self._given(self._chosen(states, drafts, limits, costs))
 
-    def _looked_up(self, sequences: Sequence[SequenceView], limits: Sequence[int], tree: bool) -> list[Draft]:
+    def _looked_up(self, requests: Sequence[RequestView], limits: Sequence[int], tree: bool) -> list[Draft]:
         """What grammars force and lookups find, all that could be worth a row."""
-        known = list(map(forced, sequences, limits))
+        known = list(map(forced, requests, limits))
         if self._lookup is None:
             return known
         if not self._steps % _SELDOM:
             self._modesty = self._acceptance.greatest_modesty(self._paid.costs if self._paid else ())
         least = floor(self._prices.row, self._prices.token, self._modesty)
-        found = self._lookup.look_up(sequences, [Budget(limit, limit, least, tree) for limit in limits])
+        found = self._lookup.look_up(requests, [Budget(limit, limit, least, tree) for limit in limits])
         return [joined(*pair, tree) for pair in zip(known, found, strict=True)]
 
     def _paid_for(
         self,
         drafter: Drafter,
-        sequences: Sequence[SequenceView],
-        requests: Sequence[_Request],
+        requests: Sequence[RequestView],
+        states: Sequence[_State],
         limits: Sequence[int],
         found: list[Draft],
         tree: bool,
     ) -> list[Draft]:
         """What was found, joined with what drafters that make passes are paid to add; before it is known what they
         cost nobody is paid."""
-        names = [self._lookup.paid(s) for s in sequences] if self._lookup else [drafter.name] * len(requests)
+        names = [self._lookup.paid(s) for s in requests] if self._lookup else [drafter.name] * len(states)
         if self._paid is None or not any(names):
             return found
         drafts = found
-        if not self._paid.rests([request.paid for request in requests]):
-            candidates = list(map(_candidate, sequences, requests, names, limits, found))
-            drafts = self._paid.drafts(drafter, sequences, candidates, self._prices, tree)
-        self._away = all(request.paid.away for request in requests)
+        if not self._paid.rests([state.paid for state in states]):
+            candidates = list(map(_candidate, requests, states, names, limits, found))
+            drafts = self._paid.drafts(drafter, requests, candidates, self._prices, tree)
+        self._away = all(state.paid.away for state in states)
         return drafts
 
     def _chosen(
-        self, requests: Sequence[_Request], drafts: Sequence[Draft], limits: Sequence[int], costs: Sequence[float]
+        self, states: Sequence[_State], drafts: Sequence[Draft], limits: Sequence[int], costs: Sequence[float]
     ) -> list[Draft]:
         """Of everything proposed, what is worth its row."""
-        if not any(draft.tokens for draft in drafts) and not any(request.paid.drafter for request in requests):
+        if not any(draft.tokens for draft in drafts) and not any(state.paid.drafter for state in states):
             self._best = 0.0
-            for request in requests:
-                request.promised = False
+            for state in states:
+                state.promised = False
             return list(drafts)
-        chances = [self._acceptance.chances(d, r.leanings) for d, r in zip(drafts, requests, strict=True)]
+        chances = [self._acceptance.chances(d, r.leanings) for d, r in zip(drafts, states, strict=True)]
         self._best = max((max(mine) for mine in chances if mine), default=0.0)
-        owed = [_owed(request, draft) for request, draft in zip(requests, drafts, strict=True)]
-        ledgers = [request.ledger for request in requests]
+        owed = [_owed(state, draft) for state, draft in zip(states, drafts, strict=True)]
+        ledgers = [state.ledger for state in states]
         nodes, row = kept(drafts, chances, limits, owed, costs, self._prices.token, ledgers)
         if row:
             self._prices.row = row
         chosen = []
-        for request, draft, mine, taken in zip(requests, drafts, chances, nodes, strict=True):
-            request.promised, request.proposed = False, draft
-            request.nodes, request.expected = len(taken), sum([mine[i] for i in taken])
+        for state, draft, mine, taken in zip(states, drafts, chances, nodes, strict=True):
+            state.promised, state.proposed = False, draft
+            state.nodes, state.expected = len(taken), sum([mine[i] for i in taken])
             chosen.append(draft if len(taken) == len(draft) else draft.only(sorted(taken)))
             if self._paid is not None:
-                self._paid.rate(request.paid, draft, mine, taken, self._prices)
+                self._paid.rate(state.paid, draft, mine, taken, self._prices)
         return chosen
 
     def _given(self, drafts: list[Draft]) -> list[Draft]:
@@ -198,28 +199,28 @@ class AutoLength:
 
     def plan(
         self,
-        sequences: Sequence[SequenceView],
+        requests: Sequence[RequestView],
         seconds: Mapping[StepShape, float],
         limit: int,
         lookup: Continues | None = None,
     ) -> StepPlan:
         self._on_device = True
-        if lookup is not None and not time_to_look_up(len(sequences), seconds[PLAIN]):
+        if lookup is not None and not time_to_look_up(len(requests), seconds[PLAIN]):
             lookup = None
-        if lookup is None and self._chains.rests(len(sequences)):
-            self.issued = [0] * len(sequences)
+        if lookup is None and self._chains.rests(len(requests)):
+            self.issued = [0] * len(requests)
             return StepPlan(PLAIN, {})
-        requests = [self._request(s) for s in sequences]
-        chains = [request.chain for request in requests]
-        allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
+        states = [self._state(s) for s in requests]
+        chains = [state.chain for state in states]
+        allowed = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
-        ledgers, found = [request.ledger for request in requests], {}
+        ledgers, found = [state.ledger for state in states], {}
         longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
         if lookup is not None and longest >= LEAST_OFFERED:
             reach = [self._chains.ahead(chain) + longest for chain in chains]
-            found = self._offers.step(lookup, sequences, [r.leanings for r in requests], reach)
+            found = self._offers.step(lookup, requests, [r.leanings for r in states], reach)
         plan = self._chains.plan(chains, ledgers, seconds, most, found)
-        self.issued = [plan.shape.verified] * len(requests)
+        self.issued = [plan.shape.verified] * len(states)
         return plan
 
     # -- learning
@@ -232,80 +233,80 @@ class AutoLength:
         self._steps += 1
         if device and chains is None:
             return
-        requests = [self._request(commit.sequence) for commit in commits]
-        context = _context([commit.sequence for commit in commits])
+        states = [self._state(commit.request) for commit in commits]
+        context = _context([commit.request for commit in commits])
         timed = target_seconds > 0
         if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
         if self._resting and chains is None:
-            self._rested(requests)
+            self._rested(states)
             return
         if chains is not None:
-            states, ledgers = [request.chain for request in requests], [request.ledger for request in requests]
-            self._chains.observe(chains, states, ledgers, commits)
+            ledgers = [state.ledger for state in states]
+            self._chains.observe(chains, [state.chain for state in states], ledgers, commits)
             return
         if self._paid is None or not timed:
-            for request in requests:
-                request.proposed, request.nodes = _EMPTY, 0
+            for state in states:
+                state.proposed, state.nodes = _EMPTY, 0
             return
-        self._prices.observe(len(requests), rows, context, target_seconds)
-        if rows == len(requests) and not any(request.paid.drafter for request in requests):
+        self._prices.observe(len(states), rows, context, target_seconds)
+        if rows == len(states) and not any(state.paid.drafter for state in states):
             self._thrift.observe(draft_seconds, target_seconds)
-        charged = self._charges(self._paid, requests, context, rows, draft_seconds, target_seconds)
-        total, expected = sum(charged), sum([request.expected for request in requests])
-        for request, commit, charge in zip(requests, commits, charged, strict=True):
-            if request.proposed.tokens:
-                self._acceptance.observe(request.proposed, request.leanings, commit.tokens)
+        charged = self._charges(self._paid, states, context, rows, draft_seconds, target_seconds)
+        total, expected = sum(charged), sum([state.expected for state in states])
+        for state, commit, charge in zip(states, commits, charged, strict=True):
+            if state.proposed.tokens:
+                self._acceptance.observe(state.proposed, state.leanings, commit.tokens)
             gained = len(commit.tokens) - 1
-            request.ledger.step(charge, gained, gained - total / len(requests))
-            request.paid.end_step()
-            request.proposed, request.nodes, request.expected = _EMPTY, 0, 0.0
-        self._prices.value(len(requests), total, expected, self._steps)
+            state.ledger.step(charge, gained, gained - total / len(states))
+            state.paid.end_step()
+            state.proposed, state.nodes, state.expected = _EMPTY, 0, 0.0
+        self._prices.value(len(states), total, expected, self._steps)
 
-    def _rested(self, requests: Sequence[_Request]) -> None:
+    def _rested(self, states: Sequence[_State]) -> None:
         """A plain step that nothing was thought about is over."""
         self._prices.rested()
-        for request in requests:
-            request.ledger.rest(1)
-            request.paid.end_step()
-            request.paid.rest -= 1
+        for state in states:
+            state.ledger.rest(1)
+            state.paid.end_step()
+            state.paid.rest -= 1
 
     def _charges(
         self,
         paid: PaidDrafters,
-        requests: Sequence[_Request],
+        states: Sequence[_State],
         context: float,
         rows: int,
         drafting: float,
         target: float,
     ) -> list[float]:
         """What drafting has added to this step for each, in plain passes of one request; what it took is learned."""
-        asked = [request.paid.drafter is not None for request in requests]
-        if rows == len(requests) and not any(asked):
-            return [0.0] * len(requests)
-        states, level = [request.paid for request in requests], self._prices.level
-        paid.observe(states, drafting / level)
-        nodes, costs = [request.nodes for request in requests], self._prices.costs(context)
-        return charges(nodes, asked, paid.expected_seconds(states), rows, (drafting + target) / level, costs)
+        asked = [state.paid.drafter is not None for state in states]
+        if rows == len(states) and not any(asked):
+            return [0.0] * len(states)
+        drafters, level = [state.paid for state in states], self._prices.level
+        paid.observe(drafters, drafting / level)
+        nodes, costs = [state.nodes for state in states], self._prices.costs(context)
+        return charges(nodes, asked, paid.expected_seconds(drafters), rows, (drafting + target) / level, costs)
 
-    def lost(self, sequence: SequenceView) -> None:
-        if request := self._requests.get(sequence.id):
-            request.chain.since = None
+    def lost(self, request: RequestView) -> None:
+        if state := self._states.get(request.id):
+            state.chain.since = None
 
     def abandon(self) -> None:
         self._chains.abandon()
 
-    def forget(self, sequence: SequenceView) -> None:
-        self._requests.pop(sequence.id, None)
-        self._offers.forget(sequence)
+    def forget(self, request: RequestView) -> None:
+        self._states.pop(request.id, None)
+        self._offers.forget(request)
 
-    def _request(self, sequence: SequenceView) -> _Request:
-        request = self._requests.get(sequence.id)
-        if request is None:
-            promised = bool(sequence.speculation.prediction)
-            request = self._requests[sequence.id] = _Request(self._chains.newcomer(), promised)
-        return request
+    def _state(self, request: RequestView) -> _State:
+        state = self._states.get(request.id)
+        if state is None:
+            promised = bool(request.speculation.prediction)
+            state = self._states[request.id] = _State(self._chains.newcomer(), promised)
+        return state
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:
         return PaidDrafters(table, self.nodes, self._acceptance, self._known) if table else None
@@ -315,7 +316,7 @@ class AutoLength:
     @property
     def held(self) -> int:
         """Sequences known."""
-        return len(self._requests)
+        return len(self._states)
 
     @property
     def belief(self) -> Belief:
@@ -330,14 +331,14 @@ class AutoLength:
             drafting={name: cost.per_level / prices.plain_token for name, cost in drafting},
             acceptance=self._acceptance.rates(),
             best=self._best,
-            ledger=min((request.ledger.left for request in self._requests.values()), default=0.0),
+            ledger=min((state.ledger.left for state in self._states.values()), default=0.0),
             drafted=sum(self.issued),
         )
 
-    def pays(self, sequences: int) -> bool:
+    def pays(self, requests: int) -> bool:
         if self._on_device:
-            return self._chains.reads(sequences)
-        return self._paid is None or self._paid.pays(self._prices.efficiency, sequences)
+            return self._chains.reads(requests)
+        return self._paid is None or self._paid.pays(self._prices.efficiency, requests)
 
     @property
     def away(self) -> bool:
@@ -348,16 +349,16 @@ class AutoLength:
         return self._silence.settled
 
 
-def _candidate(sequence: SequenceView, request: _Request, name: str | None, limit: int, found: Draft) -> Candidate:
+def _candidate(request: RequestView, state: _State, name: str | None, limit: int, found: Draft) -> Candidate:
     # What is drawn to be rejected or not may not be dropped, nor joined with what was found.
-    exclusive = sequence.params.verify == "rejection"
-    return Candidate(request.paid, request.ledger, request.leanings, name, limit, found, exclusive)
+    exclusive = request.params.verify == "rejection"
+    return Candidate(state.paid, state.ledger, state.leanings, name, limit, found, exclusive)
 
 
-def _owed(request: _Request, draft: Draft) -> int:
+def _owed(state: _State, draft: Draft) -> int:
     """Nodes that are verified whatever is believed of them."""
-    return _PROMISED_NODES if request.promised and "prediction" in (draft.source, *draft.sources) else 0
+    return _PROMISED_NODES if state.promised and "prediction" in (draft.source, *draft.sources) else 0
 
 
-def _context(sequences: Sequence[SequenceView]) -> float:
-    return sum([len(s.tokens) for s in sequences]) / len(sequences)
+def _context(requests: Sequence[RequestView]) -> float:
+    return sum([len(s.tokens) for s in requests]) / len(requests)

@@ -18,7 +18,8 @@ from outrider.control.ledger import Ledger
 from outrider.control.levels import HOPE, Levels, hoped
 from outrider.control.offers import Found
 from outrider.control.silence import LATEST, SOONEST, Silence
-from outrider.types import PLAIN, Commit, StepPlan, StepShape
+from outrider.core.drafter import Commit
+from outrider.core.step import PLAIN, StepPlan, StepShape
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """Those a device is asked for."""

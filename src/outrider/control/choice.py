@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.control.ledger import Ledger
-from outrider.types import Draft
+from outrider.core.draft import Draft
 
 _SLACK, _FEW_LEVELS = 0.7, 8
 """Drafters leave out what claims less than this share of what is worth a row (what exactly is, is chosen afterwards);
@@ -19,7 +19,7 @@ those that are too modest, less by as much as that makes over a few levels."""
 
 class Chosen(NamedTuple):
     sizes: list[int]
-    """Nodes kept of each sequence, its likeliest."""
+    """Nodes kept of each request, its likeliest."""
     row: float
     """What each of them adds to the pass, on average; where none is kept, the first."""
 
@@ -27,8 +27,8 @@ class Chosen(NamedTuple):
 def chosen(
     chances: Sequence[Sequence[float]], costs: Sequence[float], price: float, patience: Sequence[float]
 ) -> Chosen:
-    """How many of each sequence's nodes to verify. `chances[i]` falling; `costs[r]`: of a pass of r rows; `price`: what
-    a token is worth. `patience[i]`: how much longer than a plain pass this one may take for what sequence i does not
+    """How many of each request's nodes to verify. `chances[i]` falling; `costs[r]`: of a pass of r rows; `price`: what
+    a token is worth. `patience[i]`: how much longer than a plain pass this one may take for what request i does not
     itself gain, in plain passes."""
     plain, most = len(chances), len(costs) - 1
     order = sorted(((chance, i) for i, mine in enumerate(chances) for chance in mine), reverse=True)
@@ -66,7 +66,7 @@ def kept(
     price: float,
     ledgers: Sequence[Ledger],
 ) -> Kept:
-    """The nodes of each sequence's draft to verify: those worth their row that its ledger can bear; at least `owed[i]`
+    """The nodes of each request's draft to verify: those worth their row that its ledger can bear; at least `owed[i]`
     and never more than `most[i]`. A draft with `q` was drawn to be verified whole, and is."""
     orders: list[list[int]] = []
     for draft, mine, limit in zip(drafts, chances, most, strict=True):

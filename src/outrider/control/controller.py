@@ -10,8 +10,11 @@ from outrider.control.belief import Belief
 from outrider.control.choice import joined
 from outrider.control.forced import forced
 from outrider.control.offers import Offers
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, Continues, Drafter, LooksUp
+from outrider.core.request import RequestView
+from outrider.core.step import StepPlan, StepShape
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Continues, Draft, Drafter, LooksUp, SequenceView, StepPlan, StepShape
 
 CLAIM = 0.8
 """What each level of a draft made on a device claims, where the one before is right; how often they are is learned."""
@@ -20,7 +23,7 @@ CLAIM = 0.8
 class Controller(Protocol):
     """Has the drafts of every step made, as large as they pay, and learns from what came of them.
 
-    It can change the speed, never the text. Per step: `draft`, then `observe`; `forget` once a sequence has ended.
+    It can change the speed, never the text. Per step: `draft`, then `observe`; `forget` once a request has ended.
     Where a device takes the steps, `plan` is asked instead, for the next step before this one is observed, so that it
     never waits for the host; steps are observed in the order they were planned.
     """
@@ -37,7 +40,7 @@ class Controller(Protocol):
 
     @property
     def issued(self) -> Sequence[int]:
-        """Nodes that were drafted last, by sequence, for people to watch."""
+        """Nodes that were drafted last, by request, for people to watch."""
         ...
 
     @property
@@ -45,14 +48,14 @@ class Controller(Protocol):
         """What its decisions rest on; None where it makes none."""
         ...
 
-    def pays(self, sequences: int) -> bool:
+    def pays(self, requests: int) -> bool:
         """Whether drafters that make passes are expected to be asked, by requests of which nothing is known yet, while
         so many run."""
         ...
 
     @property
     def away(self) -> bool:
-        """Whether none of the running sequences' drafters that make passes will be asked for long."""
+        """Whether none of the running requests' drafters that make passes will be asked for long."""
         ...
 
     @property
@@ -60,16 +63,14 @@ class Controller(Protocol):
         """Whether nothing has been drafted for a while, nor is expected to be."""
         ...
 
-    def draft(
-        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
-    ) -> list[Draft]:
-        """The drafts to verify, one per sequence in order. `tree`: whether the target can verify trees. `room[i]`: the
-        most nodes that the context and the request still allow sequence i."""
+    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
+        """The drafts to verify, one per request in order. `tree`: whether the target can verify trees. `room[i]`: the
+        most nodes that the context and the request still allow request i."""
         ...
 
     def plan(
         self,
-        sequences: Sequence[SequenceView],
+        requests: Sequence[RequestView],
         seconds: Mapping[StepShape, float],
         limit: int,
         lookup: Continues | None = None,
@@ -83,7 +84,7 @@ class Controller(Protocol):
         `draft_seconds`, everything else `target_seconds`."""
         ...
 
-    def lost(self, sequence: SequenceView) -> None:
+    def lost(self, request: RequestView) -> None:
         """Its steps under way on a device will not be observed."""
         ...
 
@@ -91,7 +92,7 @@ class Controller(Protocol):
         """No step under way on a device will be observed."""
         ...
 
-    def forget(self, sequence: SequenceView) -> None: ...
+    def forget(self, request: RequestView) -> None: ...
 
 
 class FixedLength:
@@ -111,44 +112,42 @@ class FixedLength:
         self._tree = tree
         self._offers = Offers(Acceptance())
 
-    def draft(
-        self, drafter: Drafter, sequences: Sequence[SequenceView], tree: bool, room: Sequence[int]
-    ) -> list[Draft]:
+    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
         sizes = [max(0, min(self.nodes, most)) for most in room]
         budgets = [Budget(size, size, 0.0, tree and self._tree) for size in sizes]
         if not isinstance(drafter, LooksUp):
-            drafts = drafter.propose(sequences, budgets)
+            drafts = drafter.propose(requests, budgets)
         else:
-            drafts = drafter.look_up(sequences, budgets)
-            left = [b if drafter.paid(s) else Budget(0, 0) for s, b in zip(sequences, budgets, strict=True)]
+            drafts = drafter.look_up(requests, budgets)
+            left = [b if drafter.paid(s) else Budget(0, 0) for s, b in zip(requests, budgets, strict=True)]
             if any(budget.nodes for budget in left):
-                guessed = drafter.propose(sequences, left)
+                guessed = drafter.propose(requests, left)
                 drafts = [joined(*pair, tree and self._tree) for pair in zip(drafts, guessed, strict=True)]
-        known = list(map(forced, sequences, sizes))
+        known = list(map(forced, requests, sizes))
         drafts = [joined(*pair, tree and self._tree) for pair in zip(known, drafts, strict=True)]
         drafts = [_likeliest(draft, size) for draft, size in zip(drafts, sizes, strict=True)]
         self.issued = [len(draft) for draft in drafts]
         return drafts
 
-    def pays(self, sequences: int) -> bool:
+    def pays(self, requests: int) -> bool:
         return self.nodes > 0
 
     def plan(
         self,
-        sequences: Sequence[SequenceView],
+        requests: Sequence[RequestView],
         seconds: Mapping[StepShape, float],
         limit: int,
         lookup: Continues | None = None,
     ) -> StepPlan:
         """What is found is offered where it promises more than what is drafted there claims."""
-        allowed = [s.speculation.max_nodes for s in sequences if s.speculation.max_nodes is not None]
+        allowed = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
         length = min([self.nodes, limit, *allowed])
-        self.issued = [length] * len(sequences)
+        self.issued = [length] * len(requests)
         drafts = any(shape.drafted for shape in seconds)
         offers = {}
         if lookup is not None and length:
-            none: list[Leanings] = [{} for _ in sequences]
-            found = self._offers.step(lookup, sequences, none, [2 * length + 1] * len(sequences))
+            none: list[Leanings] = [{} for _ in requests]
+            found = self._offers.step(lookup, requests, none, [2 * length + 1] * len(requests))
             claimed, ahead = sum(CLAIM ** (k + 1) for k in range(length)), length + 1
             for i, each in found.items():
                 if not drafts or each.gain(ahead, length) > each.holds(ahead) * claimed:
@@ -158,14 +157,14 @@ class FixedLength:
     def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
         pass
 
-    def lost(self, sequence: SequenceView) -> None:
+    def lost(self, request: RequestView) -> None:
         pass
 
     def abandon(self) -> None:
         pass
 
-    def forget(self, sequence: SequenceView) -> None:
-        self._offers.forget(sequence)
+    def forget(self, request: RequestView) -> None:
+        self._offers.forget(request)
 
 
 def _likeliest(draft: Draft, nodes: int) -> Draft:

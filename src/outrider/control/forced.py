@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import mul
 
-from outrider.types import Draft, SequenceView
+from outrider.core.draft import Draft
+from outrider.core.request import RequestView
 
 _CERTAIN, _SPELLED = 0.999, 0.97
 """What is claimed of a token that is the only one allowed, and of one whose text alone is known; how often they are
@@ -14,9 +15,9 @@ right is learned."""
 NAME = "grammar"
 
 
-def forced(sequence: SequenceView, nodes: int) -> Draft:
+def forced(request: RequestView, nodes: int) -> Draft:
     """A single path of at most `nodes` nodes."""
-    known = sequence.forced
+    known = request.forced
     if known is None or not known.tokens or nodes < 1:
         return Draft()
     tokens = known.tokens[:nodes]

@@ -12,7 +12,10 @@ from heapq import nsmallest
 from itertools import pairwise
 
 from outrider.control.acceptance import Acceptance, Leanings
-from outrider.types import Continues, Draft, Offer, SequenceView
+from outrider.core.draft import Draft
+from outrider.core.drafter import Continues
+from outrider.core.request import RequestView
+from outrider.core.step import Offer
 
 OFFERED = 40
 """Tokens looked up, at most."""
@@ -88,40 +91,40 @@ class Offers:
     def step(
         self,
         lookup: Continues,
-        sequences: Sequence[SequenceView],
+        requests: Sequence[RequestView],
         leanings: Sequence[Leanings],
         wanted: Sequence[int],
     ) -> dict[int, Found]:
-        """What there is to offer, by places of `sequences`. `wanted[i]`: tokens that it should reach. Where more
+        """What there is to offer, by places of `requests`. `wanted[i]`: tokens that it should reach. Where more
         requests need something than can be asked for, those asked longest ago come first."""
         self._steps += 1
         due = []
-        for i, (sequence, leaning) in enumerate(zip(sequences, leanings, strict=True)):
-            if self._followed(sequence, leaning) < wanted[i]:
+        for i, (request, leaning) in enumerate(zip(requests, leanings, strict=True)):
+            if self._followed(request, leaning) < wanted[i]:
                 due.append(i)
-        for i in nsmallest(_AT_ONCE, due, key=lambda i: self._asked.get(sequences[i].id, -1)):
-            self._look_up(lookup, sequences[i], leanings[i], min(OFFERED, wanted[i] + _MORE))
+        for i in nsmallest(_AT_ONCE, due, key=lambda i: self._asked.get(requests[i].id, -1)):
+            self._look_up(lookup, requests[i], leanings[i], min(OFFERED, wanted[i] + _MORE))
         found = self._found
-        return {i: found[sequence.id] for i, sequence in enumerate(sequences) if sequence.id in found}
+        return {i: found[request.id] for i, request in enumerate(requests) if request.id in found}
 
-    def _followed(self, sequence: SequenceView, leanings: Leanings) -> int:
+    def _followed(self, request: RequestView, leanings: Leanings) -> int:
         """Hold what was found against what came; how many tokens of it are left."""
-        found = self._found.get(sequence.id)
+        found = self._found.get(request.id)
         if found is None:
             return 0
-        if found.start < len(sequence.tokens):
-            claims, right = found.follow(sequence.tokens)
+        if found.start < len(request.tokens):
+            claims, right = found.follow(request.tokens)
             self._acceptance.followed(found.source, claims, right, leanings)
         if not found.left:
-            del self._found[sequence.id]
+            del self._found[request.id]
         return found.left
 
-    def _look_up(self, lookup: Continues, sequence: SequenceView, leanings: Leanings, count: int) -> None:
-        self._asked[sequence.id] = self._steps
-        draft = lookup.continuation(sequence, count)
+    def _look_up(self, lookup: Continues, request: RequestView, leanings: Leanings, count: int) -> None:
+        self._asked[request.id] = self._steps
+        draft = lookup.continuation(request, count)
         if draft.tokens:
-            self._found[sequence.id] = Found(draft, self._acceptance.along(draft, leanings), len(sequence.tokens))
+            self._found[request.id] = Found(draft, self._acceptance.along(draft, leanings), len(request.tokens))
 
-    def forget(self, sequence: SequenceView) -> None:
-        self._found.pop(sequence.id, None)
-        self._asked.pop(sequence.id, None)
+    def forget(self, request: RequestView) -> None:
+        self._found.pop(request.id, None)
+        self._asked.pop(request.id, None)

@@ -18,7 +18,9 @@ from outrider.control.levels import HOPE, Levels, hoped
 from outrider.control.pace import LONG_PAUSE, DraftPace
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
-from outrider.types import Budget, Draft, Drafter, SequenceView
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Drafter
+from outrider.core.request import RequestView
 
 _NOTHING, _EMPTY = Budget(0, 0), Draft()
 _TRIAL_NODES = 2
@@ -91,7 +93,7 @@ class PaidDrafters:
         """Of each drafter thought of so far, in the table's seconds."""
         return self._costs
 
-    def pays(self, efficiency: float, sequences: int) -> bool:
+    def pays(self, efficiency: float, requests: int) -> bool:
         """Whether some drafter is expected to gain newcomers more than it costs, where a token costs `efficiency` of
         what it costs plainly and so many run together; also where nothing is known of any."""
         names, efficiency = self._table.drafting, min(1.0, efficiency)
@@ -99,9 +101,9 @@ class PaidDrafters:
             return True
         if not any(self._gains_newcomers(name, efficiency * self._table.first) for name in names):
             return False
-        costs = self._table.pass_seconds(2 * sequences, self._table.contexts[0])
-        token, row = efficiency * costs[sequences] / sequences, (costs[-1] - costs[sequences]) / sequences
-        return any(self._newcomer(n).first * token > row + self._cost(n).per_level / sequences for n in names)
+        costs = self._table.pass_seconds(2 * requests, self._table.contexts[0])
+        token, row = efficiency * costs[requests] / requests, (costs[-1] - costs[requests]) / requests
+        return any(self._newcomer(n).first * token > row + self._cost(n).per_level / requests for n in names)
 
     def rests(self, states: Collection[PaidState]) -> bool:
         """A step begins: whether nobody need be paid in it, without a closer look."""
@@ -114,7 +116,7 @@ class PaidDrafters:
     def drafts(
         self,
         drafter: Drafter,
-        sequences: Sequence[SequenceView],
+        requests: Sequence[RequestView],
         candidates: Sequence[Candidate],
         prices: Prices,
         tree: bool,
@@ -124,7 +126,7 @@ class PaidDrafters:
         if not any(budget.nodes for budget in budgets):
             return [candidate.found for candidate in candidates]
         left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
-        return [joined(*pair, tree) for pair in zip(left, drafter.propose(sequences, budgets), strict=True)]
+        return [joined(*pair, tree) for pair in zip(left, drafter.propose(requests, budgets), strict=True)]
 
     def _budgets(self, candidates: Sequence[Candidate], prices: Prices, tree: bool) -> list[Budget]:
         hopes = [self._hopes(candidate, prices.token) for candidate in candidates]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from outrider.types import StepShape
+from outrider.core.step import StepShape
 
 _LEVEL, _OFF = 1 / 8, 1 / 16
 """What one step counts for in the averages."""
@@ -33,7 +33,7 @@ def guessed(shapes: Sequence[StepShape]) -> dict[StepShape, float]:
 
 
 class StepCosts:
-    """Of steps of about as many sequences, by their shape."""
+    """Of steps of about as many requests, by their shape."""
 
     def __init__(self, measured: Mapping[StepShape, float]) -> None:
         self._measured = measured

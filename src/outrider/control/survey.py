@@ -8,7 +8,7 @@ from statistics import median
 from time import perf_counter
 
 from outrider.control.costs import ROWS, CostTable, DraftCost
-from outrider.types import Measurable
+from outrider.core.model import Measurable
 
 _SHARE = 0.15
 """Of a step, at most, that measuring takes after it (but one piece at least)."""

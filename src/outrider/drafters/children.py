@@ -8,13 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outrider.drafters.growth import Offer
-from outrider.sampling.chance import Chance, Stream
+from outrider.core.request import ResolvedParams
+from outrider.drafters.tree_builder import Offer
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key
+from outrider.sampling.random_source import RandomSource, Stream
 from outrider.sampling.warp import process, truncate, warp
-from outrider.types import ResolvedParams
 
 
 def samples(params: ResolvedParams) -> bool:
@@ -56,7 +56,7 @@ def sampled_offers(
     history: History,
     paths: Sequence[Sequence[int]],
     count: int,
-    chance: Chance,
+    chance: RandomSource,
     declared: list[Tensor],
 ) -> list[Offer]:
     """Per row of `logits` [R, V]: children drawn without replacement from its distribution.
@@ -91,7 +91,7 @@ def in_turn(children: Sequence[tuple[int, float]]) -> Callable[[int], tuple[int,
 
 
 def _without_replacement(
-    weights: Tensor, chance: Chance, declare: Callable[[], None]
+    weights: Tensor, chance: RandomSource, declare: Callable[[], None]
 ) -> Callable[[int], tuple[int, float]]:
     def draw(node: int) -> tuple[int, float]:
         token = chance.categorical(weights, Stream.DRAFT, node)

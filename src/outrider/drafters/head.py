@@ -9,30 +9,21 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from outrider.drafters.beam import WIDTH, Beam
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.model import DraftHead, NoiseKey, RankingHead, Rows, SteppingHead
+from outrider.core.request import RequestView
+from outrider.core.step import HandedOver, PendingFeatures
+from outrider.drafters.best_first_tree import WIDTH, BestFirstTree
 from outrider.drafters.children import in_turn, sampled_offers, samples
-from outrider.drafters.growth import Growth, Offer
-from outrider.drafters.quiet import Kept, chosen, copied, joined, kept
-from outrider.drafters.reduced import ReducedVocabulary, fp32_temperature, plainly_ranked
+from outrider.drafters.draft_vocab import ReducedVocabulary, fp32_temperature, plainly_ranked
+from outrider.drafters.host_rows import Kept, chosen, copied, joined, kept
 from outrider.drafters.remains import Remains
+from outrider.drafters.tree_builder import Offer, TreeBuilder
 from outrider.errors import DrafterError
-from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
 from outrider.sampling.noise import row_key
-from outrider.types import (
-    Budget,
-    Commit,
-    Draft,
-    DraftHead,
-    DraftsThere,
-    HandedOver,
-    LeftBehind,
-    NoiseKey,
-    RankingHead,
-    Rows,
-    SequenceView,
-    SteppingHead,
-)
+from outrider.sampling.random_source import KeyedRandom, RandomSource
 
 WAITING = 32
 """Tokens whose features are kept for the head while it drafts nothing; older ones are dropped unread, and what follows
@@ -60,7 +51,7 @@ class HeadDrafterConfig:
 
 @dataclass(slots=True)
 class _Held:
-    """A sequence as the head knows it: its cache slot, and what the target has run that the head has not yet.
+    """A request as the head knows it: its cache slot, and what the target has run that the head has not yet.
 
     Token i of `tokens` follows the position whose features are row i of `features`, all pieces together. Tokens before
     these are in the cache, one row each, but for the first of the text, which has none, and `dropped` others.
@@ -98,7 +89,7 @@ class _Held:
 
 
 class HeadDrafter:
-    """Grows a tree from the head's own guesses, one head pass per level for all sequences together.
+    """Grows a tree from the head's own guesses, one head pass per level for all requests together.
 
     Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection: drawn
     one after the other without replacement from keyed chance, and `q` says from what.
@@ -115,7 +106,7 @@ class HeadDrafter:
         vocab_size: int,
         config: HeadDrafterConfig | None = None,
         *,
-        chance: Callable[[int, int, int], Chance] = KeyedChance,
+        chance: Callable[[int, int, int], RandomSource] = KeyedRandom,
     ) -> None:
         """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
         self._head = head
@@ -150,59 +141,59 @@ class HeadDrafter:
         """Whether every draft is a single path."""
         return self._branching == 1
 
-    def open(self, sequence: SequenceView) -> None:
-        self._hold(sequence, self._head.open())
+    def open(self, request: RequestView) -> None:
+        self._hold(request, self._head.open())
 
-    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
+    def reach(self, request: RequestView, source: int, common: int) -> int:
         """Row i holds token i + 1, so the last common token has no row of use; and the target must run at least one
         more before the last, for the features the first draft begins with. Rows that are missing become a gap: the
         target runs nothing again to have them."""
-        return max(0, min(common - 1, len(sequence.tokens) - 2))
+        return max(0, min(common - 1, len(request.tokens) - 2))
 
-    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
+    def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
         if source in self._held:
             self._settle(self._held[source])
         rows = min(length, self._whole_rows(source))
-        held = self._hold(sequence, self._remains.open(source, self._slot(source), rows, keep))
+        held = self._hold(request, self._remains.open(source, self._slot(source), rows, keep))
         if rows < length:
             held.whole, held.dropped = rows, length - rows
 
     def _whole_rows(self, source: int) -> int:
-        """Rows there are of this sequence, open or closed, before any gap."""
+        """Rows there are of this request, open or closed, before any gap."""
         held = self._held.get(source)
         return held.whole if held and held.whole is not None else self._remains.length(source, self._slot(source))
 
-    def close(self, sequence: SequenceView) -> None:
+    def close(self, request: RequestView) -> None:
         """What follows a gap is of no use to others."""
-        held = self._held.pop(sequence.id)
+        held = self._held.pop(request.id)
         self._settle(held)
         if held.whole is not None:
             self._head.rollback(held.slot, held.whole)
-        self._remains.close(sequence.id, held.slot)
+        self._remains.close(request.id, held.slot)
 
     def _settle(self, held: _Held) -> None:
         """Before others take over its rows: what waits is read, unless the head is not in use here anyway."""
         if held.whole is None and self._head.length(held.slot):
             self._catch_up([held])
 
-    def _slot(self, sequence: int) -> int | None:
-        held = self._held.get(sequence)
+    def _slot(self, request: int) -> int | None:
+        held = self._held.get(request)
         return None if held is None else held.slot
 
-    def _hold(self, sequence: SequenceView, slot: int) -> _Held:
-        prompt = sequence.tokens[: sequence.prompt_length]
-        held = self._held[sequence.id] = _Held(slot, len(prompt), History(prompt))
+    def _hold(self, request: RequestView, slot: int) -> _Held:
+        prompt = request.tokens[: request.prompt_length]
+        held = self._held[request.id] = _Held(slot, len(prompt), History(prompt))
         return held
 
-    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
+    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """A prompt's features go into the head's cache at once, all but the last: that row is where the first draft
         begins. A step's wait until it is known what was accepted, and then for a draft. What comes while no draft is
         expected leaves a gap; of a prompt the last few wait all the same, unless they would have to be brought to a
         device, which keeps those of its own steps."""
         prompts: list[_Held] = []
         if not soon and (self.chains or all(rows.logits is None for rows in batch)):
-            for sequence, rows in zip(sequences, batch, strict=True):
-                held = self._held[sequence.id]
+            for request, rows in zip(requests, batch, strict=True):
+                held = self._held[request.id]
                 if rows.logits is None:
                     held.unseen = True
                 else:
@@ -213,15 +204,15 @@ class HeadDrafter:
         if shared:
             seen = copied(seen)
         stop = 0
-        for sequence, rows in zip(sequences, batch, strict=True):
-            held = self._held[sequence.id]
+        for request, rows in zip(requests, batch, strict=True):
+            held = self._held[request.id]
             start, stop = stop, stop + len(rows.tokens)
             piece = seen[start:stop] if shared else copied(seen[start:stop])
             if rows.logits is None:
                 held.passed = piece
                 continue
             after = self._rows(held) + held.dropped + 1
-            held.wait(sequence.tokens[after : after + len(piece)], piece)
+            held.wait(request.tokens[after : after + len(piece)], piece)
             prompts.append(held)
         if soon:
             self._catch_up(prompts)
@@ -231,7 +222,7 @@ class HeadDrafter:
     def observe(self, commits: Sequence[Commit]) -> None:
         """What is not drafted for runs no pass here, however long: it leaves a gap."""
         for commit in commits:
-            held = self._held.get(commit.sequence.id)
+            held = self._held.get(commit.request.id)
             if held is None:
                 continue
             if held.unseen:
@@ -263,10 +254,10 @@ class HeadDrafter:
     def there(self) -> DraftsThere | None:
         return DraftsThere(self, self._head) if self.chains else None
 
-    def hand_over(self, sequences: Sequence[SequenceView], soon: bool) -> list[HandedOver]:
+    def hand_over(self, requests: Sequence[RequestView], soon: bool) -> list[HandedOver]:
         """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that; where
         no drafts are expected, what waits before it is left out."""
-        all_held = [self._held[sequence.id] for sequence in sequences]
+        all_held = [self._held[request.id] for request in requests]
         if soon:
             self._catch_up(all_held)
         handed = []
@@ -277,9 +268,9 @@ class HeadDrafter:
             held.tokens, held.features = [], []
         return handed
 
-    def take_back(self, sequence: SequenceView, left: LeftBehind) -> None:
+    def take_back(self, request: RequestView, left: PendingFeatures) -> None:
         """Go on where steps on the device have ended."""
-        held, tokens, features = self._held[sequence.id], sequence.tokens, left.features
+        held, tokens, features = self._held[request.id], request.tokens, left.features
         assert features is not None
         assert isinstance(self._head, SteppingHead)
         if left.gap > held.dropped and held.whole is None:  # some of those that came since may be missing
@@ -289,9 +280,9 @@ class HeadDrafter:
         self._head.advance(held.slot, rows - self._head.length(held.slot))
         held.tokens, held.features = list(tokens[len(tokens) - len(features) :]), [features] if len(features) else []
 
-    def leave(self, sequence: SequenceView, seen: int) -> None:
+    def leave(self, request: RequestView, seen: int) -> None:
         """It ends where it was handed over, with rows of `seen` tokens but for gaps: others may begin with those."""
-        held = self._held[sequence.id]
+        held = self._held[request.id]
         more = seen - held.dropped - self._head.length(held.slot)
         if more > 0 and isinstance(self._head, SteppingHead):
             self._head.advance(held.slot, more)
@@ -300,9 +291,9 @@ class HeadDrafter:
         """In the cache, and about to be."""
         return self._head.length(held.slot) + len(held.tokens)
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         wanted = [i for i, budget in enumerate(budgets) if budget.nodes]
-        plans = [self._plan(sequences[i], budgets[i]) for i in wanted]
+        plans = [self._plan(requests[i], budgets[i]) for i in wanted]
         active = [plan for plan in plans if plan.growth.growing]
         if active:
             self._absorb(active)
@@ -313,22 +304,22 @@ class HeadDrafter:
             drafts[i] = plan.draft(self.name)
         return drafts
 
-    def _plan(self, sequence: SequenceView, budget: Budget) -> _Plan:
+    def _plan(self, request: RequestView, budget: Budget) -> _Plan:
         """An empty draft, its budget cut to what the head's cache can take."""
-        held, params = self._held[sequence.id], sequence.params
-        held.history.append(sequence.tokens[held.prompt_length + held.history.generated :])
+        held, params = self._held[request.id], request.params
+        held.history.append(request.tokens[held.prompt_length + held.history.generated :])
         room = self._head.max_context - self._rows(held)
         nodes = min(budget.nodes, room) if held.tokens else 0
         depth = budget.depth if self.chains or not budget.tree else min(budget.depth, self._depth)
         given = Budget(max(nodes, 0), depth, budget.floor, budget.tree)
         branching = self._branching if budget.tree else 1
         # What is sampled must be proposed, and a chain has nothing to choose among.
-        kind = Growth if samples(params) or branching == 1 else Beam
-        if kind is Beam:  # which runs more rows than it proposes: WIDTH for every level but the last
+        kind = TreeBuilder if samples(params) or branching == 1 else BestFirstTree
+        if kind is BestFirstTree:  # which runs more rows than it proposes: WIDTH for every level but the last
             given = replace(given, depth=min(depth, 1 + max(room, 0) // WIDTH))
         growth = kind(given, branching)
-        step = len(sequence.tokens) - held.prompt_length
-        return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
+        step = len(request.tokens) - held.prompt_length
+        return _Plan(request, held, growth, self._chance(params.seed, params.choice, step))
 
     def _catch_up(self, all_held: Sequence[_Held]) -> None:
         """Put what the target has run into the cache, all but the last row: a draft begins with that."""
@@ -341,7 +332,7 @@ class HeadDrafter:
                 self._head.commit(rows.slot, range(len(rows.tokens)))
 
     def _absorb(self, plans: Sequence[_Plan]) -> None:
-        """Bring the cache up to each sequence's last token, and grow the first level from there."""
+        """Bring the cache up to each request's last token, and grow the first level from there."""
         for plan in plans:
             self._drop_draft(plan.held)
         while waiting := [plan for plan in plans if plan.held.tokens]:
@@ -357,7 +348,7 @@ class HeadDrafter:
 
     def _next_rows(self, waiting: Sequence[_Held], leave: int = 0) -> tuple[list[Rows], Tensor]:
         """As many rows as one pass takes, all but the last `leave` of each, and their features; what follows the last
-        row of a sequence is wanted."""
+        row of a request is wanted."""
         batch, features, room = [], [], self._head.chunk
         for held in waiting:
             count = min(room, len(held.tokens) - leave)
@@ -416,10 +407,12 @@ class HeadDrafter:
 
 
 class _Plan:
-    """The draft of one sequence in one step."""
+    """The draft of one request in one step."""
 
-    def __init__(self, sequence: SequenceView, held: _Held, growth: Growth | Beam, chance: Chance) -> None:
-        self.sequence = sequence
+    def __init__(
+        self, request: RequestView, held: _Held, growth: TreeBuilder | BestFirstTree, chance: RandomSource
+    ) -> None:
+        self.request = request
         self.held = held
         self.growth = growth
         self._chance = chance
@@ -428,11 +421,11 @@ class _Plan:
 
     @property
     def plainly_ranked(self) -> bool:
-        return plainly_ranked(self.sequence.params, self.growth.depth) and not samples(self.sequence.params)
+        return plainly_ranked(self.request.params, self.growth.depth) and not samples(self.request.params)
 
     def noise_keys(self) -> list[NoiseKey | None]:
         """The noise each node of the last level draws its children with. A level's nodes stand at one position."""
-        params, level = self.sequence.params, self.growth.level
+        params, level = self.request.params, self.growth.level
         if params.temperature == 0:
             return [None] * len(level)
         position = self.held.history.generated + self.growth.depth
@@ -440,7 +433,7 @@ class _Plan:
 
     def offers(self, logits: Tensor, vocabulary: ReducedVocabulary, branching: int) -> list[Offer]:
         """From the logits [nodes, draft vocabulary] of the last level."""
-        params, history = self.sequence.params, self.held.history
+        params, history = self.request.params, self.held.history
         paths = [self.growth.path(node) for node in self.growth.level]
         if samples(params):
             wide = vocabulary.widened(logits)

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.model import Rows
+from outrider.core.request import RequestView
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.types import Budget, Commit, Draft, DraftsThere, Rows, SequenceView
 
 
 class MixDrafter:
@@ -29,8 +32,8 @@ class MixDrafter:
     def there(self) -> DraftsThere | None:
         return self._head.there
 
-    def continuation(self, sequence: SequenceView, count: int) -> Draft:
-        return self._suffix.continuation(sequence, count)
+    def continuation(self, request: RequestView, count: int) -> Draft:
+        return self._suffix.continuation(request, count)
 
     @property
     def networks(self) -> Mapping[str, object]:
@@ -40,36 +43,36 @@ class MixDrafter:
     def acceptance(self) -> Mapping[str, Sequence[float]]:
         return self._head.acceptance
 
-    def open(self, sequence: SequenceView) -> None:
-        self._head.open(sequence)
-        self._suffix.open(sequence)
+    def open(self, request: RequestView) -> None:
+        self._head.open(request)
+        self._suffix.open(request)
 
-    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
-        return self._head.reach(sequence, source, common)
+    def reach(self, request: RequestView, source: int, common: int) -> int:
+        return self._head.reach(request, source, common)
 
-    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
-        self._head.open_from(sequence, source, length, keep)
-        self._suffix.open(sequence)
+    def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
+        self._head.open_from(request, source, length, keep)
+        self._suffix.open(request)
 
     @property
     def held(self) -> int:
         return max(self._head.held, self._suffix.held)
 
-    def close(self, sequence: SequenceView) -> None:
-        self._head.close(sequence)
-        self._suffix.close(sequence)
+    def close(self, request: RequestView) -> None:
+        self._head.close(request)
+        self._suffix.close(request)
 
-    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
-        self._head.read(sequences, batch, features, soon)
+    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
+        self._head.read(requests, batch, features, soon)
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self._suffix.look_up(sequences, budgets)
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self._suffix.look_up(requests, budgets)
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return self._head.name
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self._head.propose(sequences, budgets)
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self._head.propose(requests, budgets)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         self._head.observe(commits)

@@ -9,25 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.core.draft import ROOT, Budget, Draft
+from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.model import LanguageModel, Rows, SteppingModel
+from outrider.core.request import RequestView
+from outrider.core.step import HandedOver, PendingFeatures
 from outrider.drafters.children import ranked_offers, sampled_offers, samples
-from outrider.drafters.growth import Growth
 from outrider.drafters.remains import Remains
+from outrider.drafters.tree_builder import TreeBuilder
 from outrider.errors import DrafterError
-from outrider.sampling.chance import Chance, KeyedChance
 from outrider.sampling.history import History
-from outrider.types import (
-    ROOT,
-    Budget,
-    Commit,
-    Draft,
-    DraftsThere,
-    HandedOver,
-    LanguageModel,
-    LeftBehind,
-    Rows,
-    SequenceView,
-    SteppingModel,
-)
+from outrider.sampling.random_source import KeyedRandom, RandomSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +35,7 @@ class ModelDrafterConfig:
 
 @dataclass(slots=True)
 class _Held:
-    """What the draft model's cache holds of a sequence: `committed` tokens, then rows of its draft."""
+    """What the draft model's cache holds of a request: `committed` tokens, then rows of its draft."""
 
     slot: int
     prompt_length: int
@@ -57,7 +49,7 @@ class ModelDrafter:
 
     Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection:
     drawn one after the other without replacement from keyed chance, and `q` says from what. One forward per
-    level for all sequences together.
+    level for all requests together.
     """
 
     name = "model"
@@ -68,7 +60,7 @@ class ModelDrafter:
         config: ModelDrafterConfig | None = None,
         *,
         vocab_size: int | None = None,
-        chance: Callable[[int, int, int], Chance] = KeyedChance,
+        chance: Callable[[int, int, int], RandomSource] = KeyedRandom,
     ) -> None:
         """`vocab_size`: the width of the target's logits, where it differs (padding of a shared vocabulary).
         `chance`: outcomes for (seed, choice, step); the exactness tests enumerate them."""
@@ -79,30 +71,30 @@ class ModelDrafter:
         self._held: dict[int, _Held] = {}
         self._remains = Remains(model)
 
-    def open(self, sequence: SequenceView) -> None:
-        self._hold(sequence, self._model.open())
+    def open(self, request: RequestView) -> None:
+        self._hold(request, self._model.open())
 
-    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
+    def reach(self, request: RequestView, source: int, common: int) -> int:
         """All of it: what its cache lacks, the draft model runs by itself."""
         return common
 
-    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
+    def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
         slot = self._slot(source)
         known = min(length, self._remains.length(source, slot))
-        self._hold(sequence, self._remains.open(source, slot, known, keep))
+        self._hold(request, self._remains.open(source, slot, known, keep))
 
-    def _slot(self, sequence: int) -> int | None:
-        held = self._held.get(sequence)
+    def _slot(self, request: int) -> int | None:
+        held = self._held.get(request)
         return None if held is None else held.slot
 
-    def _hold(self, sequence: SequenceView, slot: int) -> None:
-        prompt = sequence.tokens[: sequence.prompt_length]
-        self._held[sequence.id] = _Held(slot, len(prompt), History(prompt), self._model.length(slot))
+    def _hold(self, request: RequestView, slot: int) -> None:
+        prompt = request.tokens[: request.prompt_length]
+        self._held[request.id] = _Held(slot, len(prompt), History(prompt), self._model.length(slot))
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         """What is not drafted for costs nothing here; the draft model catches up with its text when it is, in bulk."""
         wanted = [i for i, budget in enumerate(budgets) if budget.nodes]
-        plans = [self._plan(sequences[i], budgets[i]) for i in wanted]
+        plans = [self._plan(requests[i], budgets[i]) for i in wanted]
         active = [plan for plan in plans if plan.growth.growing]
         logits = self._catch_up(active)
         while active:
@@ -144,69 +136,69 @@ class ModelDrafter:
     def there(self) -> DraftsThere | None:
         return DraftsThere(self, self._model) if self.chains else None
 
-    def hand_over(self, sequences: Sequence[SequenceView], soon: bool) -> list[HandedOver]:
+    def hand_over(self, requests: Sequence[RequestView], soon: bool) -> list[HandedOver]:
         """Bring the caches up to all tokens but the last, for steps on the device."""
-        for sequence in sequences:
-            held = self._held[sequence.id]
-            self._settle(held, sequence.tokens)
-            while piece := sequence.tokens[held.committed : len(sequence.tokens) - 1][: self._model.chunk]:
+        for request in requests:
+            held = self._held[request.id]
+            self._settle(held, request.tokens)
+            while piece := request.tokens[held.committed : len(request.tokens) - 1][: self._model.chunk]:
                 self._model.forward([Rows.chain(held.slot, piece, logits=())])
                 self._model.commit(held.slot, range(len(piece)))
                 held.committed += len(piece)
-        return [HandedOver(self._held[sequence.id].slot) for sequence in sequences]
+        return [HandedOver(self._held[request.id].slot) for request in requests]
 
-    def take_back(self, sequence: SequenceView, left: LeftBehind) -> None:
+    def take_back(self, request: RequestView, left: PendingFeatures) -> None:
         """Go on where steps on the device have ended: all tokens but the last were run there."""
-        self.leave(sequence, len(sequence.tokens) - 1)
+        self.leave(request, len(request.tokens) - 1)
 
-    def leave(self, sequence: SequenceView, seen: int) -> None:
+    def leave(self, request: RequestView, seen: int) -> None:
         """So many of its tokens were run on the device."""
-        held = self._held[sequence.id]
+        held = self._held[request.id]
         if seen > held.committed and isinstance(self._model, SteppingModel):
             self._model.advance(held.slot, seen - held.committed)
             held.committed = seen
 
-    def close(self, sequence: SequenceView) -> None:
-        self._remains.close(sequence.id, self._held.pop(sequence.id).slot)
+    def close(self, request: RequestView) -> None:
+        self._remains.close(request.id, self._held.pop(request.id).slot)
 
-    def _plan(self, sequence: SequenceView, budget: Budget) -> _Plan:
+    def _plan(self, request: RequestView, budget: Budget) -> _Plan:
         """An empty draft, its budget cut to what the draft model can take."""
-        held, params = self._held[sequence.id], sequence.params
-        room = self._model.max_context - len(sequence.tokens)
-        known = max(sequence.tokens[held.committed :], default=0) < self._model.vocab_size
+        held, params = self._held[request.id], request.params
+        room = self._model.max_context - len(request.tokens)
+        known = max(request.tokens[held.committed :], default=0) < self._model.vocab_size
         # All nodes but the last level's are run, so one more than fits may be drafted.
         nodes = min(budget.nodes, room + 1) if room >= 0 and known else 0
-        growth = Growth(dataclasses.replace(budget, nodes=nodes), self._branching)
-        step = len(sequence.tokens) - sequence.prompt_length
-        return _Plan(sequence, held, growth, self._chance(params.seed, params.choice, step))
+        growth = TreeBuilder(dataclasses.replace(budget, nodes=nodes), self._branching)
+        step = len(request.tokens) - request.prompt_length
+        return _Plan(request, held, growth, self._chance(params.seed, params.choice, step))
 
     def _catch_up(self, plans: Sequence[_Plan]) -> list[Tensor]:
-        """Bring the cache up to each sequence's last token; its logits [1, V] per plan."""
+        """Bring the cache up to each request's last token; its logits [1, V] per plan."""
         logits: dict[int, Tensor] = {}
         for plan in plans:
-            self._settle(plan.held, plan.sequence.tokens)
-        while waiting := [plan for plan in plans if plan.sequence.id not in logits]:
+            self._settle(plan.held, plan.request.tokens)
+        while waiting := [plan for plan in plans if plan.request.id not in logits]:
             batch: list[Rows] = []
             ready: list[int] = []
             room = self._model.chunk
             for plan in waiting:
-                held, tokens = plan.held, plan.sequence.tokens
+                held, tokens = plan.held, plan.request.tokens
                 piece = tokens[held.committed : held.committed + room]
                 if not piece:
                     break
                 room -= len(piece)
                 last = held.committed + len(piece) == len(tokens)
                 batch.append(Rows.chain(held.slot, piece, logits=[len(piece) - 1] if last else []))
-                ready += [plan.sequence.id] if last else []
+                ready += [plan.request.id] if last else []
             out = self._model.forward(batch)
             for rows, plan in zip(batch, waiting, strict=False):
                 self._model.commit(rows.slot, range(len(rows.tokens)))
                 plan.held.committed += len(rows.tokens)
-            logits |= {sequence: out[i : i + 1] for i, sequence in enumerate(ready)}
-        return [logits[plan.sequence.id] for plan in plans]
+            logits |= {request: out[i : i + 1] for i, request in enumerate(ready)}
+        return [logits[plan.request.id] for plan in plans]
 
     def _settle(self, held: _Held, tokens: Sequence[int]) -> None:
-        """Keep of the last draft's rows those the sequence took, drop the others, and count its new tokens.
+        """Keep of the last draft's rows those the request took, drop the others, and count its new tokens.
 
         The last token is always left to be run again: its logits are where a draft begins.
         """
@@ -254,10 +246,10 @@ class ModelDrafter:
 
 
 class _Plan:
-    """The draft of one sequence in one step."""
+    """The draft of one request in one step."""
 
-    def __init__(self, sequence: SequenceView, held: _Held, growth: Growth, chance: Chance) -> None:
-        self.sequence = sequence
+    def __init__(self, request: RequestView, held: _Held, growth: TreeBuilder, chance: RandomSource) -> None:
+        self.request = request
         self.held = held
         self.growth = growth
         self._chance = chance
@@ -265,7 +257,7 @@ class _Plan:
 
     def grow(self, logits: Tensor, branching: int) -> None:
         """Add a level, given the logits [R, V] of the last one's nodes."""
-        params, history = self.sequence.params, self.held.history
+        params, history = self.request.params, self.held.history
         paths = [self.growth.path(node) for node in self.growth.level]
         if samples(params):
             offers = sampled_offers(logits, params, history, paths, branching, self._chance, self._q)

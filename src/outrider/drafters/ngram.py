@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.request import RequestView
 from outrider.errors import InvalidRequest
-from outrider.types import Budget, Commit, Draft, DraftsThere, SequenceView
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,10 @@ _LONGEST = 32
 
 
 class _Index:
-    """Where every short run of tokens of one sequence was last continued.
+    """Where every short run of tokens of one request was last continued.
 
     `after[run]` is the position of the token that followed the latest occurrence of `run` (a tuple of
-    min_ngram to max_ngram tokens). A run enters when its continuation is known, so the sequence's own end
+    min_ngram to max_ngram tokens). A run enters when its continuation is known, so the request's own end
     never matches itself. Invariant: `size` tokens are indexed; each costs max_ngram - min_ngram + 1 dict
     writes, and none is looked at again.
     """
@@ -82,39 +84,39 @@ class NgramDrafter:
     def held(self) -> int:
         return len(self._indexes)
 
-    def open(self, sequence: SequenceView) -> None:
-        index = self._indexes[sequence.id] = _Index()
-        index.update(sequence.tokens, self.config)
+    def open(self, request: RequestView) -> None:
+        index = self._indexes[request.id] = _Index()
+        index.update(request.tokens, self.config)
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(sequences, budgets)
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(requests, budgets)
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return None
 
     @property
     def there(self) -> DraftsThere:
         return DraftsThere()
 
-    def continuation(self, sequence: SequenceView, count: int) -> Draft:
-        return self._propose(sequence, Budget(count, count, tree=False))
+    def continuation(self, request: RequestView, count: int) -> Draft:
+        return self._propose(request, Budget(count, count, tree=False))
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
-            self._indexes[commit.sequence.id].update(commit.sequence.tokens, self.config)
+            self._indexes[commit.request.id].update(commit.request.tokens, self.config)
 
-    def close(self, sequence: SequenceView) -> None:
-        self._indexes.pop(sequence.id, None)
+    def close(self, request: RequestView) -> None:
+        self._indexes.pop(request.id, None)
 
-    def _propose(self, sequence: SequenceView, budget: Budget) -> Draft:
+    def _propose(self, request: RequestView, budget: Budget) -> Draft:
         limit = min(budget.nodes, budget.depth)
         if limit <= 0:
             return Draft(source=self.name)
-        text = sequence.tokens
-        index = self._indexes[sequence.id]
+        text = request.tokens
+        index = self._indexes[request.id]
         index.update(text, self.config)
         matched, position = index.find(text, self.config)
         if not matched:

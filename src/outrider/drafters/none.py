@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.types import Budget, Commit, Draft, DraftsThere, SequenceView
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.request import RequestView
 
 
 class NoDrafter:
@@ -12,17 +14,17 @@ class NoDrafter:
 
     name = "none"
 
-    def open(self, sequence: SequenceView) -> None:
+    def open(self, request: RequestView) -> None:
         pass
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(sequences, budgets)
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(requests, budgets)
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return None
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return [Draft() for _ in sequences]
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [Draft() for _ in requests]
 
     @property
     def there(self) -> DraftsThere:
@@ -31,5 +33,5 @@ class NoDrafter:
     def observe(self, commits: Sequence[Commit]) -> None:
         pass
 
-    def close(self, sequence: SequenceView) -> None:
+    def close(self, request: RequestView) -> None:
         pass

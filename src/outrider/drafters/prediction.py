@@ -10,7 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from outrider.types import Budget, Commit, Draft, DraftsThere, SequenceView
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.request import RequestView
 
 _FAITH = 8
 """A prediction is trusted from the start as if so many tokens had agreed."""
@@ -92,40 +94,40 @@ class PredictionDrafter:
     def __init__(self) -> None:
         self._predictions: dict[int, _Prediction] = {}
 
-    def open(self, sequence: SequenceView) -> None:
-        if sequence.speculation.prediction:
-            prediction = _Prediction(sequence.speculation.prediction, sequence.prompt_length)
-            prediction.update(sequence.tokens)
-            self._predictions[sequence.id] = prediction
+    def open(self, request: RequestView) -> None:
+        if request.speculation.prediction:
+            prediction = _Prediction(request.speculation.prediction, request.prompt_length)
+            prediction.update(request.tokens)
+            self._predictions[request.id] = prediction
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(sequences, budgets)
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(requests, budgets)
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return None
 
     @property
     def there(self) -> DraftsThere:
         return DraftsThere()
 
-    def continuation(self, sequence: SequenceView, count: int) -> Draft:
-        return self._propose(sequence, Budget(count, count, tree=False))
+    def continuation(self, request: RequestView, count: int) -> Draft:
+        return self._propose(request, Budget(count, count, tree=False))
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         if not self._predictions:
             return
         for commit in commits:
-            if known := self._predictions.get(commit.sequence.id):
-                known.update(commit.sequence.tokens)
+            if known := self._predictions.get(commit.request.id):
+                known.update(commit.request.tokens)
 
-    def close(self, sequence: SequenceView) -> None:
-        self._predictions.pop(sequence.id, None)
+    def close(self, request: RequestView) -> None:
+        self._predictions.pop(request.id, None)
 
-    def _propose(self, sequence: SequenceView, budget: Budget) -> Draft:
-        known = self._predictions.get(sequence.id)
+    def _propose(self, request: RequestView, budget: Budget) -> Draft:
+        known = self._predictions.get(request.id)
         limit = min(budget.nodes, budget.depth)
         if known is None or known.place is None or limit <= 0:
             return Draft(source=self.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from outrider.core.drafter import Drafter
+from outrider.core.model import DraftHead, LanguageModel
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
@@ -13,7 +15,6 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.router import RouterDrafter, router
 from outrider.drafters.suffix import SuffixConfig, SuffixDrafter
 from outrider.errors import DrafterError
-from outrider.types import Drafter, DraftHead, LanguageModel
 
 
 class Parts(Protocol):

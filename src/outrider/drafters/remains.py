@@ -1,20 +1,20 @@
-"""What a drafter's own cache still holds of sequences that were closed."""
+"""What a drafter's own cache still holds of requests that were closed."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from outrider.types import DraftHead, KeepsPrefixes, LanguageModel
+from outrider.core.model import DraftHead, KeepsPrefixes, LanguageModel
 
 
 class _Left(NamedTuple):
-    sequence: int
+    request: int
     length: int
     epoch: int
 
 
 class Remains:
-    """Opens and closes slots of one cache, and finds what a sequence has in it or left in it.
+    """Opens and closes slots of one cache, and finds what a request has in it or left in it.
 
     Slots in use are named by the caller, who knows them; a cache that cannot keep anything gives empty slots."""
 
@@ -23,14 +23,14 @@ class Remains:
         self._keeps = cache if isinstance(cache, KeepsPrefixes) else None
         self._left: dict[int, _Left] = {}  # by slot
 
-    def close(self, sequence: int, slot: int) -> None:
+    def close(self, request: int, slot: int) -> None:
         if self._keeps is not None:
-            self._left = {at: left for at, left in self._left.items() if left.sequence != sequence}
-            self._left[slot] = _Left(sequence, self._keeps.length(slot), self._keeps.epoch(slot))
+            self._left = {at: left for at, left in self._left.items() if left.request != request}
+            self._left[slot] = _Left(request, self._keeps.length(slot), self._keeps.epoch(slot))
         self._cache.close(slot)
 
     def length(self, source: int, slot: int | None) -> int:
-        """Tokens (or rows) held of the sequence `source`, which has `slot` or (None) was closed."""
+        """Tokens (or rows) held of the request `source`, which has `slot` or (None) was closed."""
         if self._keeps is None:
             return 0
         if slot is not None:
@@ -53,6 +53,6 @@ class Remains:
     def _find(self, source: int) -> int | None:
         """The closed slot that still holds what `source` left."""
         for slot, left in self._left.items():
-            if left.sequence == source and self._keeps is not None and self._keeps.epoch(slot) == left.epoch:
+            if left.request == source and self._keeps is not None and self._keeps.epoch(slot) == left.epoch:
                 return slot
         return None

@@ -7,24 +7,23 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from outrider.drafters.none import NoDrafter
-from outrider.drafters.prediction import PredictionDrafter
-from outrider.drafters.quiet import joined
-from outrider.errors import DrafterError
-from outrider.types import (
-    Budget,
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import (
     Commit,
     Continues,
-    Draft,
     Drafter,
     FollowsPrefixes,
     HasNetworks,
     LooksUp,
     ReadsFeatures,
-    Rows,
-    SequenceView,
     StepsOnDevice,
 )
+from outrider.core.model import Rows
+from outrider.core.request import RequestView
+from outrider.drafters.host_rows import joined
+from outrider.drafters.none import NoDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.errors import DrafterError
 
 
 def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
@@ -34,13 +33,13 @@ def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
 
 
 class RouterDrafter:
-    """Each sequence belongs to the drafter its `speculation` names (None: the default) for all its life. All sequences
-    of a step that share a drafter are proposed for in one call. Where a sequence has a prediction that knows how to go
+    """Each request belongs to the drafter its `speculation` names (None: the default) for all its life. All requests
+    of a step that share a drafter are proposed for in one call. Where a request has a prediction that knows how to go
     on, that is looked up instead of anything else; drafts say by their source whose they are.
 
     One that may have no nodes, plain decoding, belongs to nobody: no drafter is told of it, nor learns from it. Only
     where a drafter makes its drafts on a device it is the default's all the same: steps there are taken for its
-    sequences alone, and cost it nothing when they draft nothing."""
+    requests alone, and cost it nothing when they draft nothing."""
 
     name = "router"
 
@@ -54,7 +53,7 @@ class RouterDrafter:
         self._reader = default if isinstance(default, ReadsFeatures) else None
         self._continuing = {id(d): d for d in (default, *others.values()) if isinstance(d, Continues)}
         self._route: dict[int, Drafter] = {}
-        """The drafter of every open sequence."""
+        """The drafter of every open request."""
         self._elsewhere: set[int] = set()
         """Those of them that are not the default's."""
 
@@ -81,78 +80,78 @@ class RouterDrafter:
                 known |= drafter.acceptance
         return known
 
-    def is_default(self, sequence: SequenceView) -> bool:
+    def is_default(self, request: RequestView) -> bool:
         """Whether no other than the default drafter drafts for it, beside its prediction."""
-        return self._route.get(sequence.id) in (self._default, self._nobody)
+        return self._route.get(request.id) in (self._default, self._nobody)
 
     @property
     def held(self) -> int:
         return len(self._route)
 
-    def open(self, sequence: SequenceView) -> None:
-        drafter = self._named_by(sequence)
-        drafter.open(sequence)
-        self._enter(sequence, drafter)
+    def open(self, request: RequestView) -> None:
+        drafter = self._named_by(request)
+        drafter.open(request)
+        self._enter(request, drafter)
 
-    def reach(self, sequence: SequenceView, source: int, common: int) -> int:
-        drafter = self._named_by(sequence)
+    def reach(self, request: RequestView, source: int, common: int) -> int:
+        drafter = self._named_by(request)
         if isinstance(drafter, FollowsPrefixes):
-            return drafter.reach(sequence, source, common)
+            return drafter.reach(request, source, common)
         return 0 if isinstance(drafter, ReadsFeatures) else common
 
-    def open_from(self, sequence: SequenceView, source: int, length: int, keep: bool) -> None:
-        drafter = self._named_by(sequence)
+    def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
+        drafter = self._named_by(request)
         if isinstance(drafter, FollowsPrefixes):
-            drafter.open_from(sequence, source, length, keep)
+            drafter.open_from(request, source, length, keep)
         else:
-            drafter.open(sequence)
-        self._enter(sequence, drafter)
+            drafter.open(request)
+        self._enter(request, drafter)
 
-    def _named_by(self, sequence: SequenceView) -> Drafter:
-        name = sequence.speculation.drafter
-        if sequence.speculation.max_nodes == 0:
+    def _named_by(self, request: RequestView) -> Drafter:
+        name = request.speculation.drafter
+        if request.speculation.max_nodes == 0:
             return self._nobody
         if name is not None and name not in self._named:
             raise DrafterError(f"no drafter is called {name!r} here; choose {', '.join(self._named)}")
         return self._default if name is None else self._named[name]
 
-    def _enter(self, sequence: SequenceView, drafter: Drafter) -> None:
-        self._route[sequence.id] = drafter
+    def _enter(self, request: RequestView, drafter: Drafter) -> None:
+        self._route[request.id] = drafter
         if drafter is not self._default:
-            self._elsewhere.add(sequence.id)
-        self._prediction.open(sequence)
+            self._elsewhere.add(request.id)
+        self._prediction.open(request)
 
-    def close(self, sequence: SequenceView) -> None:
-        self._elsewhere.discard(sequence.id)
-        self._route.pop(sequence.id).close(sequence)
-        self._prediction.close(sequence)
+    def close(self, request: RequestView) -> None:
+        self._elsewhere.discard(request.id)
+        self._route.pop(request.id).close(request)
+        self._prediction.close(request)
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         """What the prediction says, and what its drafter finds beside it; of single paths, the prediction's."""
-        found = self._prediction.propose(sequences, budgets)
-        for drafter, members in self._groups(sequences):
+        found = self._prediction.propose(requests, budgets)
+        for drafter, members in self._groups(requests):
             if lookup := self._lookups.get(id(drafter)):
-                drafts = lookup.look_up([sequences[i] for i in members], [budgets[i] for i in members])
+                drafts = lookup.look_up([requests[i] for i in members], [budgets[i] for i in members])
                 for i, draft in zip(members, drafts, strict=True):
                     found[i] = found[i].merged(draft) if budgets[i].tree or not found[i].tokens else found[i]
         return found
 
-    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+    def continuation(self, request: RequestView, count: int) -> Draft:
         """What the prediction says; where it is lost, what its drafter finds."""
-        found, drafter = self._prediction.continuation(sequence, count), self._route[sequence.id]
+        found, drafter = self._prediction.continuation(request, count), self._route[request.id]
         lookup = None if found else self._continuing.get(id(drafter))
-        return lookup.continuation(sequence, count) if lookup else found
+        return lookup.continuation(request, count) if lookup else found
 
-    def paid(self, sequence: SequenceView) -> str | None:
-        drafter = self._route[sequence.id]
+    def paid(self, request: RequestView) -> str | None:
+        drafter = self._route[request.id]
         lookup = self._lookups.get(id(drafter))
-        return lookup.paid(sequence) if lookup else drafter.name
+        return lookup.paid(request) if lookup else drafter.name
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        drafts = [Draft()] * len(sequences)
-        for drafter, members in self._groups(sequences):
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = [Draft()] * len(requests)
+        for drafter, members in self._groups(requests):
             if any(budgets[i].nodes for i in members):
-                proposed = drafter.propose([sequences[i] for i in members], [budgets[i] for i in members])
+                proposed = drafter.propose([requests[i] for i in members], [budgets[i] for i in members])
                 for i, draft in zip(members, proposed, strict=True):
                     drafts[i] = draft
         return drafts
@@ -162,16 +161,16 @@ class RouterDrafter:
         if not self._elsewhere:
             self._default.observe(commits)
             return
-        for drafter, members in self._groups([commit.sequence for commit in commits]):
+        for drafter, members in self._groups([commit.request for commit in commits]):
             drafter.observe([commits[i] for i in members])
 
-    def _groups(self, sequences: Sequence[SequenceView]) -> Iterator[tuple[Drafter, list[int]]]:
-        """Each drafter concerned with the places of its sequences."""
+    def _groups(self, requests: Sequence[RequestView]) -> Iterator[tuple[Drafter, list[int]]]:
+        """Each drafter concerned with the places of its requests."""
         groups: dict[int, list[int]] = {}
-        for i, sequence in enumerate(sequences):
-            groups.setdefault(id(self._route[sequence.id]), []).append(i)
+        for i, request in enumerate(requests):
+            groups.setdefault(id(self._route[request.id]), []).append(i)
         for members in groups.values():
-            yield self._route[sequences[members[0]].id], members
+            yield self._route[requests[members[0]].id], members
 
 
 def _drafts_there(drafter: Drafter) -> bool:
@@ -183,14 +182,14 @@ def _drafts_there(drafter: Drafter) -> bool:
 class ReadingRouter(RouterDrafter):
     """With drafters among them that read what the target computes."""
 
-    def read(self, sequences: Sequence[SequenceView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
-        """Every drafter that reads features is given those of its own sequences."""
+    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
+        """Every drafter that reads features is given those of its own requests."""
         if not self._elsewhere and self._reader is not None:
-            self._reader.read(sequences, batch, features, soon)
+            self._reader.read(requests, batch, features, soon)
             return
         ends = list(accumulate(len(rows.tokens) for rows in batch))
         pieces = [features[end - len(rows.tokens) : end] for end, rows in zip(ends, batch, strict=True)]
-        for drafter, members in self._groups(sequences):
+        for drafter, members in self._groups(requests):
             if isinstance(drafter, ReadsFeatures):
                 own = features if len(members) == len(batch) else joined([pieces[i] for i in members])
-                drafter.read([sequences[i] for i in members], [batch[i] for i in members], own, soon)
+                drafter.read([requests[i] for i in members], [batch[i] for i in members], own, soon)

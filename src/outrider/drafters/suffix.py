@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 
+from outrider.core.draft import ROOT, Budget, Draft
+from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.request import RequestView
 from outrider.drafters.automaton import NO_TOKEN, RollingAutomaton, SuffixAutomaton
 from outrider.drafters.memory import Memory
 from outrider.errors import InvalidRequest
-from outrider.types import ROOT, Budget, Commit, Draft, DraftsThere, SequenceView
 
 _LEAD = 16
 """Prompt tokens kept before a finished output, so that the beginning of a reply finds its match."""
@@ -128,24 +130,24 @@ class SuffixDrafter:
     def held(self) -> int:
         return len(self._texts)
 
-    def open(self, sequence: SequenceView) -> None:
-        self._texts[sequence.id] = _Text(self.config.request_tokens)
+    def open(self, request: RequestView) -> None:
+        self._texts[request.id] = _Text(self.config.request_tokens)
 
-    def look_up(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(sequences, budgets)
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self.propose(requests, budgets)
 
-    def paid(self, sequence: SequenceView) -> str | None:
+    def paid(self, request: RequestView) -> str | None:
         return None
 
     @property
     def there(self) -> DraftsThere:
         return DraftsThere()
 
-    def continuation(self, sequence: SequenceView, count: int) -> Draft:
+    def continuation(self, request: RequestView, count: int) -> Draft:
         """The likeliest path: its first tokens are weighed as in any draft, those after them copied (`copied`). The
         fewer are weighed, the faster, and the more modest what is claimed of the rest."""
-        text, known = self._texts[sequence.id], self._memory.of(sequence.cache_salt)
-        text.update(sequence.tokens, known)
+        text, known = self._texts[request.id], self._memory.of(request.cache_salt)
+        text.update(request.tokens, known)
         own, history = text.own.live, known.live
         context, chance = text.context(), 1.0
         tokens: list[int] = []
@@ -168,25 +170,25 @@ class SuffixDrafter:
             confidence.append(chance)
         return Draft(tokens, range(-1, len(tokens) - 1), confidence, self.name)
 
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[Budget]) -> list[Draft]:
-        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """What is new is taken in when something is looked up, which where it never pays is never."""
 
-    def close(self, sequence: SequenceView) -> None:
+    def close(self, request: RequestView) -> None:
         """Where nothing is looked up, nothing is remembered either."""
-        known = self._texts.pop(sequence.id, None)
-        remember = self.config.shared_history and len(sequence.tokens) > sequence.prompt_length
+        known = self._texts.pop(request.id, None)
+        remember = self.config.shared_history and len(request.tokens) > request.prompt_length
         if known is not None and known.looked_up and remember:
-            said = sequence.tokens[max(0, sequence.prompt_length - _LEAD) :]
-            self._memory.learn(sequence.cache_salt, said)
+            said = request.tokens[max(0, request.prompt_length - _LEAD) :]
+            self._memory.learn(request.cache_salt, said)
 
-    def _propose(self, sequence: SequenceView, budget: Budget) -> Draft:
+    def _propose(self, request: RequestView, budget: Budget) -> Draft:
         if min(budget.nodes, budget.depth) <= 0:
             return Draft(source=self.name)
-        text, known = self._texts[sequence.id], self._memory.of(sequence.cache_salt)
-        text.update(sequence.tokens, known)
+        text, known = self._texts[request.id], self._memory.of(request.cache_salt)
+        text.update(request.tokens, known)
         own, history = text.own.live, known.live
         floor = max(budget.floor, _LEAST)
         tokens: list[int] = []

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from outrider.control.costs import CostTable
 from outrider.control.survey import Survey
-from outrider.types import Drafter, HasNetworks, LanguageModel, Measurable
+from outrider.core.drafter import Drafter, HasNetworks
+from outrider.core.model import LanguageModel, Measurable
 
 
 class Costs:

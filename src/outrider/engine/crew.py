@@ -1,6 +1,6 @@
 """Everybody in one engine, stepped together: what one of them does never reaches another.
 
-A sequence may make a step fail, and the exception does not say whose it was. Then all leave the engine, those that ran
+A request may make a step fail, and the exception does not say whose it was. Then all leave the engine, those that ran
 are tried alone, whoever fails again is told, and the others go on from the tokens they have.
 """
 
@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Generic
 
+from outrider.core.request import Chunk
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import NO_SLOT
-from outrider.engine.sequence import Sequence as Running
-from outrider.engine.tickets import Delivery, R, Ticket
-from outrider.types import Chunk
+from outrider.engine.request import NO_SLOT, Request
+from outrider.engine.request_state import R, RequestOutput, RequestState
 
 log = logging.getLogger("outrider.engine")
 
@@ -24,27 +23,27 @@ _UNEXPLAINED = 3
 
 
 class Crew(Generic[R]):
-    """The sequences of any number of readers. `deliver` is given what a reader's sequences gain, `fail` why a reader
-    gets no more; all of its sequences have left by then, since an answer short of a choice is none. `probe` makes a
-    small sequence, run after a failure to find out whether the engine still works.
+    """The requests of any number of readers. `deliver` is given what a reader's requests gain, `fail` why a reader
+    gets no more; all of its requests have left by then, since an answer short of a choice is none. `probe` makes a
+    small request, run after a failure to find out whether the engine still works.
 
-    Belongs to the thread that steps it. Invariant: outside of `step`, the engine holds exactly the sequences that have
+    Belongs to the thread that steps it. Invariant: outside of `step`, the engine holds exactly the requests that have
     tickets here.
     """
 
     def __init__(
         self,
         engine: Engine,
-        deliver: Callable[[R, Delivery], None],
+        deliver: Callable[[R, RequestOutput], None],
         fail: Callable[[R, Exception], None],
-        probe: Callable[[], Running] | None = None,
+        probe: Callable[[], Request] | None = None,
     ) -> None:
         self.engine = engine
         self._deliver = deliver
         self._fail = fail
         self._probe = probe
-        self._tickets: dict[int, Ticket[R]] = {}
-        """By the sequence's id."""
+        self._tickets: dict[int, RequestState[R]] = {}
+        """By the request's id."""
         self._unexplained = 0
 
     @property
@@ -56,15 +55,15 @@ class Crew(Generic[R]):
         return list(dict.fromkeys(ticket.stream for ticket in self._tickets.values()))
 
     def add(self, reader: R) -> None:
-        for index, sequence in enumerate(reader.sequences):
-            self._tickets[sequence.id] = Ticket(sequence, reader, index)
-            self.engine.add(sequence)
+        for index, request in enumerate(reader.requests):
+            self._tickets[request.id] = RequestState(request, reader, index)
+            self.engine.add(request)
 
     def drop(self, reader: R) -> None:
         """Nobody reads what it would still gain; safe to repeat."""
-        for sequence in reader.sequences:
-            if self._tickets.pop(sequence.id, None) is not None:
-                self.engine.remove(sequence)
+        for request in reader.requests:
+            if self._tickets.pop(request.id, None) is not None:
+                self.engine.remove(request)
 
     def clear(self) -> None:
         for reader in self.readers:
@@ -89,23 +88,23 @@ class Crew(Generic[R]):
             if gaining := self._tickets.get(chunk.index):
                 self._hand_out(gaining, gaining.delivery(chunk, now))
 
-    def _hand_out(self, ticket: Ticket[R], delivery: Delivery) -> None:
-        if ticket.sequence.failure is not None:
+    def _hand_out(self, ticket: RequestState[R], delivery: RequestOutput) -> None:
+        if ticket.request.failure is not None:
             self.drop(ticket.stream)
-            self._fail(ticket.stream, ticket.sequence.failure)
+            self._fail(ticket.stream, ticket.request.failure)
             return
-        if ticket.sequence.finish_reason is not None:
-            del self._tickets[ticket.sequence.id]
+        if ticket.request.finish_reason is not None:
+            del self._tickets[ticket.request.id]
         self._deliver(ticket.stream, delivery)
 
     def _recover(self, error: Exception) -> None:
         """A step has failed, and nobody knows over whom."""
         held = list(self._tickets.values())
-        ran = [ticket for ticket in held if ticket.sequence.slot != NO_SLOT] or held
+        ran = [ticket for ticket in held if ticket.request.slot != NO_SLOT] or held
         self._out()
         guilty = False
         for ticket in ran:
-            if ticket.sequence.id in self._tickets:
+            if ticket.request.id in self._tickets:
                 guilty = not self._passes(ticket) or guilty
         if guilty:
             self._check()
@@ -116,42 +115,42 @@ class Crew(Generic[R]):
                 raise error
         self._return(held)
 
-    def _out(self) -> list[Ticket[R]]:
+    def _out(self) -> list[RequestState[R]]:
         """Everybody leaves the engine, with what a step that was broken off had still given them."""
         held = list(self._tickets.values())
         for ticket in held:
-            self.engine.remove(ticket.sequence)
+            self.engine.remove(ticket.request)
         for ticket in held:
-            if ticket.sequence.id in self._tickets and (missed := ticket.missed(perf_counter())) is not None:
+            if ticket.request.id in self._tickets and (missed := ticket.missed(perf_counter())) is not None:
                 self._hand_out(ticket, missed)
         return held
 
-    def _return(self, tickets: Sequence[Ticket[R]]) -> None:
+    def _return(self, tickets: Sequence[RequestState[R]]) -> None:
         """Those of them that are still wanted and not finished go on."""
         for ticket in tickets:
-            if ticket.sequence.id in self._tickets:
-                self.engine.add(ticket.sequence)
+            if ticket.request.id in self._tickets:
+                self.engine.add(ticket.request)
 
-    def _passes(self, ticket: Ticket[R]) -> bool:
-        """One step of this sequence alone; it is out of the engine again afterwards."""
+    def _passes(self, ticket: RequestState[R]) -> bool:
+        """One step of this request alone; it is out of the engine again afterwards."""
         try:
-            self.engine.add(ticket.sequence)
-            chunks = self._first(ticket.sequence)
+            self.engine.add(ticket.request)
+            chunks = self._first(ticket.request)
         except Exception as error:
-            self.engine.remove(ticket.sequence)
+            self.engine.remove(ticket.request)
             self.drop(ticket.stream)
             self._fail(ticket.stream, error)
             return False
-        self.engine.remove(ticket.sequence)
+        self.engine.remove(ticket.request)
         for chunk in chunks:
             self._hand_out(ticket, ticket.delivery(chunk, perf_counter()))
         return True
 
-    def _first(self, sequence: Running) -> Sequence[Chunk]:
-        """Steps until the sequence gains something; those before only fill its cache."""
+    def _first(self, request: Request) -> Sequence[Chunk]:
+        """Steps until the request gains something; those before only fill its cache."""
         while not (chunks := self.engine.step()):
             pass
-        return [chunk for chunk in chunks if chunk.index == sequence.id]
+        return [chunk for chunk in chunks if chunk.index == request.id]
 
     def _check(self) -> None:
         """Does the engine still work? Raises where it does not."""

@@ -1,7 +1,7 @@
-"""Which cache slots hold the beginning of a new sequence. Books only; no torch here.
+"""Which cache slots hold the beginning of a new request. Books only; no torch here.
 
-Conversations come back with all they said before, and requests share instructions. A slot that a sequence has left
-keeps its tokens until it is needed, and a new sequence that begins alike goes on from there, if it has the same salt:
+Conversations come back with all they said before, and requests share instructions. A slot that a request has left
+keeps its tokens until it is needed, and a new request that begins alike goes on from there, if it has the same salt:
 how soon it answers tells how much of it somebody has sent before.
 """
 
@@ -15,19 +15,19 @@ LEAST = 16
 
 
 class Holder(NamedTuple):
-    """A slot and what is in it: `cached` of these tokens, run for the sequence of this id and salt."""
+    """A slot and what is in it: `cached` of these tokens, run for the request of this id and salt."""
 
     slot: int
     tokens: Sequence[int]
     cached: int
-    sequence: int
+    request: int
     salt: str | None
     epoch: int | None
-    """Of the slot when its sequence left it; None: it is still running there."""
+    """Of the slot when its request left it; None: it is still running there."""
 
 
 class Prefixes:
-    """What finished and aborted sequences have left behind, at most one per slot. The cache may meanwhile have given a
+    """What finished and aborted requests have left behind, at most one per slot. The cache may meanwhile have given a
     slot to somebody else; whoever asks says which entries still hold."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Who runs, and whose prompt is worked on next. Decisions only, and no torch here: the engine carries them out.
 
-Principals take turns (`FairQueue`); of one principal's sequences, first come is first served. So `running` is in the
+Principals take turns (`FairQueue`); of one principal's requests, first come is first served. So `running` is in the
 order in which places were given, and the one to give way when room gets scarce is the last of whoever holds most.
 """
 
@@ -20,13 +20,13 @@ _BESIDE = 512
 _PIECES = 8
 """They come in so many parts of that: passes are made for few sizes, and one that fits none is filled up."""
 LOOKAHEAD = 32
-"""Tokens a running sequence is taken to gain next: room for them is set aside."""
+"""Tokens a running request is taken to gain next: room for them is set aside."""
 SPARED = 64
-"""Steps in which a sequence that has made way for another principal is not asked to again."""
+"""Steps in which a request that has made way for another principal is not asked to again."""
 
 
 class Schedulable(Owned, Protocol):
-    """What a scheduler knows of a sequence."""
+    """What a scheduler knows of a request."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
@@ -38,12 +38,12 @@ class Schedulable(Owned, Protocol):
     @property
     def missing(self) -> int:
         """Rows to run before it can decode: tokens before the last that the cache does not hold. The engine keeps it
-        true while the sequence runs."""
+        true while the request runs."""
         ...
 
     @property
-    def leader(self) -> Schedulable | None:
-        """A sequence that is working on the same prompt; it is waited for."""
+    def prefix_donor(self) -> Schedulable | None:
+        """A request that is working on the same prompt; it is waited for."""
         ...
 
 
@@ -51,7 +51,7 @@ S = TypeVar("S", bound=Schedulable)
 
 
 class Plan(NamedTuple, Generic[S]):
-    """One step: rows of prompts to run first, then the sequences to decode, those included whose prompts are then
+    """One step: rows of prompts to run first, then the requests to decode, those included whose prompts are then
     complete."""
 
     prefill: list[tuple[S, int]]
@@ -62,7 +62,7 @@ class Scheduler(Generic[S]):
     """Sequences wait, then run until finished or aborted. Per step: `preempt`, `admit`, `plan`.
 
     Invariants: at most `max_running` run; after `preempt` and `admit` their tokens and what they are about to gain fit
-    into `kv_tokens`, unless only one runs; a sequence that waits never overtakes one of its principal and priority that
+    into `kv_tokens`, unless only one runs; a request that waits never overtakes one of its principal and priority that
     came before it; one that makes way for another principal does so at most once in `SPARED` steps.
     """
 
@@ -79,7 +79,7 @@ class Scheduler(Generic[S]):
         self.running: list[S] = []
         self._step = 0
         self._spared: dict[int, int] = {}
-        """By a sequence's `id()`, as long as it is here: the step until which it has made way enough."""
+        """By a request's `id()`, as long as it is here: the step until which it has made way enough."""
 
     @property
     def waiting(self) -> int:
@@ -91,23 +91,23 @@ class Scheduler(Generic[S]):
 
     @property
     def kv_used(self) -> int:
-        """Tokens of the running sequences."""
-        return sum([len(sequence.tokens) for sequence in self.running])
+        """Tokens of the running requests."""
+        return sum([len(request.tokens) for request in self.running])
 
-    def add(self, sequence: S) -> None:
-        self._waiting.add(sequence)
+    def add(self, request: S) -> None:
+        self._waiting.add(request)
 
-    def remove(self, sequence: S) -> None:
-        """Take a sequence out, waiting or running; one that has left already stays out."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        self._spared.pop(id(sequence), None)
+    def remove(self, request: S) -> None:
+        """Take a request out, waiting or running; one that has left already stays out."""
+        if request in self.running:
+            self.running.remove(request)
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._spared.pop(id(request), None)
 
-    def gained(self, sequences: int, tokens: int) -> None:
-        """A step has brought so many sequences so many tokens."""
-        self._gained += _LATELY * (tokens / sequences - self._gained)
+    def gained(self, requests: int, tokens: int) -> None:
+        """A step has brought so many requests so many tokens."""
+        self._gained += _LATELY * (tokens / requests - self._gained)
 
     def preempt(self) -> list[S]:
         """Send back to the front of their lines what no longer fits, and then what has to make way for principals that
@@ -138,14 +138,14 @@ class Scheduler(Generic[S]):
             gone.append(_youngest(able, held))
             staying.remove(gone[-1])
             held[gone[-1].principal] -= 1
-        for sequence in gone:
-            self._spared[id(sequence)] = self._step + SPARED
-            self._waiting.put_back(sequence)
+        for request in gone:
+            self._spared[id(request)] = self._step + SPARED
+            self._waiting.put_back(request)
         self.running[:] = staying
         return gone
 
-    def _may_go(self, sequence: S) -> bool:
-        return self._spared.get(id(sequence), 0) <= self._step
+    def _may_go(self, request: S) -> bool:
+        return self._spared.get(id(request), 0) <= self._step
 
     def _fits(self, newcomer: S, running: Sequence[S]) -> bool:
         """A newcomer needs room for itself, and leaves the others twice their claim: otherwise it might soon have to go
@@ -154,25 +154,25 @@ class Scheduler(Generic[S]):
         return len(running) < self._max_running and (wanted <= self.kv_tokens or not running)
 
     def admit(self) -> list[S]:
-        """Move waiting sequences, in order, into the running set while they fit; the engine begins them."""
+        """Move waiting requests, in order, into the running set while they fit; the engine begins them."""
         joined: list[S] = []
         held = places(self.running) if self._waiting else Counter[str]()
-        while (sequence := self._waiting.next(held)) is not None and self._fits(sequence, self.running):
-            self._waiting.serve(sequence)
-            self.running.append(sequence)
-            joined.append(sequence)
-            held[sequence.principal] += 1
-            if id(sequence) in self._spared:  # its prompt is run again: that must not be for nothing
-                self._spared[id(sequence)] = self._step + SPARED
+        while (request := self._waiting.next(held)) is not None and self._fits(request, self.running):
+            self._waiting.serve(request)
+            self.running.append(request)
+            joined.append(request)
+            held[request.principal] += 1
+            if id(request) in self._spared:  # its prompt is run again: that must not be for nothing
+                self._spared[id(request)] = self._step + SPARED
         return joined
 
     def plan(self) -> Plan[S]:
         """The next step of what runs.
 
-        While some decode, prompts get as large a part of `chunk` as there are sequences with prompts among all, or
+        While some decode, prompts get as large a part of `chunk` as there are requests with prompts among all, or
         principals that have nothing but prompts, but at least a quarter of what one may bring beside decoding, at most
         that for each, and of a larger chunk at most half: decoding goes on, and so does every prompt. Steps that bring
-        several tokens each leave as much more to prompts, which would otherwise wait for sequences that finish sooner.
+        several tokens each leave as much more to prompts, which would otherwise wait for requests that finish sooner.
         Half of the rows go to the prompt that came first, so that a long one progresses; the rest to principals by
         turns, and of each to the prompt with the least to do, so that short ones overtake it.
         """
@@ -185,40 +185,40 @@ class Scheduler(Generic[S]):
             part = max(beside // 4, _share(rows, self.running, joining)) * max(1.0, self._gained)
             most = min(beside * len(joining), max(beside, rows // 2))
             rows = min(most, max(1, round(part / piece)) * piece)
-        able = [s for s in joining if s.leader is None]
+        able = [s for s in joining if s.prefix_donor is None]
         given = {id(s): 0 for s in able}
         turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in _by_turns(able)]
-        for sequence, most in turns:
-            taken = min(sequence.missing - given[id(sequence)], most, rows)
-            given[id(sequence)] += taken
+        for request, most in turns:
+            taken = min(request.missing - given[id(request)], most, rows)
+            given[id(request)] += taken
             rows -= taken
         prefill = [(s, given[id(s)]) for s in able if given[id(s)]]
         complete = {id(s) for s, count in prefill if count == s.missing}
         return Plan(prefill, [s for s in self.running if not s.missing or id(s) in complete])
 
 
-def _youngest(sequences: Sequence[S], held: Mapping[str, int]) -> S:
+def _youngest(requests: Sequence[S], held: Mapping[str, int]) -> S:
     """The one of least priority that was given its place last, of the principal that holds most."""
-    return max(enumerate(sequences), key=lambda pair: (held[pair[1].principal], pair[1].priority, pair[0]))[1]
+    return max(enumerate(requests), key=lambda pair: (held[pair[1].principal], pair[1].priority, pair[0]))[1]
 
 
 def _share(rows: int, running: Sequence[Schedulable], joining: Sequence[Schedulable]) -> int:
-    """As large a part of the rows as there are among all, sequences or principals, those with prompts and nothing to
+    """As large a part of the rows as there are among all, requests or principals, those with prompts and nothing to
     decode."""
     everybody = {s.principal for s in running}
     decoding = {s.principal for s in running if not s.missing}
     return max(rows * len(joining) // len(running), rows * (len(everybody) - len(decoding)) // len(everybody))
 
 
-def _by_turns(sequences: Sequence[S]) -> list[S]:
+def _by_turns(requests: Sequence[S]) -> list[S]:
     """Of each principal the one with the least to do, then of each the next."""
     turn: Counter[str] = Counter()
     order: list[tuple[int, int, int, S]] = []
-    for sequence in sorted(sequences, key=lambda s: s.missing):
-        order.append((turn[sequence.principal], sequence.missing, len(order), sequence))
-        turn[sequence.principal] += 1
-    return [sequence for *_, sequence in sorted(order, key=lambda entry: entry[:3])]
+    for request in sorted(requests, key=lambda s: s.missing):
+        order.append((turn[request.principal], request.missing, len(order), request))
+        turn[request.principal] += 1
+    return [request for *_, request in sorted(order, key=lambda entry: entry[:3])]
 
 
-def _claim(sequence: Schedulable) -> int:
-    return len(sequence.tokens) + min(sequence.remaining, LOOKAHEAD)
+def _claim(request: Schedulable) -> int:
+    return len(request.tokens) + min(request.remaining, LOOKAHEAD)

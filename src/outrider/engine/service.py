@@ -17,8 +17,8 @@ from time import perf_counter
 
 from outrider.engine.crew import Crew
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence as Running
-from outrider.engine.tickets import Delivery, Load, Stream
+from outrider.engine.request import Request
+from outrider.engine.request_state import Load, RequestOutput, Stream
 from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
 
 log = logging.getLogger("outrider.engine")
@@ -28,11 +28,11 @@ _LONGEST = 60.0
 
 
 class Service:
-    """Takes sequences from the event loop, gives back what they gain, step by step.
+    """Takes requests from the event loop, gives back what they gain, step by step.
 
-    At most `max_batch` of the model plus `max_queue` sequences are on their way at a time (up to twice as many where
-    each belongs to another principal), and at most `buffer` deliveries per sequence lie unread. `probe` makes a small
-    sequence of its own, run after a failure to find out whether the engine still works.
+    At most `max_batch` of the model plus `max_queue` requests are on their way at a time (up to twice as many where
+    each belongs to another principal), and at most `buffer` deliveries per request lie unread. `probe` makes a small
+    request of its own, run after a failure to find out whether the engine still works.
 
     The methods are for the event loop's thread; names with `_engine_` belong to the engine's.
     """
@@ -43,7 +43,7 @@ class Service:
         *,
         max_queue: int = 64,
         buffer: int = 512,
-        probe: Callable[[], Running] | None = None,
+        probe: Callable[[], Request] | None = None,
     ) -> None:
         self.capacity = engine.model.max_batch + max_queue
         self.load = Load()
@@ -56,9 +56,9 @@ class Service:
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._streams: set[Stream] = set()
         self._typical = 1.0
-        """Seconds a sequence lately kept its place."""
+        """Seconds a request lately kept its place."""
         self._crew: Crew[Stream] = Crew(engine, self._engine_hand_out, self._engine_fail, probe)
-        """The engine thread's: every sequence it holds."""
+        """The engine thread's: every request it holds."""
         self._over = False
         self._thread = Thread(target=self._engine_run, name="outrider-engine", daemon=True)
 
@@ -82,27 +82,27 @@ class Service:
         """Sequences on their way."""
         return sum(stream.left for stream in self._streams)
 
-    def stream(self, *sequences: Running) -> Stream:
-        """Begin sequences, all or none; iterate over what they gain, and close it when done. `Busy` where the queue is
+    def stream(self, *requests: Request) -> Stream:
+        """Begin requests, all or none; iterate over what they gain, and close it when done. `Busy` where the queue is
         full, `Unavailable` where nothing can be begun at all."""
         if self.failure is not None:
             raise Unavailable(f"the engine has failed ({self.failure}); load the model again (restart the server)")
         if not self.ready:
             raise Unavailable("the engine is stopping; ask again once it is back")
-        if len(sequences) > self.capacity:
-            raise InvalidRequest(f"n: {len(sequences)} answers at once are too many; at most {self.capacity} fit")
-        if self._full(sequences):
-            raise Busy("too many requests are waiting; ask again later", self._patience(len(sequences)))
-        stream = Stream(sequences, self._buffer, self._cancel)
+        if len(requests) > self.capacity:
+            raise InvalidRequest(f"n: {len(requests)} answers at once are too many; at most {self.capacity} fit")
+        if self._full(requests):
+            raise Busy("too many requests are waiting; ask again later", self._patience(len(requests)))
+        stream = Stream(requests, self._buffer, self._cancel)
         self._streams.add(stream)
         self._orders.put(partial(self._crew.add, stream))
         return stream
 
-    def _full(self, sequences: Sequence[Running]) -> bool:
+    def _full(self, requests: Sequence[Request]) -> bool:
         """A principal that has nothing on its way yet, and asks for little, is taken beyond the limit, up to twice of
         it: no few can keep others out."""
-        coming, little = self.open + len(sequences), len(sequences) <= max(1, self.capacity // 8)
-        mine = any(stream.left and stream.sequences[0].principal == sequences[0].principal for stream in self._streams)
+        coming, little = self.open + len(requests), len(requests) <= max(1, self.capacity // 8)
+        mine = any(stream.left and stream.requests[0].principal == requests[0].principal for stream in self._streams)
         return coming > self.capacity * (2 if little and not mine else 1)
 
     def _patience(self, coming: int) -> float:
@@ -149,14 +149,14 @@ class Service:
         self._cancel(stream)
         stream.fail(error)
 
-    def _take(self, stream: Stream, delivery: Delivery) -> None:
+    def _take(self, stream: Stream, delivery: RequestOutput) -> None:
         """What the engine hands over, back on the loop's thread."""
         if stream not in self._streams:
             return
         if not stream.take(delivery):
             self._end(stream, RequestFailed("the answer was read too slowly and has been cancelled"))
         elif delivery.chunk.completion is not None:
-            begun = stream.sequences[delivery.chunk.index].admitted or stream.begun
+            begun = stream.requests[delivery.chunk.index].admitted or stream.begun
             self._typical += 0.1 * (perf_counter() - begun - self._typical)
             if not stream.left:
                 self._streams.discard(stream)
@@ -196,7 +196,7 @@ class Service:
         self._crew.clear()
         self._over = True
 
-    def _engine_hand_out(self, stream: Stream, delivery: Delivery) -> None:
+    def _engine_hand_out(self, stream: Stream, delivery: RequestOutput) -> None:
         self._engine_tell(self._take, stream, delivery)
 
     def _engine_fail(self, stream: Stream, error: Exception) -> None:

@@ -10,11 +10,11 @@ class Stats(NamedTuple):
     """Sequences that hold a place, prompts being run included."""
     waiting: int
     kv_used: int
-    """Tokens of the running sequences."""
+    """Tokens of the running requests."""
     kv_total: int
-    """Tokens that running sequences may have together."""
+    """Tokens that running requests may have together."""
     kv_kept: int
-    """Tokens that finished sequences have left in slots nobody has needed since."""
+    """Tokens that finished requests have left in slots nobody has needed since."""
     prefix_hits: int
     """Sequences that began with tokens some slot held already."""
     prefix_tokens: int

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class TextStream:
-    """Text of one growing sequence.
+    """Text of one growing request.
 
     `push` returns what may be shown now. Held back: half a UTF-8 character, and any ending that could still become a
     stop string. Invariant: the pieces returned so far, plus the last one from `finish`, are exactly `text`.

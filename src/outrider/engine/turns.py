@@ -12,26 +12,26 @@ from threading import Condition, get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from outrider.core.request import Chunk
 from outrider.engine.crew import Crew
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence as Running
-from outrider.engine.tickets import Delivery
+from outrider.engine.request import Request
+from outrider.engine.request_state import RequestOutput
 from outrider.errors import InvalidRequest
-from outrider.types import Chunk
 
 if TYPE_CHECKING:
     from outrider.engine.service import Service
 
 
 class _Caller:
-    """One call: its sequences, and what they have gained that was not read yet."""
+    """One call: its requests, and what they have gained that was not read yet."""
 
-    def __init__(self, engine: Engine, sequences: Sequence[Running]) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self.engine = engine
-        self.sequences = tuple(sequences)
+        self.requests = tuple(requests)
         self.begun = perf_counter()
         self.unread: deque[Chunk] = deque()
-        self.left = len(self.sequences)
+        self.left = len(self.requests)
         """Sequences that have not ended."""
         self.error: Exception | None = None
         """Why no more will come."""
@@ -72,10 +72,10 @@ class Turns:
         if self._lent is not None and not self._lent.ended:
             raise InvalidRequest("this LLM answers through an AsyncLLM or a server; ask there, or close that first")
 
-    def read(self, engine: Engine, sequences: Sequence[Running]) -> Iterator[Chunk]:
-        """What these sequences gain, as it comes; they join the engine with the first `next`. Closing the iterator, or
+    def read(self, engine: Engine, requests: Sequence[Request]) -> Iterator[Chunk]:
+        """What these requests gain, as it comes; they join the engine with the first `next`. Closing the iterator, or
         losing it, lets go of those that still run."""
-        caller = _Caller(engine, sequences)
+        caller = _Caller(engine, requests)
         try:
             with self._changed:
                 if self._closed is not None:
@@ -158,7 +158,7 @@ class Turns:
                 crew.add(self._coming.popleft())
         return crew
 
-    def _take(self, caller: _Caller, delivery: Delivery) -> None:
+    def _take(self, caller: _Caller, delivery: RequestOutput) -> None:
         """Its reader may see the one before the other; both are told of when the turn ends."""
         caller.unread.append(delivery.chunk)
         caller.left -= delivery.chunk.completion is not None

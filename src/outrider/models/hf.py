@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.draft import ROOT
+from outrider.core.model import Rows
 from outrider.errors import ModelError
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.slots import Slots
-from outrider.types import ROOT, Rows
 
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.checks import flag, whole
+from outrider.core.model import LanguageModel
 from outrider.errors import InvalidRequest, shown
 from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
@@ -19,11 +20,10 @@ from outrider.models.hf import HFModel
 from outrider.models.memory import available
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import library
-from outrider.models.native.stack import obstacle
+from outrider.models.native.stack import unsupported_reason
 from outrider.models.precision import BF16, FP32, NATIVE, PRECISIONS, Precision
 from outrider.models.stored import Stored
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.types import LanguageModel
 
 DEFAULT_CONTEXT = 8192
 """Longest context a cache slot is made for unless asked otherwise."""
@@ -106,7 +106,7 @@ def settled(checkpoint: Checkpoint, place: Placement) -> Placement:
     precision = place.precision
     if place.device.type == "cpu":
         try:
-            against = obstacle(Architecture.from_config(checkpoint.config), BF16)
+            against = unsupported_reason(Architecture.from_config(checkpoint.config), BF16)
         except UnsupportedArchitecture as reason:
             against = str(reason)
         precision = automatic(place.device, kernels=against is None, bf16=has_bf16())
@@ -177,7 +177,7 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
         "max_context": min(architecture.max_context, place.max_context or DEFAULT_CONTEXT),
     }
     precision = place.precision
-    against = obstacle(architecture, precision) if place.device.type == "cpu" else "this is a GPU"
+    against = unsupported_reason(architecture, precision) if place.device.type == "cpu" else "this is a GPU"
     if against is None:
         return NativeDecoder.load(
             architecture,

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outrider.core.draft import ROOT
+from outrider.core.model import Rows
 from outrider.errors import InvalidRequest
-from outrider.types import ROOT, Rows
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Slots:
 
     def open(self) -> int:
         if not self._free:
-            raise InvalidRequest("every cache slot is in use; raise max_batch or finish a sequence first")
+            raise InvalidRequest("every cache slot is in use; raise max_batch or finish a request first")
         return self._take(self._free[0], 0)
 
     def close(self, slot: int) -> None:

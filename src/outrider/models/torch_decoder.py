@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
+from outrider.core.model import Rows
 from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, capped, masked, path_index, visibility
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.slots import Span, StaticCache, wanted_rows
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
-from outrider.types import Rows
 
 BITWISE_ROWS = 32
 """Rows of every sum in bitwise mode: libraries choose kernels, and so the order of summation, by shape alone."""

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.core.request import Forced
 from outrider.errors import InvalidRequest, shown
 from outrider.sampling.layout import Layout
-from outrider.types import Forced
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+    from outrider.core.request import ResolvedParams
     from outrider.sampling.history import History
-    from outrider.types import ResolvedParams
 
 WHITESPACE = r"( |\n[ \t]{0,40})?"
 """Between the parts of JSON: enough for every common style, and no endless runs of blanks."""
@@ -114,7 +114,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar, stop_token_ids: Collection[int]) -> CompiledGrammar:
-        """`stop_token_ids` end a sequence; those without text are allowed exactly where the grammar may end."""
+        """`stop_token_ids` end a request; those without text are allowed exactly where the grammar may end."""
         ends = sorted(token for token in stop_token_ids if not self._vocabulary.token_bytes(token))
         with self._lock:
             matcher = self._matcher(grammar)

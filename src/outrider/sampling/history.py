@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.types import GrammarWalk, TokenGrammar
+from outrider.core.request import GrammarWalk, TokenGrammar
 
 
 class History:
-    """Which tokens a sequence has seen (prompt and output) and how often its output said them.
+    """Which tokens a request has seen (prompt and output) and how often its output said them.
 
     Kept sparse, one column per distinct token, because a history names few of the vocabulary's tokens:
     appending costs O(tokens) and a penalty touches O(distinct tokens) logits.
@@ -23,7 +23,7 @@ class History:
         """Output tokens so far: the generated position of the next one."""
         self._prompt = prompt
         self._new: list[int] = []
-        """Output tokens not counted yet, nor those of the prompt: most sequences have no penalty, so nobody ever
+        """Output tokens not counted yet, nor those of the prompt: most requests have no penalty, so nobody ever
         asks."""
         self._output: list[int] = []
         """The same for the grammar, likewise."""

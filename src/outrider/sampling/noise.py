@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_COUPLED = "gumbel"  # the stream of the coupled rule; chance.py names the others
+_COUPLED = "gumbel"  # the stream of the coupled rule; random_source.py names the others
 
 # Odd multipliers: a Weyl step (golden ratio), then the two of the mixer, as signed 32-bit values.
 STEP = 0x9E3779B9 - (1 << 32)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from outrider.checks import as_float, flag, number, whole
+from outrider.core.request import ResolvedParams, VerifyRule
 from outrider.errors import InvalidRequest, shown
 from outrider.sampling.grammar import Grammar, Grammars
-from outrider.types import ResolvedParams, VerifyRule
 
 _MAX_LOGPROBS = 20
 _MAX_SEED = 2**128 - 1
@@ -62,7 +62,7 @@ class SamplingParams:
     verify: VerifyRule = "coupled"
     grammar: Grammar | None = None
     """What the output must look like. A stop token is then generated exactly where the grammar lets it end; where
-    nothing may follow (all is written, and `min_tokens` or `ignore_eos` forbids to end), the sequence ends."""
+    nothing may follow (all is written, and `min_tokens` or `ignore_eos` forbids to end), the request ends."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:

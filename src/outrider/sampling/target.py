@@ -9,12 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.core.draft import ROOT, Draft
+from outrider.core.request import ResolvedParams, TokenLogprob
 from outrider.sampling.draw import choices, not_a_number, perturb
 from outrider.sampling.history import History
 from outrider.sampling.native.sampler import HostRows, Row, Runner, sample
 from outrider.sampling.noise import Key
 from outrider.sampling.warp import process, truncate, warp
-from outrider.types import ROOT, Draft, ResolvedParams, TokenLogprob
 
 LOG_ZERO = -9999.0
 """How a log-probability of -inf is reported."""
@@ -28,7 +29,7 @@ _ELEMENTS = 1 << 25
 
 
 class Sampled(Protocol):
-    """A sequence, as far as sampling is concerned."""
+    """A request, as far as sampling is concerned."""
 
     @property
     def params(self) -> ResolvedParams: ...
@@ -37,7 +38,7 @@ class Sampled(Protocol):
 
 
 class TargetRows:
-    """The target's distributions at the nodes of one sequence's draft, for one step.
+    """The target's distributions at the nodes of one request's draft, for one step.
 
     Of `logits` [rows, V], row `first` follows the last committed token, row first + 1 + i follows draft node i. Valid
     until the history grows. Rows are warped when asked for, because a walk visits few of them.
@@ -125,14 +126,14 @@ class TargetRows:
     def _path(self, node: int) -> list[int]:
         """The drafted tokens that lead to `node`."""
         if self._history.generated != self._position:
-            raise RuntimeError("TargetRows was asked after its sequence had moved on")
+            raise RuntimeError("TargetRows was asked after its request had moved on")
         return [self._draft.tokens[step] for step in self._draft.path(node)]
 
 
 def target_rows(
-    logits: Tensor, sequences: Sequence[Sampled], drafts: Sequence[Draft], runner: Runner | None = None
+    logits: Tensor, requests: Sequence[Sampled], drafts: Sequence[Draft], runner: Runner | None = None
 ) -> list[TargetRows]:
-    """`TargetRows` of every sequence of a step, from all its logits [sum of 1 + nodes, V] in the same order.
+    """`TargetRows` of every request of a step, from all its logits [sum of 1 + nodes, V] in the same order.
 
     On a CPU the choices at the roots, which are always asked for, and at the nodes likely to be are made here together
     (by the threads of `runner`), the others when a rule asks, because a walk visits few nodes. Elsewhere reading one by
@@ -140,8 +141,8 @@ def target_rows(
     """
     rows, start = [], 0
     host = HostRows.of(logits)
-    for sequence, draft in zip(sequences, drafts, strict=True):
-        rows.append(TargetRows(logits, sequence.params, sequence.history, draft, start, host))
+    for request, draft in zip(requests, drafts, strict=True):
+        rows.append(TargetRows(logits, request.params, request.history, draft, start, host))
         start += 1 + len(draft)
     if not logits.is_cpu:
         _settle(rows, logits)
@@ -169,7 +170,7 @@ def _settle(rows: Sequence[TargetRows], logits: Tensor) -> None:
 
 
 def _choices(parts: Sequence[tuple[TargetRows, range]]) -> Tensor:
-    """The choices [sum of nodes] at some nodes of sequences that agree in temperature and truncation; -1 for none."""
+    """The choices [sum of nodes] at some nodes of requests that agree in temperature and truncation; -1 for none."""
     params = parts[0][0].params
     pieces = [rows.processed(nodes) for rows, nodes in parts]
     scores = pieces[0] if len(pieces) == 1 else torch.cat(pieces)

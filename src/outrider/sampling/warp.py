@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.request import ResolvedParams
 from outrider.sampling.draw import argmax
 from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
-from outrider.types import ResolvedParams
 
 _MASS = 2.0**52
 """Probabilities are summed as integers of this scale: exactly, so in any order."""
@@ -97,7 +97,7 @@ def _mask(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[S
 
 def _keep_allowed(row: Tensor, mask: NDArray[np.bool_] | None) -> None:
     """Leave of `row` [V] what `mask` allows. A row of which nothing would be left stays as it is: the target's then
-    stands where its sequence has ended, so that nothing is taken from it, and a draft from there is refused."""
+    stands where its request has ended, so that nothing is taken from it, and a draft from there is refused."""
     if mask is None:
         return
     if row.device.type == "cpu":

@@ -8,9 +8,9 @@ from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
-from outrider.engine.tickets import Delivery
+from outrider.core.request import Completion, StepTrace, TokenLogprob
+from outrider.engine.request_state import RequestOutput
 from outrider.models.checkpoints.tokenizer import Tokenizer
-from outrider.types import Completion, StepTrace, TokenLogprob
 
 PREDICTION = "prediction"
 """Origin of tokens drafted from the client's own prediction."""
@@ -34,7 +34,7 @@ class Answer:
     last: float = 0.0
     completion: Completion | None = None
 
-    def take(self, delivery: Delivery) -> None:
+    def take(self, delivery: RequestOutput) -> None:
         chunk, now = delivery.chunk, perf_counter()
         accepted, drafted = len(chunk.step.path), len(chunk.step.draft)
         self.first = self.first or now
@@ -130,7 +130,7 @@ def step_trace(tokenizer: Tokenizer, step: StepTrace, seconds: float) -> dict[st
     }
 
 
-def token_traces(tokenizer: Tokenizer, delivery: Delivery) -> list[dict[str, Any]]:
+def token_traces(tokenizer: Tokenizer, delivery: RequestOutput) -> list[dict[str, Any]]:
     chunk = delivery.chunk
     drafted = len(chunk.step.path)
     return [

@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
 from outrider import __version__
-from outrider.server import documents, errors, faults, pages
+from outrider.server import errors, faults, openapi, pages
 from outrider.server.auth import Auth
 from outrider.server.head import Head
 from outrider.server.hosts import Hosts
@@ -17,10 +17,10 @@ from outrider.server.keys import Keys
 from outrider.server.metrics import Metrics
 from outrider.server.metrics_port import MetricsPort
 from outrider.server.models import Models
-from outrider.server.reading import Reader
+from outrider.server.parse import Reader
 from outrider.server.records import Record
+from outrider.server.request_log import Tracking
 from outrider.server.routes import describing, generating, watching
-from outrider.server.tracking import Tracking
 
 
 def make_app(
@@ -50,7 +50,7 @@ def make_app(
         app.include_router(router)
     pages.install(app)
     errors.install(app, faults.note)
-    app.openapi = lambda: documents.describe(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     # The last is the outermost.
     app.add_middleware(Auth, keys=keys)
     app.add_middleware(Head)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Literal
 
+from outrider.engine.request_state import Load
 from outrider.engine.service import Service
-from outrider.engine.tickets import Load
 from outrider.errors import Unavailable
 from outrider.llm import LLM
 from outrider.server.cards import Card, card_of, unknown_card

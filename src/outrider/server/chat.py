@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from outrider.engine.tickets import Delivery
+from outrider.engine.request_state import RequestOutput
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server.answers import Answer, chat_logprobs
 from outrider.server.tools.reading import Argued, Call, Called, CallReader, Event, Said
@@ -25,7 +25,7 @@ class ChatForm:
     def opening(self, index: int, job: Job) -> dict[str, Any] | None:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    def delta(self, answer: Answer, delivery: RequestOutput, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
         chunk = delivery.chunk
         told = {"content": chunk.text} if chunk.text else {}
         if (reader := self._reader(answer, job)) is not None:

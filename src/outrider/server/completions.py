@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.engine.tickets import Delivery
+from outrider.engine.request_state import RequestOutput
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server.answers import Answer, prompt_logprobs, text_logprobs, word
 from outrider.server.translate import Job, says_more
@@ -23,7 +23,7 @@ class TextForm:
     def opening(self, index: int, job: Job) -> dict[str, Any] | None:
         return {"index": index, "text": job.echoes[index], "logprobs": None} if job.echoes[index] else None
 
-    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    def delta(self, answer: Answer, delivery: RequestOutput, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
         chunk, logprobs = delivery.chunk, None
         if not (chunk.text or says_more(delivery, job)):
             return None
@@ -39,7 +39,7 @@ class TextForm:
         before, said = done.prompt_logprobs or [], done.logprobs or []
         logprobs = None
         if job.logprobs and job.echoes[answer.index] is not None:
-            logprobs = text_logprobs(tokenizer, [*before, *said], 0, job.sequences[answer.index].tokens[0])
+            logprobs = text_logprobs(tokenizer, [*before, *said], 0, job.requests[answer.index].tokens[0])
         elif job.logprobs:
             logprobs = text_logprobs(tokenizer, said, 0)
         choice = {"index": answer.index, "text": (job.echoes[answer.index] or "") + done.text, "logprobs": logprobs}

@@ -88,7 +88,7 @@ def _param(message: str, fields: Collection[str]) -> str | None:
 
 
 def install(app: FastAPI, note: Callable[[Request, ApiError], None]) -> None:
-    """Have every error leave in this form, and be told to `note`. What nobody foresaw is `tracking`'s to answer."""
+    """Have every error leave in this form, and be told to `note`. What nobody foresaw is `request_log`'s to answer."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         told = as_api_error(error)

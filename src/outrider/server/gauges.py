@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from outrider.engine.tickets import Load
+from outrider.engine.request_state import Load
 
 
 class Gauges:

@@ -13,7 +13,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from outrider import __version__
-from outrider.engine.tickets import Delivery, Stream
+from outrider.engine.request_state import RequestOutput, Stream
 from outrider.errors import OutriderError
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server import answers
@@ -29,7 +29,7 @@ from outrider.server.translate import Job
 log = logging.getLogger("outrider.server")
 
 
-class Form(Protocol):
+class ResponseForm(Protocol):
     """How one kind of answer is written."""
 
     prefix: str
@@ -41,7 +41,7 @@ class Form(Protocol):
         """A choice that opens a stream, before anything is generated."""
         ...
 
-    def delta(self, answer: Answer, delivery: Delivery, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    def delta(self, answer: Answer, delivery: RequestOutput, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
         """A choice with what a step brought, without its finish_reason; None where there is nothing to say yet. Asked
         once for every step, in order."""
         ...
@@ -58,7 +58,9 @@ class Form(Protocol):
 class Generation:
     """One request on its way through the engine."""
 
-    def __init__(self, request: HttpRequest, served: Served, job: Job, form: Form, metrics: ModelMetrics) -> None:
+    def __init__(
+        self, request: HttpRequest, served: Served, job: Job, form: ResponseForm, metrics: ModelMetrics
+    ) -> None:
         self._request = request
         self._served = served
         self._tokenizer = served.llm.tokenizer
@@ -67,11 +69,11 @@ class Generation:
         self._metrics = metrics
         self._record: Record = record(request.scope)
         self._caller = caller_of(request.scope)
-        self._answers = [Answer(i) for i in range(len(job.sequences))]
+        self._answers = [Answer(i) for i in range(len(job.requests))]
         self._head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time()), "model": served.name}
 
     async def respond(self) -> Response:
-        stream = self._served.service.stream(*self._job.sequences)
+        stream = self._served.service.stream(*self._job.requests)
         self._caller.spend(self._job.prompt_tokens)
         if self._job.stream:
             return EventStream(self._events(stream), stream.close)
@@ -134,7 +136,7 @@ class Generation:
         if self._job.include_usage:
             yield self._event([], {"usage": self._usage()})
 
-    def _piece(self, answer: Answer, delivery: Delivery) -> dict[str, Any] | None:
+    def _piece(self, answer: Answer, delivery: RequestOutput) -> dict[str, Any] | None:
         """A choice to send for a step; None where there is nothing to say yet."""
         chunk, job = delivery.chunk, self._job
         choice = self._form.delta(answer, delivery, job, self._tokenizer)
@@ -148,13 +150,13 @@ class Generation:
             }
         return choice
 
-    def _take(self, delivery: Delivery) -> Answer:
+    def _take(self, delivery: RequestOutput) -> Answer:
         answer = self._answers[delivery.chunk.index]
         answer.take(delivery)
         self._caller.spend(len(delivery.chunk.token_ids))
         self._metrics.gained(answer, delivery, self._record.started)
         if answer.completion is not None:
-            self._metrics.finished(answer, self._job.sequences[answer.index], self._record.started)
+            self._metrics.finished(answer, self._job.requests[answer.index], self._record.started)
         return answer
 
     def _usage(self) -> dict[str, Any]:

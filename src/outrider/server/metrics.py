@@ -8,8 +8,8 @@ from time import perf_counter
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.types import Scope
 
-from outrider.engine.sequence import Sequence as Running
-from outrider.engine.tickets import Delivery, Load
+from outrider.engine.request import Request
+from outrider.engine.request_state import Load, RequestOutput
 from outrider.server.answers import Answer
 from outrider.server.gauges import Gauges
 from outrider.server.records import Record
@@ -108,7 +108,7 @@ class ModelMetrics:
             counter.labels(model) for counter in (families.generated, families.prompt, families.queries, families.hits)
         )
 
-    def gained(self, answer: Answer, delivery: Delivery, started: float) -> None:
+    def gained(self, answer: Answer, delivery: RequestOutput, started: float) -> None:
         """A step of an answer."""
         chunk = delivery.chunk
         self._generated.inc(len(chunk.token_ids))
@@ -122,12 +122,12 @@ class ModelMetrics:
         for position in range(len(chunk.step.path)):
             self._of.per_position.labels(self._model, str(min(position, _POSITIONS - 1))).inc()
 
-    def finished(self, answer: Answer, sequence: Running, started: float) -> None:
+    def finished(self, answer: Answer, request: Request, started: float) -> None:
         done, name, of = answer.completion, self._model, self._of
         assert done is not None
         of.success.labels(name, done.finish_reason).inc()
         of.whole.labels(name).observe(perf_counter() - started)
-        of.queue.labels(name).observe(max(0.0, (sequence.admitted or started) - started))
+        of.queue.labels(name).observe(max(0.0, (request.admitted or started) - started))
         of.prefill.labels(name).observe(done.prefill_seconds)
         of.decode.labels(name).observe(done.seconds)
         of.prompts.labels(name).observe(done.prompt_tokens)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from time import monotonic
 
-from outrider.engine.tickets import Load
+from outrider.engine.request_state import Load
 from outrider.errors import Unavailable
 from outrider.server.backend import Backend, Status
 from outrider.server.cards import Card

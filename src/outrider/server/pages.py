@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 
-from outrider.server.documents import describe, page
 from outrider.server.errors import ApiError
+from outrider.server.openapi import describe, page
 
 _FOLDER = Path(__file__).parent / "playground"
 _NOTHING_ELSE = "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse, Response
 from outrider.server.callers import Caller, caller_of, within_limits
 from outrider.server.chat import ChatForm
 from outrider.server.completions import TextForm
-from outrider.server.documents import body, errors
 from outrider.server.errors import ApiError
 from outrider.server.generation import Generation
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
+from outrider.server.openapi import body, errors
+from outrider.server.parse import read
 from outrider.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from outrider.server.reading import read
 from outrider.server.responses.asked import ResponsesRequest, as_chat, renamed
 from outrider.server.responses.generation import ResponseGeneration
 from outrider.server.served import Served

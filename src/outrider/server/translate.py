@@ -1,4 +1,4 @@
-"""From a request to sequences for the engine. Runs in a thread: long prompts take a while to encode."""
+"""From a request to requests for the engine. Runs in a thread: long prompts take a while to encode."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from outrider.engine.sequence import Sequence as Running
-from outrider.engine.tickets import Delivery
+from outrider.core.draft import Speculation
+from outrider.engine.request import Request
+from outrider.engine.request_state import RequestOutput
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.server.callers import Caller
@@ -30,7 +31,6 @@ from outrider.server.served import Served
 from outrider.server.structured import Wanted, wanted_by
 from outrider.server.tools.conversation import conversation
 from outrider.server.tools.toolbox import Toolbox, toolbox
-from outrider.types import Speculation
 
 _MAX_STOPS = 16
 _MAX_BIASES = 1024
@@ -40,9 +40,9 @@ _COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request, ready to run. Choice k of prompt p is sequence p * drawn + k."""
+    """A request, ready to run. Choice k of prompt p is request p * drawn + k."""
 
-    sequences: Sequence[Running]
+    requests: Sequence[Request]
     n: int
     """Answers to each prompt that the client gets, the likeliest of those `drawn`."""
     drawn: int
@@ -53,7 +53,7 @@ class Job:
     stream: bool
     include_usage: bool
     echoes: Sequence[str | None]
-    """Per sequence, the text to repeat before the answer; None: nothing is."""
+    """Per request, the text to repeat before the answer; None: nothing is."""
     prompt_logprobs: bool = False
     """Whether they are told apart from those of the answer."""
     tools: Toolbox | None = None
@@ -64,10 +64,10 @@ class Job:
     @property
     def reused(self) -> int:
         """Tokens of the prompts that were there before the request. Further choices find what the first left."""
-        return sum(sequence.reused or 0 for sequence in self.sequences[:: self.drawn])
+        return sum(request.reused or 0 for request in self.requests[:: self.drawn])
 
 
-def says_more(delivery: Delivery, job: Job) -> bool:
+def says_more(delivery: RequestOutput, job: Job) -> bool:
     """Whether what a step brought is to be told of even without text."""
     chunk = delivery.chunk
     return bool(chunk.completion or job.trace or chunk.logprobs)
@@ -218,8 +218,8 @@ def _job(
             verify=options.verify,
             grammar=wanted.grammar,
         )
-        sequences = [
-            served.llm.sequence(
+        requests = [
+            served.llm.request(
                 prompt,
                 params,
                 choice=k,
@@ -239,7 +239,7 @@ def _job(
         told = _renamed(as_api_error(error, fields | set(names)), names)
         raise told if told.code != _TOO_LONG else _too_long(served, told.message, told.param) from None
     return Job(
-        sequences=sequences,
+        requests=requests,
         n=n,
         drawn=drawn,
         prompt_tokens=sum(map(len, prompts)),

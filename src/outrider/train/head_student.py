@@ -20,7 +20,7 @@ from outrider.train.acceptance import Acceptance
 from outrider.train.arithmetic import Mix, use
 from outrider.train.batch import NARROWEST, Texts
 from outrider.train.divergence import Target, diverge
-from outrider.train.narrow import narrowed, watching
+from outrider.train.quantize import narrowed, watching
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
 from outrider.train.unroll import UnrolledAttention

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import torch
 
 from outrider.errors import TrainingError
-from outrider.train.ahead import ahead
 from outrider.train.batch import Texts
 from outrider.train.checkpoint import Checkpoints, State
-from outrider.train.descent import Descent
+from outrider.train.metrics import Sums
+from outrider.train.optimizer import Optimizer
+from outrider.train.prefetch import ahead
 from outrider.train.report import Watcher
 from outrider.train.student import Evaluation, Student
-from outrider.train.sums import Sums
 
 SAVE_EVERY = 45.0
 """Seconds of training that a kill may lose."""
@@ -34,7 +34,7 @@ _WARMUP, _LAST = 0.02, 0.1
 _CHAIN = 5
 
 
-class Lessons(Protocol):
+class DataLoader(Protocol):
     """The corpus in batches. The batch at a position is always the same one."""
 
     def steps(self, epochs: int) -> int:
@@ -100,7 +100,7 @@ class Loop:
     def __init__(
         self,
         student: Student,
-        lessons: Lessons,
+        loader: DataLoader,
         limits: Limits,
         checkpoints: Checkpoints,
         watcher: Watcher,
@@ -109,10 +109,10 @@ class Loop:
         learning_rate: float,
         device: torch.device,
     ) -> None:
-        self._student, self._lessons, self._limits = student, lessons, limits
+        self._student, self._loader, self._limits = student, loader, limits
         self._checkpoints, self._watcher, self._stop = checkpoints, watcher, stop
         self._device = device
-        self._descent = Descent(student, learning_rate, device)
+        self._optimizer = Optimizer(student, learning_rate, device)
         self.step = 0
         """Batches seen, those skipped among them: the position in the corpus too."""
         self.tokens = 0
@@ -136,7 +136,7 @@ class Loop:
         if self.step == 0:
             self._evaluate()  # what training starts from
         read = saved = monotonic()
-        batches = ahead(self._lessons.batches(self.step), lambda texts: texts.prepare(self._device))
+        batches = ahead(self._loader.batches(self.step), lambda texts: texts.prepare(self._device))
         while (progress := self._limits.progress(self.step, self.seconds)) < 1.0:
             if self._stop.asked:
                 self._read()
@@ -161,8 +161,8 @@ class Loop:
         return self._take_best()
 
     def _take(self, texts: Texts, factor: float) -> None:
-        loss, numbers = self._descent.gradients(texts)
-        bad = self._descent.update(loss, factor, self.step)
+        loss, numbers = self._optimizer.gradients(texts)
+        bad = self._optimizer.update(loss, factor, self.step)
         self._sums.add(bad, {"loss": loss, **numbers})
 
     def _read(self) -> None:
@@ -199,9 +199,9 @@ class Loop:
     def _evaluate(self) -> None:
         """By the averaged weights."""
         self.evaluations = int(self._limits.progress(self.step, self.seconds) * _EVALUATIONS + 1e-9)
-        with self._descent.averaged(), torch.no_grad():
-            with self._descent.mixed():
-                found = self._student.evaluate(self._lessons.held_out())
+        with self._optimizer.averaged(), torch.no_grad():
+            with self._optimizer.mixed():
+                found = self._student.evaluate(self._loader.held_out())
             if not math.isfinite(found.loss):
                 raise TrainingError(
                     f"the loss on held-out text is not a finite number at step {self.step}; the last checkpoint is "
@@ -230,8 +230,8 @@ class Loop:
                 "evaluations": self.evaluations,
                 "seconds": self.seconds,
                 "student": dict(self._student.state_dict()),
-                "average": self._descent.average,
-                "optimiser": self._descent.state_dict(),
+                "average": self._optimizer.average,
+                "optimiser": self._optimizer.state_dict(),
                 "random": torch.get_rng_state(),
                 "random_cuda": cuda,
             },
@@ -253,9 +253,9 @@ class Loop:
         self._told = self.tokens, self._seconds_before
         self._student.load_state_dict(state["student"])
         with torch.no_grad():
-            for mine, saved in zip(self._descent.average, state["average"], strict=True):
+            for mine, saved in zip(self._optimizer.average, state["average"], strict=True):
                 mine.copy_(saved)
-        self._descent.load_state_dict(state["optimiser"])
+        self._optimizer.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["random"])
         if self._device.type == "cuda" and state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"], self._device)

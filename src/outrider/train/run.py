@@ -16,7 +16,7 @@ from outrider.errors import TrainingError
 from outrider.train import card, plot, report, settings
 from outrider.train.checkpoint import Checkpoints
 from outrider.train.files import explained, replace_text
-from outrider.train.loop import Lessons, Limits, Loop, Stop
+from outrider.train.loop import DataLoader, Limits, Loop, Stop
 from outrider.train.report import Log, Watcher, history
 from outrider.train.settings import Asked, Defaults, Settings
 from outrider.train.start import look
@@ -28,7 +28,7 @@ _WRITING = 0.4
 """At most this share of a run's minutes goes into writing data."""
 
 
-class Workshop(Protocol):
+class TrainContext(Protocol):
     """What a run needs of its target."""
 
     def write(self, tell: Tell, stop: Stop, seconds: float | None) -> None:
@@ -45,7 +45,7 @@ class Workshop(Protocol):
         """What training started from, for the card; None: from the target's own layers."""
         ...
 
-    def lessons(self) -> Lessons: ...
+    def loader(self) -> DataLoader: ...
     def student(self) -> Student: ...
 
 
@@ -55,8 +55,8 @@ class Tell(Protocol):
     def __call__(self, done: int, total: int) -> None: ...
 
 
-Open = Callable[[Settings, Path, torch.device], Workshop]
-"""Makes the workshop of a run; the path is where its corpus lies."""
+Open = Callable[[Settings, Path, torch.device], TrainContext]
+"""Makes the context of a run; the path is where its corpus lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +83,34 @@ def run(
         raise TrainingError("--data brings what was written already: leave --prompts and --tokens out")
     chosen = _settled(asked, folder, Defaults.of(model, str(device)), resume)
     # Whatever is wrong with the target or the prompts shows here, before the folder is taken.
-    workshop = opened(chosen, Path(chosen.data) if chosen.data is not None else folder / DATA, device)
+    context = opened(chosen, Path(chosen.data) if chosen.data is not None else folder / DATA, device)
     with _alone(folder):
         if not resume:
             _check_free(folder)
             with explained(folder):
                 replace_text(folder / settings.FILE, chosen.dumps())
-        return _Run(chosen, folder, device, Log(folder / report.FILE, watcher), stop).run(workshop)
+        return _Run(chosen, folder, device, Log(folder / report.FILE, watcher), stop).run(context)
 
 
 class _Run:
     def __init__(self, chosen: Settings, folder: Path, device: torch.device, log: Log, stop: Stop) -> None:
         self._settings, self._folder, self._device, self._log, self._stop = chosen, folder, device, log, stop
 
-    def run(self, workshop: Workshop) -> Outcome:
+    def run(self, context: TrainContext) -> Outcome:
         s = self._settings
         checkpoints = Checkpoints(self._folder / CHECKPOINTS)
         state = checkpoints.latest()
         # Once training has begun the corpus stays as it is: positions in it must keep their meaning.
-        writing = self._write(workshop) if state is None else self._written_before()
+        writing = self._write(context) if state is None else self._written_before()
         torch.manual_seed(s.seed)
-        lessons, student = workshop.lessons(), workshop.student()
+        loader, student = context.loader(), context.student()
         limits = Limits(
-            steps=None if s.epochs is None else lessons.steps(s.epochs),
+            steps=None if s.epochs is None else loader.steps(s.epochs),
             seconds=None if s.minutes is None else max(0.0, s.minutes * 60 - writing),
         )
         loop = Loop(
             student,
-            lessons,
+            loader,
             limits,
             checkpoints,
             self._log,
@@ -124,8 +124,8 @@ class _Run:
             self._note(f"going on at step {loop.step}")
         evaluation = loop.run()
         self._phase("export")
-        facts = card.about(s, student.kind, workshop.start, workshop.data, self._trained(loop, writing), evaluation)
-        self._export(student, facts, lessons)
+        facts = card.about(s, student.kind, context.start, context.data, self._trained(loop, writing), evaluation)
+        self._export(student, facts, loader)
         outcome = Outcome(self._folder, evaluation, loop.step, writing + loop.seconds)
         self._log.tell(
             {
@@ -140,7 +140,7 @@ class _Run:
         )
         return outcome
 
-    def _write(self, workshop: Workshop) -> float:
+    def _write(self, context: TrainContext) -> float:
         """Seconds spent writing, in killed runs too."""
         if self._settings.data is not None:
             return 0.0
@@ -172,7 +172,7 @@ class _Run:
             )
 
         self._phase("write", tokens=self._settings.tokens)
-        workshop.write(tell, self._stop, allowed)
+        context.write(tell, self._stop, allowed)
         if self._stop.asked:
             raise KeyboardInterrupt
         seconds = before + monotonic() - started
@@ -194,10 +194,10 @@ class _Run:
             "device": where,
         }
 
-    def _export(self, student: Student, facts: Mapping[str, Any], lessons: Lessons) -> None:
+    def _export(self, student: Student, facts: Mapping[str, Any], loader: DataLoader) -> None:
         course = history(self._folder / report.FILE)
         with explained(self._folder):
-            student.export(self._folder, facts, lessons.held_out())
+            student.export(self._folder, facts, loader.held_out())
             replace_text(self._folder / card.FILE, card.page(self._settings, facts, course, plot.possible()))
         if plot.possible():
             title = f"{facts['kind']} for {facts['target']}"

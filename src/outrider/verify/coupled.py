@@ -6,12 +6,12 @@ whatever was drafted: a draft can only decide how many of them one pass yields.
 
 from __future__ import annotations
 
-from outrider.sampling.chance import Chance
-from outrider.types import ROOT, Draft, Verdict
+from outrider.core.draft import ROOT, Draft, Verdict
+from outrider.sampling.random_source import RandomSource
 from outrider.verify.rule import Target
 
 
-def coupled(draft: Draft, target: Target, chance: Chance) -> Verdict:
+def coupled(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
     """Needs no chance: the noise is in the target's choices."""
     child = {(parent, token): i for i, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     path: list[int] = []

@@ -14,12 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.sampling.chance import Chance, Stream
-from outrider.types import ROOT, Draft, Verdict
+from outrider.core.draft import ROOT, Draft, Verdict
+from outrider.sampling.random_source import RandomSource, Stream
 from outrider.verify.rule import Target
 
 
-def rejection(draft: Draft, target: Target, chance: Chance) -> Verdict:
+def rejection(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
     """Each child is accepted or refused in turn; what it costs to refuse one is paid by the residual."""
     path: list[int] = []
     node = ROOT

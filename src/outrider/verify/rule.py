@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from outrider.sampling.chance import Chance
-from outrider.types import Draft, Verdict, VerifyRule
+from outrider.core.draft import Draft, Verdict
+from outrider.core.request import VerifyRule
+from outrider.sampling.random_source import RandomSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,7 @@ class Target(Protocol):
         ...
 
 
-Rule = Callable[[Draft, Target, Chance], Verdict]
+Rule = Callable[[Draft, Target, RandomSource], Verdict]
 
 Rules = Mapping[VerifyRule, Rule]
 """What the names of rules stand for."""

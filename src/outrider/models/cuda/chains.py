@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from outrider.core.step import PendingFeatures, StepShape, StepSlot
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import Graphs, Key, Launches
 from outrider.models.cuda.kernels.steps import wait_kernel
 from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, STRIDE, Lanes
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, Network
-from outrider.types import Lane, LeftBehind, StepShape
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
@@ -40,7 +40,7 @@ class Chains(Protocol):
         """What drafts of this length need, and what those after a step that verified as many do."""
         ...
 
-    def seat(self, number: int, lane: Lane) -> None: ...
+    def seat(self, number: int, lane: StepSlot) -> None: ...
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
     def draft(self, graphs: Graphs, lanes: int, shape: StepShape, sampled: bool, offered: bool) -> None:
         """`offered`: whether other drafts may be verified in their stead."""
@@ -54,7 +54,7 @@ class Chains(Protocol):
         """The host takes over: run what cannot be told it."""
         ...
 
-    def left(self, number: int) -> LeftBehind:
+    def left(self, number: int) -> PendingFeatures:
         """What the host needs to draft on where the steps of a lane have ended."""
         ...
 
@@ -77,7 +77,7 @@ class ModelChains:
         if length:
             yield ("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled)
 
-    def seat(self, number: int, lane: Lane) -> None:
+    def seat(self, number: int, lane: StepSlot) -> None:
         """All is in the cache."""
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -86,8 +86,8 @@ class ModelChains:
     def verify(self, target: Network, lanes: int, length: int) -> None:
         """The model drafts from tokens alone."""
 
-    def left(self, number: int) -> LeftBehind:
-        return LeftBehind()
+    def left(self, number: int) -> PendingFeatures:
+        return PendingFeatures()
 
     def draft(self, graphs: Graphs, lanes: int, shape: StepShape, sampled: bool, offered: bool) -> None:
         length = shape.drafted
@@ -153,7 +153,7 @@ class HeadChains:
         if length > 1:
             yield ("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled)
 
-    def seat(self, number: int, lane: Lane) -> None:
+    def seat(self, number: int, lane: StepSlot) -> None:
         """It comes with the features of the token before its last."""
         if lane.features is not None:
             self._ring[number, (lane.length - 1) % self._ring.shape[1]] = lane.features
@@ -175,11 +175,11 @@ class HeadChains:
             BLOCK=1024,
         )
 
-    def left(self, number: int) -> LeftBehind:
+    def left(self, number: int) -> PendingFeatures:
         """Features of the tokens before each of those that wait: [waiting, taps * target hidden]."""
         length, gap, absorbed = self._lanes.length(number)
         places = torch.arange(absorbed + gap, length) % self._ring.shape[1]
-        return LeftBehind(self._ring[number, places.to(self._ring.device)], gap)
+        return PendingFeatures(self._ring[number, places.to(self._ring.device)], gap)
 
     def settle(self, graphs: Graphs, lanes: int) -> None:
         """The host is given what waits."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from triton import knobs
 
+from outrider.core.step import Recording
 from outrider.models.cuda.network import shallow
-from outrider.types import Recording
 
 _MOST = 16
 """Compilers at a time."""

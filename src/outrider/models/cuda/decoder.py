@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.model import DraftHead, LanguageModel, Rows
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.graphs import Graphs
 from outrider.models.cuda.head import CudaHead
@@ -16,13 +17,12 @@ from outrider.models.cuda.stepper import DeviceStepper
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
-from outrider.types import DraftHead, LanguageModel, Rows
 
 
 class CudaDecoder(Passes[Network]):
     """A `TappedModel` and `SteppingModel` on a GPU.
 
-    A row's logits depend on its own path alone: not on other rows or sequences, on chain or tree, nor on the cache
+    A row's logits depend on its own path alone: not on other rows or requests, on chain or tree, nor on the cache
     layout.
     """
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.model import HeadOutput, Rows
 from outrider.models.cuda.head_network import HeadNetwork
 from outrider.models.cuda.passes import MAX_ROWS, SLACK, Launched, Passes
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
-from outrider.types import HeadOutput, Rows
 
 
 class CudaHead(Passes[HeadNetwork]):

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.step import StepSlot
 from outrider.models.cuda.chooser import Noise
 from outrider.models.cuda.graphs import Staging, oldest
 from outrider.models.cuda.kernels import steps
 from outrider.models.cuda.network import Network
-from outrider.types import Lane
 
 NOISE_AHEAD = 512
 """Generated positions per lane whose noise keys are on the device."""
@@ -84,8 +84,8 @@ class Lanes:
     def vacate(self, number: int) -> None:
         self.records[number, :_WORDS] = self._empty
 
-    def seat(self, lanes: Mapping[int, Lane]) -> None:
-        """Put sequences into lanes, by their numbers."""
+    def seat(self, lanes: Mapping[int, StepSlot]) -> None:
+        """Put requests into lanes, by their numbers."""
         records, tails = oldest(self._staged), oldest(self._tails)
         host = records.free().view(self.most, STRIDE)
         numbers, integers = host.view(torch.float64).numpy(), host.numpy()

@@ -170,7 +170,7 @@ class Network:
 
     @property
     def tile_rows(self) -> int:
-        """Rows of one sequence, next to each other and in order, that a tiled pass attends to together; 0: there are no
+        """Rows of one request, next to each other and in order, that a tiled pass attends to together; 0: there are no
         such passes."""
         return self._prompt.rows if self._prompt else 0
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from outrider.core.step import Offer
 from outrider.models.cuda.graphs import Staging, oldest
 from outrider.models.cuda.kernels import align
 from outrider.models.cuda.kernels.align import align_kernel
 from outrider.models.cuda.lanes import MAX_LENGTH, OUT, STRIDE, WIDTH, Lanes
-from outrider.types import Offer
 
 OFFERED = 40
 """Tokens of an offer, at most: those of the step under way, and a chain after them."""
@@ -20,7 +20,7 @@ _FIELDS = align.TOKENS.value
 
 class Offers:
     """One entry per lane: levels drafted on the device; where the offer starts and its tokens, none where there is no
-    offer. Entries are replaced as a whole before each step that verifies anything, so none outlives its sequence."""
+    offer. Entries are replaced as a whole before each step that verifies anything, so none outlives its request."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes

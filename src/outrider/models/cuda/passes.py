@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.model import Rows
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, PATH, Network, Tables
 from outrider.models.cuda.tiling import FEW_ROWS
 from outrider.models.slots import Span, StaticCache
-from outrider.types import Rows
 
 MAX_ROWS = 4096
 """Rows of one pass of prompts; more are run in several, which changes nothing but the time. Of others NARROW_ROWS."""
@@ -25,7 +25,7 @@ TILE = 64
 TILED = (*range(256, 1025, 128), *range(1536, MAX_ROWS + 1, 512))
 """Sizes that passes of prompts in tiles are recorded for."""
 SLACK = 256
-"""Cache rows beyond the context, for a step that is under way when its sequence turns out to have ended."""
+"""Cache rows beyond the context, for a step that is under way when its request turns out to have ended."""
 
 N = TypeVar("N", bound=Network)
 Launched = Callable[[int, bool, bool], None]

@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from outrider.core.step import SlotOutcome, StepOutcome
 from outrider.models.cuda.lanes import MAX_LENGTH
-from outrider.types import LaneOutcome, StepOutcome
 
 
 class Result:
@@ -41,11 +41,11 @@ class Result:
         seconds = [a.elapsed_time(b) / 1000 for a, b in pairwise(self._marks)] or [0.0, 0.0]
         n, rows = self._length, self._host[: self._lanes]
         if not n:
-            return StepOutcome([LaneOutcome(0, (token,), ()) for token in rows[:, 1].tolist()], *seconds)
+            return StepOutcome([SlotOutcome(0, (token,), ()) for token in rows[:, 1].tolist()], *seconds)
         gained, drafted = rows[:, : n + 2].tolist(), rows[:, 2 + MAX_LENGTH : 2 + MAX_LENGTH + n].tolist()
         offered = rows[:, -1].tolist()
         outcomes = [
-            LaneOutcome(accepted, tuple(tokens[: accepted + 1]), _drafts(drafts), bool(taken))
+            SlotOutcome(accepted, tuple(tokens[: accepted + 1]), _drafts(drafts), bool(taken))
             for (accepted, *tokens), drafts, taken in zip(gained, drafted, offered, strict=True)
         ]
         return StepOutcome(outcomes, *seconds)

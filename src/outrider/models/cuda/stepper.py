@@ -2,7 +2,7 @@
 
 What the host has found in the text meanwhile comes with a launch (`offers`), and is verified where it still fits.
 
-The state of each lane (one sequence) is on the device: its last tokens, how much the cache holds, how much was
+The state of each lane (one request) is on the device: its last tokens, how much the cache holds, how much was
 generated. A step reads and advances that state, so the next one can be launched before the host has seen its tokens.
 Rollback is that integer: rows of refused drafts lie beyond it and are overwritten.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider.core.step import Offer, PendingFeatures, StepOutcome, StepShape, StepSlot
 from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, bucket, buckets
@@ -26,7 +27,6 @@ from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, OUT, STRIDE, TAR
 from outrider.models.cuda.network import HEAD_ROWS
 from outrider.models.cuda.offers import Offers
 from outrider.models.cuda.results import Result
-from outrider.types import Lane, LeftBehind, Offer, StepOutcome, StepShape
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
@@ -119,7 +119,7 @@ class DeviceStepper:
         return median(o.draft_seconds for o in outcomes), median(o.target_seconds for o in outcomes) or 1.0
 
     @torch.inference_mode()
-    def seat(self, lanes: Mapping[int, Lane]) -> None:
+    def seat(self, lanes: Mapping[int, StepSlot]) -> None:
         self._board.seat(lanes)
         if self._chains is not None:
             for number, lane in lanes.items():
@@ -174,9 +174,9 @@ class DeviceStepper:
             self._chains.settle(self._graphs, bucket(lanes))
 
     @torch.inference_mode()
-    def left(self, number: int) -> LeftBehind:
+    def left(self, number: int) -> PendingFeatures:
         assert not self._under_way
-        return LeftBehind() if self._chains is None else self._chains.left(number)
+        return PendingFeatures() if self._chains is None else self._chains.left(number)
 
     def _run(self, lanes: int, length: int, sampled: bool) -> None:
         self._graphs.run(("verify", lanes, length, sampled), lambda: self._verify(lanes, length, sampled))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
+from outrider.core.model import DraftHead, LanguageModel
 from outrider.errors import DrafterError
 from outrider.models import cuda
 from outrider.models.checkpoints.tokenizer import Tokenizer
@@ -16,10 +17,9 @@ from outrider.models.head.torch_head import TorchHead
 from outrider.models.head.weights import SCALES, HeadWeights, Scaled, target_ids, tensor_shapes
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.head import NativeHead
-from outrider.models.native.stack import obstacle
+from outrider.models.native.stack import unsupported_reason
 from outrider.models.precision import INT8
 from outrider.models.torch_decoder import TorchDecoder
-from outrider.types import DraftHead, LanguageModel
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
@@ -59,7 +59,7 @@ def place_head(checkpoint: HeadCheckpoint, target: LanguageModel) -> DraftHead:
         target.tap(checkpoint.config.taps)
         return _torch_head(checkpoint, target)
     if isinstance(target, NativeDecoder):
-        if against := obstacle(checkpoint.config.architecture, INT8):
+        if against := unsupported_reason(checkpoint.config.architecture, INT8):
             raise DrafterError(f"the compiled decoder cannot run this head: {against}; use another drafter")
         weights = HeadWeights.of(checkpoint.config, checkpoint.tensors, target.device, None)
         return NativeHead(checkpoint.config, weights, target)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.model import HeadOutput, Rows
 from outrider.models.attention import masked, visibility
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.module import HeadModule
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.slots import Span, StaticCache, wanted_rows
-from outrider.types import HeadOutput, Rows
 
 
 class TorchHead(StaticCache):

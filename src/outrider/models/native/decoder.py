@@ -8,6 +8,7 @@ from ctypes import c_void_p, cast
 import torch
 from torch import Tensor
 
+from outrider.core.model import Rows
 from outrider.models.architecture import Architecture
 from outrider.models.memory import give_back
 from outrider.models.native.packing import PackedLayer, Packer
@@ -16,7 +17,6 @@ from outrider.models.precision import Precision
 from outrider.models.stored import KINDS, Stored
 from outrider.models.weights import DecoderWeights, load_weights
 from outrider.sampling.native.sampler import Runner
-from outrider.types import Rows
 
 
 class NativeDecoder(NativeStack):

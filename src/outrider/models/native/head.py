@@ -10,6 +10,7 @@ from struct import pack
 import torch
 from torch import Tensor
 
+from outrider.core.model import HeadOutput, NoiseKey, Rows, TopK
 from outrider.errors import DrafterError
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
@@ -19,7 +20,6 @@ from outrider.models.native.library import MOST_RANKED, Fusion, Noise, Partial, 
 from outrider.models.native.packing import Packer
 from outrider.models.native.stack import MAX_ROWS, NativeStack
 from outrider.models.precision import FP32, INT8
-from outrider.types import Followers, HeadOutput, NoiseKey, Rows
 
 LEAST_SCREENED = 2048
 """Draft ids from which on most logits are computed in 4 bits (gemm_screen.h): of fewer, that leaves out hardly any."""
@@ -118,7 +118,7 @@ class NativeHead(NativeStack):
         *,
         features: Tensor | None = None,
         states: Tensor | None = None,
-    ) -> tuple[list[Followers], Tensor]:
+    ) -> tuple[list[TopK], Tensor]:
         given = self._given(sum(len(rows.tokens) for rows in batch), features, states)
         run = self._run(batch)
         total = run.wanted
@@ -142,7 +142,7 @@ class NativeHead(NativeStack):
             likely, drawn = found[start : start + count], found[start + count : start + 2 * count]
             if likely[-1][0] < 0:  # the vocabulary is smaller
                 likely, drawn = ([pair for pair in side if pair[0] >= 0] for side in (likely, drawn))
-            followers.append(Followers(likely, drawn))
+            followers.append(TopK(likely, drawn))
         return followers, run.tapped
 
 

@@ -153,7 +153,7 @@ class Packer:
     def strip(self, rows: Tensor | Stored, depth: int, first: int = 0, step: int = 1) -> PackedStrip:
         """Rows of a file in the order stored.h says; or of fp32 numbers."""
         compiled = library()
-        assert compiled is not None, "ask obstacle() first"
+        assert compiled is not None, "ask unsupported_reason() first"
         kind, pieces = (
             (rows.kind, rows.pieces(_ROWS)) if isinstance(rows, Stored) else ("F32", torch.split(rows, _ROWS))
         )

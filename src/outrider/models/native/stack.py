@@ -10,6 +10,7 @@ from itertools import accumulate, count, repeat
 import torch
 from torch import Tensor
 
+from outrider.core.model import Rows
 from outrider.models.architecture import Architecture, Capability
 from outrider.models.memory import Recycled, lazy_zeros
 from outrider.models.native.library import (
@@ -34,7 +35,6 @@ from outrider.models.precision import Precision, blocks
 from outrider.models.rotary import rotation_table
 from outrider.models.slots import Span, StaticCache
 from outrider.models.stored import KINDS
-from outrider.types import Rows
 
 MAX_ROWS = 128
 """Rows of one compiled pass; more are run in several, which changes nothing but the time."""
@@ -53,7 +53,7 @@ MAX_EXPERTS, MAX_USED = 512, 16
 """Of a layer, and of a row (decoder.h)."""
 
 
-def obstacle(architecture: Architecture, precision: Precision) -> str | None:
+def unsupported_reason(architecture: Architecture, precision: Precision) -> str | None:
     """Why the compiled kernels cannot run this model here, or None."""
     if library() is None:
         return "its kernels were not built; install a C compiler and install Outrider again"
@@ -72,7 +72,7 @@ def obstacle(architecture: Architecture, precision: Precision) -> str | None:
 class NativeStack(StaticCache):
     """Layers and their cache in the C structure `Model`, whose beginning and end the heirs fill in.
 
-    A row's results depend on its own path alone: not on other rows or sequences, on chain or tree, nor on the cache
+    A row's results depend on its own path alone: not on other rows or requests, on chain or tree, nor on the cache
     layout.
     """
 
@@ -97,7 +97,7 @@ class NativeStack(StaticCache):
         are int8, and multiplied with int8."""
         super().__init__(max_batch, max_context)
         compiled = library()
-        assert compiled is not None, "ask obstacle() first"
+        assert compiled is not None, "ask unsupported_reason() first"
         self._kernels = compiled
         self.architecture = a = architecture
         self.dtype = precision.compute

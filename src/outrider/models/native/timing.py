@@ -1,7 +1,7 @@
 """What a compiled pass costs, timed on a part of it: a few layers, and a slice of the vocabulary.
 
 The parts are others every time, so that weights stream from memory as they do in a pass, and they write to a cache of
-their own, so that no sequence notices.
+their own, so that no request notices.
 """
 
 from __future__ import annotations

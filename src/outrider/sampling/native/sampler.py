@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider import compiled
+from outrider.core.request import ResolvedParams
 from outrider.sampling.noise import row_key
-from outrider.types import ResolvedParams
 
 _COOLEST, _HOTTEST = 1e-30, 1e30
 """Temperatures whose scores the sampler's fp32 filter can hold."""

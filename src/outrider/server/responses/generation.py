@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from fastapi import Request as HttpRequest
 
-from outrider.engine.tickets import Delivery, Stream
+from outrider.engine.request_state import RequestOutput, Stream
 from outrider.server.chat import ChatForm
 from outrider.server.generation import Generation
 from outrider.server.metrics import ModelMetrics
@@ -59,7 +59,7 @@ class ResponseGeneration(Generation):
         response = self._response()
         yield event({"type": f"response.{response['status']}", "response": response})
 
-    def _told(self, delivery: Delivery) -> list[dict[str, Any]]:
+    def _told(self, delivery: RequestOutput) -> list[dict[str, Any]]:
         """Events that say what a step brought."""
         chunk, reader = delivery.chunk, self._reader
         events: list[Event] = [Said(chunk.text)] if chunk.text else []

@@ -1,13 +1,14 @@
-"""A sequence's place in the caches of target and drafter: found, with what is already there of its tokens, and left."""
+"""A request's place in the caches of target and drafter: found, with what is already there of its tokens, and left."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from outrider.core.drafter import Drafter, FollowsPrefixes, ReadsFeatures
+from outrider.core.model import KeepsPrefixes, LanguageModel
 from outrider.engine.prefixes import LEAST, Holder, Prefixes, common_prefix, worth_keeping
-from outrider.engine.sequence import NO_SLOT, Sequence
-from outrider.types import Drafter, FollowsPrefixes, KeepsPrefixes, LanguageModel, ReadsFeatures
+from outrider.engine.request import NO_SLOT, Request
 
 
 class _Found(NamedTuple):
@@ -15,9 +16,9 @@ class _Found(NamedTuple):
     length: int
 
 
-class Places:
+class SlotManager:
     """Slots of one target and one drafter. Whatever is reused, the next logits are those of a fresh prefill: only what
-    both sequences begin with is taken over, and no more than the drafter can follow. Nothing passes between sequences
+    both requests begin with is taken over, and no more than the drafter can follow. Nothing passes between requests
     of different salts, in the drafter's caches neither: it is told here whom to go on from."""
 
     def __init__(self, model: LanguageModel, drafter: Drafter) -> None:
@@ -34,53 +35,53 @@ class Places:
 
     @property
     def kept(self) -> int:
-        """Tokens that finished sequences have left and that may be reused."""
+        """Tokens that finished requests have left and that may be reused."""
         return sum(holder.cached for holder in self._left())
 
-    def take(self, sequence: Sequence, running: Several[Sequence]) -> None:
-        """Give the sequence a slot, with as many of its tokens as some slot holds; `missing` says how many it lacks.
+    def take(self, request: Request, running: Sequence[Request]) -> None:
+        """Give the request a slot, with as many of its tokens as some slot holds; `missing` says how many it lacks.
 
         If another of those running is about to run what this one needs, it gets none yet: that one becomes its
-        `leader`, and it is to ask again in the next step.
+        `prefix_donor`, and it is to ask again in the next step.
         """
-        sequence.missing = len(sequence.tokens) - 1
-        found = None if sequence.scoring else self._find(sequence, running)
+        request.missing = len(request.tokens) - 1
+        found = None if request.scoring else self._find(request, running)
         length = found.length if found else 0
-        sequence.leader = None if sequence.scoring else self._leader(sequence, running, length)
-        if sequence.leader is not None:
+        request.prefix_donor = None if request.scoring else self._leader(request, running, length)
+        if request.prefix_donor is not None:
             return
-        if sequence.reused is None:
-            sequence.reused = min(length, sequence.prompt_length)
+        if request.reused is None:
+            request.reused = min(length, request.prompt_length)
         if found is None or self._keeps is None:
-            sequence.slot = self._model.open()
-            self._drafter.open(sequence)
+            request.slot = self._model.open()
+            self._drafter.open(request)
             return
         holder, length = found
         running_there = holder.epoch is None
         keep = running_there or worth_keeping(length, holder.cached)
         if keep:
-            sequence.slot = self._keeps.fork(holder.slot, length)
+            request.slot = self._keeps.fork(holder.slot, length)
             self._prefixes.touch(holder.slot)
         else:
             self._keeps.reopen(holder.slot, length)
-            sequence.slot = holder.slot
+            request.slot = holder.slot
         if self._follows is not None:
-            self._follows.open_from(sequence, holder.sequence, length, keep)
+            self._follows.open_from(request, holder.request, length, keep)
         else:
-            self._drafter.open(sequence)
-        sequence.missing -= length
+            self._drafter.open(request)
+        request.missing -= length
         self.hits += 1
         self.reused += length
 
-    def leave(self, sequence: Sequence) -> None:
-        """Let go of everything held for the sequence; what its slot holds may be reused until the slot is."""
-        slot, sequence.slot = sequence.slot, NO_SLOT
+    def leave(self, request: Request) -> None:
+        """Let go of everything held for the request; what its slot holds may be reused until the slot is."""
+        slot, request.slot = request.slot, NO_SLOT
         length = self._model.length(slot)
         self._model.close(slot)
         if self._keeps is not None and length >= LEAST:
             epoch = self._keeps.epoch(slot)
-            self._prefixes.leave(Holder(slot, sequence.tokens, length, sequence.id, sequence.cache_salt, epoch))
-        self._drafter.close(sequence)
+            self._prefixes.leave(Holder(slot, request.tokens, length, request.id, request.cache_salt, epoch))
+        self._drafter.close(request)
 
     def trim(self, most: int) -> None:
         """Forget what was left beyond so many tokens."""
@@ -93,8 +94,8 @@ class Places:
                 self._prefixes.forget(holder.slot)
         return self._prefixes.left
 
-    def _find(self, sequence: Sequence, running: Several[Sequence]) -> _Found | None:
-        """The slot with most of the sequence's tokens; one that nobody uses where there is a choice."""
+    def _find(self, request: Request, running: Sequence[Request]) -> _Found | None:
+        """The slot with most of the request's tokens; one that nobody uses where there is a choice."""
         if self._keeps is None:
             return None
         held = [
@@ -103,26 +104,26 @@ class Places:
             if s.slot != NO_SLOT
         ]
         best: _Found | None = None
-        tokens, beaten = sequence.tokens, LEAST - 1
+        tokens, beaten = request.tokens, LEAST - 1
         for holder in (*self._left(), *held):
-            if holder.salt != sequence.cache_salt or holder.cached <= beaten or len(tokens) <= beaten:
+            if holder.salt != request.cache_salt or holder.cached <= beaten or len(tokens) <= beaten:
                 continue
             if tokens[beaten] != holder.tokens[beaten]:  # most are told apart so
                 continue
             common = common_prefix(tokens, holder.tokens)
-            reach = common if self._follows is None else self._follows.reach(sequence, holder.sequence, common)
+            reach = common if self._follows is None else self._follows.reach(request, holder.request, common)
             length = min(reach, common, holder.cached, len(tokens) - 1)
             if length > beaten:
                 best, beaten = _Found(holder, length), length
         return best
 
-    def _leader(self, sequence: Sequence, running: Several[Sequence], length: int) -> Sequence | None:
+    def _leader(self, request: Request, running: Sequence[Request], length: int) -> Request | None:
         """One that will soon hold clearly more of the tokens than the `length` to be had now."""
         if self._keeps is None:
             return None
         for other in running:
-            if other.slot != NO_SLOT and other.missing and other.cache_salt == sequence.cache_salt:
-                shared = min(common_prefix(sequence.tokens, other.tokens), len(sequence.tokens) - 1)
+            if other.slot != NO_SLOT and other.missing and other.cache_salt == request.cache_salt:
+                shared = min(common_prefix(request.tokens, other.tokens), len(request.tokens) - 1)
                 if shared - max(length, self._model.length(other.slot)) >= LEAST:
                     return other
         return None

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.request import ResolvedParams
 from outrider.drafters.children import in_turn
-from outrider.drafters.growth import Offer
-from outrider.drafters.quiet import copied, joined, kept
+from outrider.drafters.host_rows import copied, joined, kept
+from outrider.drafters.tree_builder import Offer
 from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key, gumbel_at, rough_gumbel
-from outrider.types import ResolvedParams
 
 _COOLEST, _HOTTEST = 1e-6, 1e6
 

@@ -1,8 +1,8 @@
 """Where the rejection rule, and drafters that sample for it, get their random outcomes.
 
-Code that draws asks a `Chance`, naming the stream and the node it draws for. The production one answers from
+Code that draws asks a `RandomSource`, naming the stream and the node it draws for. The production one answers from
 keyed hashes; the exactness tests hand the same code an enumerating one that visits every outcome with its
-probability. Each (stream, node) is asked at most once per step, which is what makes a sequence's draws
+probability. Each (stream, node) is asked at most once per step, which is what makes a request's draws
 independent.
 """
 
@@ -30,8 +30,8 @@ class Stream(StrEnum):
     """The token the target adds (recovered or bonus), keyed by the node it follows."""
 
 
-class Chance(Protocol):
-    """The random outcomes of one step of one sequence."""
+class RandomSource(Protocol):
+    """The random outcomes of one step of one request."""
 
     def bernoulli(self, p: float, stream: Stream, node: int) -> bool:
         """True with probability p (at least 1: always; at most 0: never). NaN is refused."""
@@ -43,11 +43,11 @@ class Chance(Protocol):
         ...
 
 
-class KeyedChance:
+class KeyedRandom:
     """Outcomes keyed by (seed, choice, step, stream, node).
 
     `step` is the generated position of the step's first new token: every step adds a token, so no two steps
-    of a sequence share it, and it is known again after a restart.
+    of a request share it, and it is known again after a restart.
     """
 
     def __init__(self, seed: int, choice: int, step: int) -> None:

@@ -21,6 +21,7 @@ from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.train.batch import NARROWEST
 from outrider.train.card import UNKNOWN, short_name
 from outrider.train.corpus import Corpus
+from outrider.train.data_loader import CorpusLoader
 from outrider.train.divergence import LOSSES
 from outrider.train.draft_student import DraftStudent, draft_from_target
 from outrider.train.engine_writer import EngineWriter
@@ -28,8 +29,7 @@ from outrider.train.gather import gather
 from outrider.train.grow import most_written
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
 from outrider.train.jobs import BulkWriter
-from outrider.train.lessons import CorpusLessons
-from outrider.train.loop import Lessons, Stop
+from outrider.train.loop import DataLoader, Stop
 from outrider.train.plan import Plan
 from outrider.train.prompts import Frame, read_prompts
 from outrider.train.recipe import Recipe
@@ -46,15 +46,15 @@ _FLUSH = 30.0
 
 
 def opener(progress: Progress) -> Open:
-    """Opens the workshop of a run; nothing is written yet."""
+    """Opens the context of a run; nothing is written yet."""
 
-    def opened(settings: Settings, data: Path, device: torch.device) -> TargetWorkshop:
-        return TargetWorkshop(settings, data, device, progress)
+    def opened(settings: Settings, data: Path, device: torch.device) -> TargetContext:
+        return TargetContext(settings, data, device, progress)
 
     return opened
 
 
-class TargetWorkshop:
+class TargetContext:
     def __init__(self, settings: Settings, folder: Path, device: torch.device, progress: Progress) -> None:
         if settings.loss not in LOSSES:
             raise TrainingError(f"--loss must be one of {', '.join(LOSSES)}, got {settings.loss!r}")
@@ -150,14 +150,14 @@ class TargetWorkshop:
         started = self._head_start or self._draft_start
         return None if started is None else started.about
 
-    def lessons(self) -> Lessons:
-        lessons = CorpusLessons(self.corpus, self._settings.batch_tokens, self._settings.seed)
-        if lessons.steps(1) < 1 or not any(any(batch.greedy) for batch in lessons.held_out()):
+    def loader(self) -> DataLoader:
+        loader = CorpusLoader(self.corpus, self._settings.batch_tokens, self._settings.seed)
+        if loader.steps(1) < 1 or not any(any(batch.greedy) for batch in loader.held_out()):
             raise TrainingError(
                 f"{self.corpus.tokens} tokens are too little to learn from and to hold some out; "
                 "start anew with more --tokens or --minutes"
             )
-        return lessons
+        return loader
 
     def student(self) -> Student:
         s = self._settings

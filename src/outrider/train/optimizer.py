@@ -17,7 +17,7 @@ _CLIP = 1.0
 _AVERAGE = 0.999
 
 
-class Descent:
+class Optimizer:
     def __init__(self, student: Student, learning_rate: float, device: torch.device) -> None:
         self._student, self._learning_rate, self._device = student, learning_rate, device
         self._parameters = list(student.parameters())

@@ -17,7 +17,7 @@ _HELD_OUT = 250_000
 """Tokens of held-out text looked at in an evaluation, at most."""
 
 
-class CorpusLessons:
+class CorpusLoader:
     """Batches of at most `size` tokens. The corpus must not grow meanwhile."""
 
     def __init__(self, corpus: Corpus, size: int, seed: int) -> None:

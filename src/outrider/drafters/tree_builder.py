@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from outrider.types import ROOT, Budget
+from outrider.core.draft import ROOT, Budget
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Level(NamedTuple):
     places: list[int]
 
 
-class Growth:
+class TreeBuilder:
     """One draft tree on its way; at most `budget.nodes` nodes, at most `branching` children each.
 
     The nodes left are spread evenly over the levels left; within a level the most promising is drawn first.

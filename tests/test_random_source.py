@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from outrider.errors import ModelError
-from outrider.sampling.chance import KeyedChance, Stream
+from outrider.sampling.random_source import KeyedRandom, Stream
 
 
-class Fixed(KeyedChance):
-    """Chance whose uniform number is given."""
+class Fixed(KeyedRandom):
+    """A random source whose uniform number is given."""
 
     def __init__(self, u: float) -> None:
         super().__init__(0, 0, 0)
@@ -24,7 +24,7 @@ class Fixed(KeyedChance):
 
 def test_bernoulli_frequency() -> None:
     for p in (0.01, 0.3, 0.5, 0.97):
-        hits = sum(KeyedChance(seed, 0, 5).bernoulli(p, Stream.ACCEPT, 2) for seed in range(20000))
+        hits = sum(KeyedRandom(seed, 0, 5).bernoulli(p, Stream.ACCEPT, 2) for seed in range(20000))
         assert abs(hits - 20000 * p) < 5 * math.sqrt(20000 * p * (1 - p))
 
 
@@ -38,7 +38,7 @@ def test_categorical_frequency() -> None:
     weights = torch.tensor([0.0, 3.0, 1.0, 0.0, 6.0, 0.0])
     counts = [0] * 6
     for seed in range(20000):
-        counts[KeyedChance(seed, 0, 5).categorical(weights, Stream.TARGET, -1)] += 1
+        counts[KeyedRandom(seed, 0, 5).categorical(weights, Stream.TARGET, -1)] += 1
     assert counts[0] == counts[3] == counts[5] == 0
     expected = [6000.0, 2000.0, 12000.0]
     drawn = [counts[1], counts[2], counts[4]]
@@ -56,25 +56,25 @@ def test_categorical_never_returns_a_zero_weight(u: float) -> None:
 @pytest.mark.parametrize("weights", [[0.2, math.nan, 0.8], [math.inf, 0.5, 0.5], [0.0, 0.0, 0.0]])
 def test_what_is_no_distribution_is_refused(weights: list[float]) -> None:
     with pytest.raises(ModelError, match="not numbers"):
-        KeyedChance(0, 0, 0).categorical(torch.tensor(weights), Stream.TARGET, 0)
+        KeyedRandom(0, 0, 0).categorical(torch.tensor(weights), Stream.TARGET, 0)
 
 
 def test_what_is_no_probability_is_refused() -> None:
     with pytest.raises(ModelError, match="not numbers"):
-        KeyedChance(0, 0, 0).bernoulli(math.nan, Stream.ACCEPT, 0)
+        KeyedRandom(0, 0, 0).bernoulli(math.nan, Stream.ACCEPT, 0)
 
 
 def test_keys_are_independent() -> None:
     """Streams, nodes, steps, choices and seeds: no two give related answers."""
-    base = [KeyedChance(seed, 0, 1).bernoulli(0.5, Stream.DRAFT, 0) for seed in range(4000)]
+    base = [KeyedRandom(seed, 0, 1).bernoulli(0.5, Stream.DRAFT, 0) for seed in range(4000)]
     others = {
-        "accept": [KeyedChance(seed, 0, 1).bernoulli(0.5, Stream.ACCEPT, 0) for seed in range(4000)],
-        "target": [KeyedChance(seed, 0, 1).bernoulli(0.5, Stream.TARGET, 0) for seed in range(4000)],
-        "node": [KeyedChance(seed, 0, 1).bernoulli(0.5, Stream.DRAFT, 1) for seed in range(4000)],
-        "root": [KeyedChance(seed, 0, 1).bernoulli(0.5, Stream.DRAFT, -1) for seed in range(4000)],
-        "step": [KeyedChance(seed, 0, 2).bernoulli(0.5, Stream.DRAFT, 0) for seed in range(4000)],
-        "choice": [KeyedChance(seed, 1, 1).bernoulli(0.5, Stream.DRAFT, 0) for seed in range(4000)],
-        "seed": [KeyedChance(seed + 1, 0, 1).bernoulli(0.5, Stream.DRAFT, 0) for seed in range(4000)],
+        "accept": [KeyedRandom(seed, 0, 1).bernoulli(0.5, Stream.ACCEPT, 0) for seed in range(4000)],
+        "target": [KeyedRandom(seed, 0, 1).bernoulli(0.5, Stream.TARGET, 0) for seed in range(4000)],
+        "node": [KeyedRandom(seed, 0, 1).bernoulli(0.5, Stream.DRAFT, 1) for seed in range(4000)],
+        "root": [KeyedRandom(seed, 0, 1).bernoulli(0.5, Stream.DRAFT, -1) for seed in range(4000)],
+        "step": [KeyedRandom(seed, 0, 2).bernoulli(0.5, Stream.DRAFT, 0) for seed in range(4000)],
+        "choice": [KeyedRandom(seed, 1, 1).bernoulli(0.5, Stream.DRAFT, 0) for seed in range(4000)],
+        "seed": [KeyedRandom(seed + 1, 0, 1).bernoulli(0.5, Stream.DRAFT, 0) for seed in range(4000)],
     }
     for name, other in others.items():
         agree = sum(a == b for a, b in zip(base, other, strict=True))
@@ -83,6 +83,6 @@ def test_keys_are_independent() -> None:
 
 def test_a_key_always_gives_the_same_answer() -> None:
     weights = torch.rand(50, dtype=torch.float64)
-    first = [KeyedChance(3, 0, step).categorical(weights, Stream.DRAFT, 4) for step in range(50)]
-    assert first == [KeyedChance(3, 0, step).categorical(weights, Stream.DRAFT, 4) for step in range(50)]
+    first = [KeyedRandom(3, 0, step).categorical(weights, Stream.DRAFT, 4) for step in range(50)]
+    assert first == [KeyedRandom(3, 0, step).categorical(weights, Stream.DRAFT, 4) for step in range(50)]
     assert len(set(first)) > 10

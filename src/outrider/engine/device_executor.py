@@ -1,9 +1,9 @@
 """Steps taken whole on the device, with the host one step behind.
 
 Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the
-next step is already running. What it learns may end a sequence: the step under way then runs for nothing in that
+next step is already running. What it learns may end a request: the step under way then runs for nothing in that
 lane, and its tokens are dropped. And it may find how a text goes on, which it offers to the next step launched. Only
-steps whose every sequence is chosen by temperature, top-p and min-p alone under the coupled rule go this way; the
+steps whose every request is chosen by temperature, top-p and min-p alone under the coupled rule go this way; the
 others, and every drafter that guesses on the host, go through `Engine`'s own step, with the same tokens.
 """
 
@@ -17,33 +17,26 @@ from torch import Tensor
 
 from outrider.control.controller import CLAIM, Controller
 from outrider.control.steps import StepCosts, guessed, shapes
-from outrider.drafters.router import RouterDrafter
-from outrider.engine.round import Judged, Round
-from outrider.engine.sequence import Sequence
-from outrider.sampling.draw import not_a_number
-from outrider.sampling.noise import words_of
-from outrider.types import (
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafter import Continues, DeviceDrafter, Drafter, ReadsFeatures, StepsOnDevice
+from outrider.core.model import LanguageModel, SteppingModel
+from outrider.core.request import RequestView, ResolvedParams
+from outrider.core.step import (
     PLAIN,
-    Continues,
-    DeviceDrafter,
-    Draft,
-    Drafter,
     HandedOver,
-    Lane,
-    LaneOutcome,
-    LanguageModel,
-    ReadsFeatures,
     Recording,
-    ResolvedParams,
-    SequenceView,
+    SlotOutcome,
     StepOutcome,
     Stepper,
-    SteppingModel,
     StepPlan,
     StepShape,
-    StepsOnDevice,
-    Verdict,
+    StepSlot,
 )
+from outrider.drafters.router import RouterDrafter
+from outrider.engine.request import Request
+from outrider.engine.step_output import StepOutput, VerifiedDraft
+from outrider.sampling.draw import not_a_number
+from outrider.sampling.noise import words_of
 
 BURST = 8
 """Plain steps taken in a row before a drafter on the host is asked again, once its controller has paused."""
@@ -55,28 +48,28 @@ _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 _NO_DRAFT = Draft()
 
 
-def runahead(model: LanguageModel, drafter: Drafter, controller: Controller) -> Runahead | None:
+def device_executor(model: LanguageModel, drafter: Drafter, controller: Controller) -> DeviceExecutor | None:
     """Where target and drafter can step on one device. A router's default drafter is asked, for those steps in which
-    all sequences are its."""
+    all requests are its."""
     if not isinstance(model, SteppingModel):
         return None
     lookup = drafter if isinstance(drafter, Continues) else None
-    takes: Callable[[SequenceView], bool] = lambda sequence: True  # noqa: E731
+    takes: Callable[[RequestView], bool] = lambda request: True  # noqa: E731
     if isinstance(drafter, RouterDrafter):
         takes, drafter = drafter.is_default, drafter.default
     there = drafter.there if isinstance(drafter, StepsOnDevice) else None
     if there is not None and (stepper := model.stepper(there.network)):
-        return Runahead(stepper, there.drafter, controller, lookup, takes=takes)
+        return DeviceExecutor(stepper, there.drafter, controller, lookup, takes=takes)
     if isinstance(drafter, ReadsFeatures):
         return None  # it must see every pass
     stepper = model.stepper(None)
-    return Runahead(stepper, None, controller, drafts_on_host=True, takes=takes) if stepper else None
+    return DeviceExecutor(stepper, None, controller, drafts_on_host=True, takes=takes) if stepper else None
 
 
-class Runahead:
-    """One step of the running sequences at a time; at most one more is under way.
+class DeviceExecutor:
+    """One step of the running requests at a time; at most one more is under way.
 
-    Every sequence keeps its lane on the device for as long as it runs. Who comes and who has gone is told to the device
+    Every request keeps its lane on the device for as long as it runs. Who comes and who has gone is told to the device
     between two launches, and waits for no step."""
 
     def __init__(
@@ -87,10 +80,10 @@ class Runahead:
         lookup: Continues | None = None,
         *,
         drafts_on_host: bool = False,
-        takes: Callable[[SequenceView], bool] = lambda sequence: True,
+        takes: Callable[[RequestView], bool] = lambda request: True,
     ) -> None:
         """`drafter` runs on the device; what `lookup` finds is offered to it. `drafts_on_host`: another one does not;
-        then only plain steps come here, those the engine hands over (`plain`). `takes`: whether a sequence's drafts are
+        then only plain steps come here, those the engine hands over (`plain`). `takes`: whether a request's drafts are
         made here at all."""
         self._stepper = stepper
         self._drafter = drafter
@@ -100,13 +93,13 @@ class Runahead:
         self._takes = takes
         self._burst = 0
         """Plain steps that may still be launched ahead."""
-        self._lanes: list[Sequence | None] = []
+        self._lanes: list[Request | None] = []
         """None: empty."""
         self._seated: set[int] = set()
         """Ids of those in lanes."""
         self._under_way: list[_Launched] = []
         self._keys: dict[int, Tensor] = {}
-        """Noise keys of the first positions of the sequences that run here, [positions, 2] each."""
+        """Noise keys of the first positions of the requests that run here, [positions, 2] each."""
         self._reach: dict[int, int] = {}
         """Generated positions of each up to which the device has them."""
         self._seen: dict[int, int] = {}
@@ -141,7 +134,7 @@ class Runahead:
         """Whether anything is ever verified here."""
         return self._drafter is not None or self._lookup is not None
 
-    def step(self, running: list[Sequence], prefilled: float = 0.0) -> Round | None:
+    def step(self, running: list[Request], prefilled: float = 0.0) -> StepOutput | None:
         """The next step, or None: then nothing is under way and the host must take it. `prefilled`: seconds that went
         into prompts since the last one."""
         self._elsewhere += prefilled
@@ -149,32 +142,32 @@ class Runahead:
             return None
         return self._step(running)
 
-    def plain(self, running: list[Sequence]) -> Round | None:
+    def plain(self, running: list[Request]) -> StepOutput | None:
         """A step for which the host has drafted nothing. Where it has not for a while, a few more follow unasked."""
         self._leave(running)  # steps on the host may have come between
         plain = all(s.speculation.max_nodes == 0 for s in running)
         self._burst = BURST if plain or self._controller.paused else 0
         return self._step(running)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, request: Request) -> None:
         """It has lost its slot. Should it come back, it is a newcomer."""
         for launched in self._under_way:
-            launched.drop(sequence)
+            launched.drop(request)
         for number, lane in enumerate(self._lanes):
-            if lane is sequence:
+            if lane is request:
                 self._lanes[number] = None
-                self._seated.discard(sequence.id)
+                self._seated.discard(request.id)
                 self._stepper.vacate(number)
-                seen, skips = self._seen.pop(sequence.id, 0), self._skips.pop(sequence.id)
+                seen, skips = self._seen.pop(request.id, 0), self._skips.pop(request.id)
                 if self._drafter is not None:
-                    self._drafter.leave(sequence, seen if skips == self._stepper.skips else 0)
+                    self._drafter.leave(request, seen if skips == self._stepper.skips else 0)
         if not any(self._lanes):
             self._read = None  # nobody waits now
-        self._controller.lost(sequence)
-        self._keys.pop(sequence.id, None)
-        self._reach.pop(sequence.id, None)
+        self._controller.lost(request)
+        self._keys.pop(request.id, None)
+        self._reach.pop(request.id, None)
 
-    def _step(self, running: list[Sequence]) -> Round | None:
+    def _step(self, running: list[Request]) -> StepOutput | None:
         """Whatever breaks it off, Ctrl-C too, nothing stays on the device that the host does not know of."""
         try:
             return self._take(running)
@@ -185,7 +178,7 @@ class Runahead:
             self._controller.abandon()
             raise
 
-    def _take(self, running: list[Sequence]) -> Round | None:
+    def _take(self, running: list[Request]) -> StepOutput | None:
         started = perf_counter()
         if self._can_take(running):
             if not self._under_way:
@@ -198,17 +191,19 @@ class Runahead:
         launched = self._under_way.pop(0)
         outcome = self._collect(launched)
         name = self._drafter.name if self._drafter else "none"
-        going = {sequence.id for sequence in running}
+        going = {request.id for request in running}
         if launched.shape.drafted:
             self._seen.update((s.id, len(s.tokens) - 1) for s in launched.lanes if s is not None)
-        judged = [
+        verified = [
             _judged(s, lane, launched.sources[number] if lane.offered else name)
             for number, (s, lane) in enumerate(zip(launched.lanes, outcome.lanes, strict=True))
             if s is not None and s.id in going
         ]
         # What the host drafts is weighed against these steps: both must be timed alike.
         target_seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
-        return Round(judged, len(judged) * (launched.shape.verified + 1), outcome.draft_seconds, target_seconds)
+        return StepOutput(
+            verified, len(verified) * (launched.shape.verified + 1), outcome.draft_seconds, target_seconds
+        )
 
     def _collect(self, launched: _Launched) -> StepOutcome:
         """The step launched first; what it took is learned, and what the host needed for the one before."""
@@ -232,14 +227,14 @@ class Runahead:
             self._costs[width] = StepCosts(measured)
         return self._costs.get(width)
 
-    def _can_take(self, running: list[Sequence]) -> bool:
+    def _can_take(self, running: list[Request]) -> bool:
         fit = self._stepper.limit(len(running)) >= 0 and max([len(s.tokens) for s in running]) <= self._stepper.reach
         return fit and all(steppable(s.params) and self._takes(s) for s in self._newcomers(running))
 
-    def _newcomers(self, running: list[Sequence]) -> list[Sequence]:
+    def _newcomers(self, running: list[Request]) -> list[Request]:
         return [s for s in running if s.id not in self._seated]
 
-    def _launch(self, running: list[Sequence]) -> None:
+    def _launch(self, running: list[Request]) -> None:
         self._seat(running)
         plan = self._plan(running)
         self._renew(plan.shape.verified)
@@ -250,15 +245,15 @@ class Runahead:
         self._under_way.append(_Launched(plan.shape, list(self._lanes), sources))
         self._burst = max(0, self._burst - 1)
 
-    def _plan(self, running: list[Sequence]) -> StepPlan:
-        """Near its end a sequence may be drafted for beyond it, which is cut off: only few lengths are recorded."""
+    def _plan(self, running: list[Request]) -> StepPlan:
+        """Near its end a request may be drafted for beyond it, which is cut off: only few lengths are recorded."""
         if not self._drafts:
             return StepPlan(PLAIN)
         lanes = len(self._lanes)
         costs, limit = self._costs_of(lanes), self._stepper.limit(lanes)
         return self._controller.plan(running, costs.seconds() if costs else guessed(self._shapes), limit, self._lookup)
 
-    def _seat(self, running: list[Sequence]) -> None:
+    def _seat(self, running: list[Request]) -> None:
         """Who is not in a lane yet takes an empty one; those of the last close gaps that would make a step wider."""
         if newcomers := self._newcomers(running):
             started = perf_counter()
@@ -292,22 +287,22 @@ class Runahead:
                 self._lanes[target] = self._lanes[source]
             del self._lanes[count:]
 
-    def _leave(self, running: list[Sequence]) -> None:
+    def _leave(self, running: list[Request]) -> None:
         """Nothing is under way: give the drafter back what of the lanes still runs."""
-        going = {sequence.id for sequence in running}
+        going = {request.id for request in running}
         if self._lanes:
             self._stepper.settle(len(self._lanes))
-        for number, sequence in enumerate(self._lanes):
-            if self._drafter is not None and sequence is not None and sequence.id in going:
-                self._drafter.take_back(sequence, self._stepper.left(number))
-                self._seen.pop(sequence.id, None)
+        for number, request in enumerate(self._lanes):
+            if self._drafter is not None and request is not None and request.id in going:
+                self._drafter.take_back(request, self._stepper.left(number))
+                self._seen.pop(request.id, None)
         if self._lanes:
             self._stepper.vacate()
         self._lanes, self._seated, self._skips = [], set(), {}
 
-    def _lane(self, s: Sequence, given: HandedOver) -> Lane:
+    def _lane(self, s: Request, given: HandedOver) -> StepSlot:
         p = s.params
-        return Lane(
+        return StepSlot(
             slot=s.slot,
             draft_slot=given.slot,
             last=s.tokens[-1],
@@ -322,19 +317,19 @@ class Runahead:
             gap=given.gap,
         )
 
-    def _noise(self, s: Sequence, least: int) -> Tensor:
+    def _noise(self, s: Request, least: int) -> Tensor:
         """Keys of the positions it generates next, so many at least; hashed once only."""
         known, stop = self._keys.get(s.id), min(s.generated + max(min(_AHEAD, self._stepper.horizon), least), s.limit)
         start = 0 if known is None else len(known)
         if start < stop:
             more = words_of(s.params.seed, s.params.choice, range(start, stop))
             known = self._keys[s.id] = more if known is None else torch.cat((known, more))
-        assert known is not None, "a sequence that runs has tokens left to generate"
+        assert known is not None, "a request that runs has tokens left to generate"
         self._reach[s.id] = stop
         return known[s.generated : stop]
 
     def _renew(self, length: int) -> None:
-        """Noise for one more step, where it would run out. What lies beyond a sequence's limit is cut off."""
+        """Noise for one more step, where it would run out. What lies beyond a request's limit is cut off."""
         if not self._reach:  # nobody draws
             return
         ahead = sum([launched.shape.verified + 1 for launched in self._under_way]) + length + 1
@@ -346,14 +341,14 @@ class Runahead:
 class _Launched:
     """A step under way: whose lanes they were, and by lane who had found what was offered."""
 
-    def __init__(self, shape: StepShape, lanes: list[Sequence | None], sources: dict[int, str]) -> None:
+    def __init__(self, shape: StepShape, lanes: list[Request | None], sources: dict[int, str]) -> None:
         self.shape = shape
         self.lanes = lanes
         self.sources = sources
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, request: Request) -> None:
         """What it gains there is of no use."""
-        self.lanes = [None if lane is sequence else lane for lane in self.lanes]
+        self.lanes = [None if lane is request else lane for lane in self.lanes]
 
 
 def steppable(p: ResolvedParams) -> bool:
@@ -361,11 +356,11 @@ def steppable(p: ResolvedParams) -> bool:
     return p.verify == "coupled" and p.is_bare and p.logprobs is None and (p.temperature == 0 or not p.top_k)
 
 
-def _judged(sequence: Sequence, lane: LaneOutcome, source: str) -> Judged:
+def _judged(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft:
     if min(lane.tokens) < 0:
         raise not_a_number()
     count = len(lane.drafts)
     if not count:
-        return Judged(sequence, _NO_DRAFT, Verdict((), lane.tokens[-1]), None)
+        return VerifiedDraft(request, _NO_DRAFT, Verdict((), lane.tokens[-1]), None)
     draft = Draft(lane.drafts, range(-1, count - 1), _CLAIMS[:count], source)
-    return Judged(sequence, draft, Verdict(tuple(range(lane.accepted)), lane.tokens[-1]), None)
+    return VerifiedDraft(request, draft, Verdict(tuple(range(lane.accepted)), lane.tokens[-1]), None)

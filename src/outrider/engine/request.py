@@ -1,31 +1,22 @@
-"""One sequence on its way: its tokens, how it is sampled, and what came of it."""
+"""One request on its way: its tokens, how it is sampled, and what came of it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
+from outrider.core.draft import Draft, Speculation
+from outrider.core.request import Completion, FinishReason, Forced, ResolvedParams, StepTrace, Tally, TokenLogprob
 from outrider.engine.text import TextStream
 from outrider.errors import RequestFailed
 from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
-from outrider.types import (
-    Completion,
-    Draft,
-    FinishReason,
-    Forced,
-    ResolvedParams,
-    Speculation,
-    StepTrace,
-    Tally,
-    TokenLogprob,
-)
 
 NO_SLOT = -1
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class Request:
     """Invariant between steps, while running: the target's cache holds every token before the last but `missing`."""
 
     id: int
@@ -39,7 +30,7 @@ class Sequence:
     keep_trace: bool = False
     speculation: Speculation = field(default_factory=Speculation)
     cache_salt: str | None = None
-    """Only sequences of the same salt reuse what was computed or said for one another."""
+    """Only requests of the same salt reuse what was computed or said for one another."""
     principal: str = ""
     """Whose it is: principals take turns."""
     priority: int = 0
@@ -51,8 +42,8 @@ class Sequence:
     """Tokens before the last that the target's cache does not hold yet; 0 once it decodes."""
     admitted: float | None = None
     """When it was first given a slot; None before."""
-    leader: Sequence | None = None
-    """A running sequence whose prompt begins alike and is being worked on: waited for, then copied from."""
+    prefix_donor: Request | None = None
+    """A running request whose prompt begins alike and is being worked on: waited for, then copied from."""
     finish_reason: FinishReason | None = None
     failure: RequestFailed | None = None
     """Why it cannot go on, instead of a finish reason: what it has said is no answer."""
@@ -147,7 +138,7 @@ class Sequence:
         self.sources[name] = Tally(before.drafted + drafted, before.accepted + accepted)
 
     def push(self, token: int) -> str:
-        """Add one token and decide whether the sequence ends with it; returns the text that may be shown."""
+        """Add one token and decide whether the request ends with it; returns the text that may be shown."""
         self.tokens.append(token)
         generated = self.generated
         may_stop = generated >= self.params.min_tokens
@@ -171,7 +162,7 @@ class Sequence:
             self.finish_reason = "stop"
 
     def completion(self) -> Completion:
-        assert self.finish_reason is not None, "only a finished sequence has a completion"
+        assert self.finish_reason is not None, "only a finished request has a completion"
         return Completion(
             text=self.stream.text,
             token_ids=self.tokens[self.prompt_length :],

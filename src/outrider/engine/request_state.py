@@ -1,4 +1,4 @@
-"""What is kept for each request: a reader on the caller's side, a ticket per sequence on the engine's."""
+"""What is kept for each request: a reader on the caller's side, a ticket per request on the engine's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from time import perf_counter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.control.belief import Belief
+from outrider.core.draft import Draft
+from outrider.core.request import Chunk, StepTrace
 from outrider.engine.engine import Engine
-from outrider.engine.sequence import Sequence as Running
+from outrider.engine.request import Request
 from outrider.engine.stats import Stats
-from outrider.types import Chunk, Draft, StepTrace
 
 
-class Delivery(NamedTuple):
-    """What a sequence gained in a step. `chunk.index` is its place in its stream; `seconds` passed since its step
+class RequestOutput(NamedTuple):
+    """What a request gained in a step. `chunk.index` is its place in its stream; `seconds` passed since its step
     before, or, for the first, since it was admitted."""
 
     chunk: Chunk
@@ -25,10 +26,10 @@ class Delivery(NamedTuple):
 
 
 class Reader(Protocol):
-    """Whoever reads what a few sequences gain."""
+    """Whoever reads what a few requests gain."""
 
     @property
-    def sequences(self) -> tuple[Running, ...]: ...
+    def requests(self) -> tuple[Request, ...]: ...
     @property
     def begun(self) -> float:
         """When it asked."""
@@ -43,7 +44,7 @@ class Load(NamedTuple):
 
     stats: Stats = Stats(0, 0, 0, 1, 0, 0, 0, 0, 0)
     budgets: tuple[int, ...] = ()
-    """Nodes drafted for each running sequence."""
+    """Nodes drafted for each running request."""
     belief: Belief | None = None
     """What the controller's decisions rest on."""
 
@@ -55,20 +56,20 @@ class Load(NamedTuple):
 
 
 class Stream:
-    """Deliveries of a few sequences in the order they come; an async iterator with a bounded buffer.
+    """Deliveries of a few requests in the order they come; an async iterator with a bounded buffer.
 
-    Lives on the event loop. Iteration ends when all sequences have; an error is raised once what came before it has
+    Lives on the event loop. Iteration ends when all requests have; an error is raised once what came before it has
     been read. Closing it (`close`, or leaving its `with` block) cancels what still runs.
     """
 
-    def __init__(self, sequences: Sequence[Running], buffer: int, cancel: Callable[[Stream], None]) -> None:
-        self.sequences = tuple(sequences)
-        self.left = len(sequences)
+    def __init__(self, requests: Sequence[Request], buffer: int, cancel: Callable[[Stream], None]) -> None:
+        self.requests = tuple(requests)
+        self.left = len(requests)
         """Sequences that have not ended."""
         self.begun = perf_counter()
-        self._most = buffer * len(sequences)
+        self._most = buffer * len(requests)
         self._cancel = cancel
-        self._unread: deque[Delivery] = deque()
+        self._unread: deque[RequestOutput] = deque()
         self._wake = asyncio.Event()
         self._error: Exception | None = None
 
@@ -81,7 +82,7 @@ class Stream:
     def __aiter__(self) -> Stream:
         return self
 
-    async def __anext__(self) -> Delivery:
+    async def __anext__(self) -> RequestOutput:
         while not self._unread:
             if self._error is not None:
                 raise self._error
@@ -96,7 +97,7 @@ class Stream:
         self._wake.set()
         self._cancel(self)
 
-    def take(self, delivery: Delivery) -> bool:
+    def take(self, delivery: RequestOutput) -> bool:
         """False where there is no room: the reader is too slow."""
         if len(self._unread) >= self._most:
             return False
@@ -112,10 +113,10 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Ticket(Generic[R]):
-    """One sequence in the engine, and how much of it has been handed out. Lives on the engine's thread."""
+class RequestState(Generic[R]):
+    """One request in the engine, and how much of it has been handed out. Lives on the engine's thread."""
 
-    sequence: Running
+    request: Request
     stream: R
     index: int
     tokens: int = 0
@@ -123,19 +124,19 @@ class Ticket(Generic[R]):
     last: float | None = None
     """When its last step ended."""
 
-    def delivery(self, chunk: Chunk, now: float) -> Delivery:
-        ended = self.sequence.finish_reason is not None  # one that has failed is told so instead
-        seconds = now - (self.last or self.sequence.admitted or self.stream.begun)
+    def delivery(self, chunk: Chunk, now: float) -> RequestOutput:
+        ended = self.request.finish_reason is not None  # one that has failed is told so instead
+        seconds = now - (self.last or self.request.admitted or self.stream.begun)
         self.last = now
         self.tokens += len(chunk.token_ids)
         self.characters += len(chunk.text)
-        completion = self.sequence.completion() if ended else None
+        completion = self.request.completion() if ended else None
         text, tokens, origins = chunk.text, chunk.token_ids, chunk.origins
-        return Delivery(Chunk(self.index, text, tokens, origins, chunk.step, completion, chunk.logprobs), seconds)
+        return RequestOutput(Chunk(self.index, text, tokens, origins, chunk.step, completion, chunk.logprobs), seconds)
 
-    def missed(self, now: float) -> Delivery | None:
-        """What the sequence gained in a step that failed afterwards, over another one, before it was handed out."""
-        s = self.sequence
+    def missed(self, now: float) -> RequestOutput | None:
+        """What the request gained in a step that failed afterwards, over another one, before it was handed out."""
+        s = self.request
         if s.generated == self.tokens:
             return None
         chunk = Chunk(

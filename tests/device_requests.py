@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 
-from outrider.engine.sequence import Sequence
+from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
@@ -13,16 +13,16 @@ from outrider.sampling.params import SamplingParams
 
 def made(
     number: int,
-    prompt: Several[int],
+    prompt: Sequence[int],
     params: SamplingParams,
     vocab: int,
     *,
     context: int = sys.maxsize,
     trace: bool = True,
-) -> Sequence:
+) -> Request:
     """At most as long as a `context`."""
     resolved = params.resolve({}, [], vocab)
-    return Sequence(
+    return Request(
         id=number,
         tokens=list(prompt),
         prompt_length=len(prompt),

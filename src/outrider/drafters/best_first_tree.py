@@ -2,7 +2,7 @@
 
 Under that rule a proposal binds nobody: whatever was looked at may be dropped again. So more is looked at than can be
 proposed, and of all nodes seen the most promising are proposed, wherever in the tree they stand. (The rejection rule
-forbids dropping what was drawn: `growth.Growth` grows its trees.)
+forbids dropping what was drawn: `growth.TreeBuilder` grows its trees.)
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappush, heapreplace
 
-from outrider.drafters.growth import Level, Offer
-from outrider.types import ROOT, Budget
+from outrider.core.draft import ROOT, Budget
+from outrider.drafters.tree_builder import Level, Offer
 
 WIDTH = 8
 """Nodes of a level whose followers are looked at: their rows share a pass, which costs little more than one row."""
 
 
-class Beam:
+class BestFirstTree:
     """A draft tree on its way; at most `budget.nodes` nodes in the end, at most `branching` children each.
 
     A node is no more promising than its parent, so the most promising nodes always make a tree.

@@ -1,0 +1,176 @@
+"""Steps taken whole on a device: what goes in, what comes out, and the `Stepper` that takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepSlot:
+    """A request as a `Stepper` takes it over; the caches hold all its tokens but the last."""
+
+    slot: int
+    draft_slot: int
+    last: int
+    previous: int
+    """The token before the last (any, where there is none)."""
+    length: int
+    """Tokens in the target's cache."""
+    generated: int
+    temperature: float
+    words: Tensor | None
+    """Noise keys of the next positions to generate, [positions, 2] int32; None where temperature is 0."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    features: Tensor | None = None
+    """For a head: what the target made of the token before the last, [taps * hidden]; None where there is none."""
+    gap: int = 0
+    """For a head: tokens of the text that its cache has no rows for, apart from the first."""
+
+
+class StepShape(NamedTuple):
+    """How much a step drafts and verifies for each of its lanes alike."""
+
+    drafted: int
+    """Levels that the drafter on the device drafts; 0: it is not asked."""
+    verified: int
+    """The longest chain there is room for, at least as long: what a lane was offered may be longer than that."""
+
+
+PLAIN = StepShape(0, 0)
+
+
+class Offer(NamedTuple):
+    """What the host has found to follow the first `start` tokens of a text. It knew no more of them: the device may
+    have more by now, and goes on from there if the offer has the same; else the offer is void."""
+
+    start: int
+    tokens: Sequence[int]
+    source: str
+
+
+class StepPlan(NamedTuple):
+    """A step as a controller wants it; `offers` by places of its requests."""
+
+    shape: StepShape
+    offers: Mapping[int, Offer] = {}
+
+
+class SlotOutcome(NamedTuple):
+    """What one step gave one request: `tokens` joined it, the first `accepted` of them from the drafts. `offered`:
+    whether those were what the host had offered."""
+
+    accepted: int
+    tokens: tuple[int, ...]
+    drafts: tuple[int, ...]
+    offered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    lanes: list[SlotOutcome]
+    draft_seconds: float
+    target_seconds: float
+
+
+class HandedOver(NamedTuple):
+    """A request as a drafter leaves it to a `Stepper`; the parts of a `StepSlot` it knows."""
+
+    slot: int
+    features: Tensor | None = None
+    gap: int = 0
+
+
+class PendingFeatures(NamedTuple):
+    """What a drafter needs to take a request back; nothing, unless it is a head."""
+
+    features: Tensor | None = None
+    """Of the last tokens, which it has not run."""
+    gap: int = 0
+    """Tokens before those that it has no rows for."""
+
+
+class Stepper(Protocol):
+    """Takes whole steps (draft a chain, verify, accept, keep) on a device, without the host in between.
+
+    Sequences sit in numbered lanes. Steps are launched with chains of any length up to `limit` and collected in the
+    same order. A step may be launched before the one before is collected: it starts from wherever that one ends; and
+    requests may come and go meanwhile, which takes effect for the steps launched afterwards. Tokens are those of the
+    coupled rule; -1 where the model's scores are not numbers. Noise reaches `horizon` positions, until it is renewed.
+    """
+
+    horizon: int
+    reach: int
+    """The most tokens that a request may have when a step of it is launched."""
+
+    def limit(self, lanes: int) -> int: ...
+    @property
+    def late(self) -> int:
+        """As `Prepares`."""
+        ...
+
+    def recordings(self, shapes: Sequence[StepShape]) -> Iterator[Recording]:
+        """As `Prepares`, for steps of these shapes."""
+        ...
+
+    def measure(self, shapes: Sequence[StepShape]) -> Iterator[None]:
+        """Time steps of these shapes, while nobody is seated; yields after each part."""
+        ...
+
+    def seconds(self, lanes: int) -> Mapping[StepShape, float]:
+        """What a step of so many lanes takes, by the shapes measured."""
+        ...
+
+    def seat(self, lanes: Mapping[int, StepSlot]) -> None:
+        """Put requests into lanes, by their numbers."""
+        ...
+
+    def vacate(self, number: int | None = None) -> None:
+        """Empty a lane (None: all)."""
+        ...
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Into other lanes, which are empty."""
+        ...
+
+    def renew(self, number: int, generated: int, words: Tensor) -> None:
+        """Noise keys of the positions from `generated` on."""
+        ...
+
+    def launch(self, lanes: int, shape: StepShape, sampled: bool, offers: Mapping[int, Offer] = {}) -> None:
+        """A step of the first `lanes` lanes; `sampled`: whether any has a temperature. `offers` are for this step only,
+        by lane; where one is void, and in all others, what was drafted on the device is verified."""
+        ...
+
+    def collect(self) -> StepOutcome: ...
+    def reset(self) -> None:
+        """Drop whatever is seated or under way."""
+        ...
+
+    def settle(self, lanes: int) -> None:
+        """Nothing is under way, and the host takes over."""
+        ...
+
+    def left(self, number: int) -> PendingFeatures:
+        """Of a lane, once nothing is under way."""
+        ...
+
+    @property
+    def skips(self) -> int:
+        """How often tokens of all that were seated were left out of the drafter's caches."""
+        ...
+
+
+class Recording(Protocol):
+    """Launches on a device that are to be recorded, so that they can be repeated at once."""
+
+    def launch(self) -> None:
+        """Directly; over nobody's data."""
+        ...
+
+    def record(self) -> None: ...
