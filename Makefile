@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-UNIT := $(addprefix tests/test_,$(addsuffix .py,api asked async_llm belief chance chat_template cli_parts compiled config \
+UNIT := $(addprefix tests/test_,$(addsuffix .py,api asked async_llm belief chance chat_template cli_parts closed compiled config \
 	costs noise params scheduler service steps suffix ngram target text turns warp))
 
 .DEFAULT_GOAL := help

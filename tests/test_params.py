@@ -66,9 +66,9 @@ def test_numbers_of_thousands_of_digits_are_named_without_writing_them_out() -> 
 
 
 def test_a_top_k_of_the_whole_vocabulary_is_none() -> None:
-    assert resolve(top_k=99).top_k == 99
+    assert resolve(temperature=1, top_k=99).top_k == 99
     for top_k in (100, 2**31, 2**32 + 3, 10**400, 10**5000):
-        assert resolve(top_k=top_k).top_k == 0
+        assert resolve(temperature=1, top_k=top_k).top_k == 0
 
 
 def test_limits_are_allowed() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 from outrider.core.draft import Draft, Speculation
+from outrider.core.features import features_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,45 +87,42 @@ class TokenGrammar(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedParams:
-    """`SamplingParams` with every default filled in: what one request is decoded with."""
+    """`SamplingParams` with every default filled in: what one request is decoded with. A field's default is its neutral
+    value, which asks for nothing."""
+
+    EVERYWHERE: ClassVar = frozenset({"max_tokens", "seed", "choice", "stop", "stop_token_ids"})
+    """Fields that are no features: they say where a text ends and key the noise, whoever chooses its tokens."""
 
     max_tokens: int
-    temperature: float
-    top_k: int
-    """0: off."""
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: Mapping[int, float]
     seed: int
     choice: int
     """Index of this choice among several drawn with one seed."""
     stop: tuple[str, ...]
     stop_token_ids: frozenset[int]
     """Tokens that end the request: the model's EOS list (unless ignored) and the user's own."""
-    min_tokens: int
-    logprobs: int | None
-    processed_logprobs: bool
-    verify: VerifyRule
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    logprobs: int | None = None
+    processed_logprobs: bool = False
     prompt_logprobs: int | None = None
+    verify: VerifyRule = "coupled"
     grammar: TokenGrammar | None = None
     """What the output must look like."""
+    features: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Names of the fields that ask for something. Who chooses tokens in a way of its own declares which it knows, and
+    leaves requests with others to the reference (`sampling.warp`)."""
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether no penalty, bias or mask can change the logits."""
-        return (
-            self.repetition_penalty == 1
-            and not self.frequency_penalty
-            and not self.presence_penalty
-            and not self.logit_bias
-            and not self.min_tokens
-            and self.grammar is None
-        )
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", features_of(self, self.EVERYWHERE))
 
 
 @dataclass(frozen=True, slots=True)

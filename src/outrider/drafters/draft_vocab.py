@@ -16,8 +16,16 @@ from outrider.drafters.tree_builder import Offer
 from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key, gumbel_at, rough_gumbel
+from outrider.sampling.warp import REPORTED
 
 _COOLEST, _HOTTEST = 1e-6, 1e6
+
+
+IMPRECISELY = REPORTED | {
+    *("verify", "temperature", "top_k", "top_p", "min_p", "grammar", "min_tokens", "logit_bias"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+}
+"""Features under which `ReducedVocabulary.ranked_offers` proposes well enough, as `plainly_ranked` says why."""
 
 
 def plainly_ranked(params: ResolvedParams, depth: int) -> bool:
@@ -25,7 +33,7 @@ def plainly_ranked(params: ResolvedParams, depth: int) -> bool:
     what top-k, top-p and min-p take away is seldom proposed, and penalties and biases would have to be worked out
     over the whole vocabulary at every node, which costs more than the better drafts bring (and makes all drafts look
     dear to the controller). A grammar is asked for the first level only; what it forbids further down is refused."""
-    return params.grammar is None or depth > 0
+    return params.features <= IMPRECISELY and (params.grammar is None or depth > 0)
 
 
 def fp32_temperature(params: ResolvedParams) -> float:

@@ -15,8 +15,8 @@ from outrider.core.model import DraftHead, NoiseKey, RankingHead, Rows, Stepping
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
 from outrider.drafters.best_first_tree import WIDTH, BestFirstTree
-from outrider.drafters.children import in_turn, sampled_offers, samples
-from outrider.drafters.draft_vocab import ReducedVocabulary, fp32_temperature, plainly_ranked
+from outrider.drafters.children import in_turn, ranked_offers, sampled_offers, samples
+from outrider.drafters.draft_vocab import IMPRECISELY, ReducedVocabulary, fp32_temperature, plainly_ranked
 from outrider.drafters.host_rows import Kept, chosen, copied, joined, kept
 from outrider.drafters.remains import Remains
 from outrider.drafters.tree_builder import Offer, TreeBuilder
@@ -438,6 +438,8 @@ class _Plan:
         if samples(params):
             wide = vocabulary.widened(logits)
             return sampled_offers(wide, params, history, paths, branching, self._chance, self._q)
+        if not params.features <= IMPRECISELY:
+            return ranked_offers(vocabulary.widened(logits), params, history, paths, branching)
         return vocabulary.ranked_offers(logits, params, history, paths, branching)
 
     def grow(self, offers: Sequence[Offer], states: Tensor) -> None:

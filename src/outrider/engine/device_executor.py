@@ -46,6 +46,8 @@ _AHEAD = 64
 _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 """What a draft verified on the device claims, by level."""
 _NO_DRAFT = Draft()
+_KNOWN = frozenset({"temperature", "top_p", "min_p", "processed_logprobs", "prompt_logprobs"})
+"""Features the device chooses tokens by, or that are none of its business."""
 
 
 def device_executor(model: LanguageModel, drafter: Drafter, controller: Controller) -> DeviceExecutor | None:
@@ -352,8 +354,8 @@ class _Launched:
 
 
 def steppable(p: ResolvedParams) -> bool:
-    """Whether the device makes the choice these parameters ask for: by temperature, top-p and min-p alone."""
-    return p.verify == "coupled" and p.is_bare and p.logprobs is None and (p.temperature == 0 or not p.top_k)
+    """Whether the device makes the choice these parameters ask for."""
+    return p.features <= _KNOWN
 
 
 def _judged(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft:

@@ -123,6 +123,8 @@ class SamplingParams:
             raise InvalidRequest("grammar: it cannot be kept without the target's tokenizer")
         compiled = grammars.compile(self.grammar, stop_ids) if self.grammar is not None and grammars else None
         asked = {name: self._or_default(name, generation_config) for name in _MODEL_DEFAULTS}
+        if not asked["temperature"]:  # the likeliest token is never cut off
+            asked |= {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
         return ResolvedParams(
             max_tokens=sys.maxsize if self.max_tokens is None else self.max_tokens,
             temperature=asked["temperature"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 import torch
@@ -13,9 +14,9 @@ from outrider.core.draft import ROOT, Draft
 from outrider.core.request import ResolvedParams, TokenLogprob
 from outrider.sampling.draw import choices, not_a_number, perturb
 from outrider.sampling.history import History
-from outrider.sampling.native.sampler import HostRows, Row, Runner, sample
+from outrider.sampling.native.sampler import KNOWN, HostRows, Row, Runner, sample
 from outrider.sampling.noise import Key
-from outrider.sampling.warp import process, truncate, warp
+from outrider.sampling.warp import PROCESSED, REPORTED, TRUNCATED, TRUNCATIONS, process, truncate, warp
 
 LOG_ZERO = -9999.0
 """How a log-probability of -inf is reported."""
@@ -26,6 +27,16 @@ a node costs when a rule asks for it alone, so it pays from about an even chance
 
 _ELEMENTS = 1 << 25
 """Scores worked on at once: 256 MiB of fp64 per temporary tensor."""
+
+_UNPROCESSED = TRUNCATED | REPORTED | {"verify"}
+"""Features that leave the logits as the model gave them."""
+_COMPILED = KNOWN | PROCESSED | REPORTED | {"verify"}
+"""Features of requests whose tokens the compiled sampler may choose, from processed logits."""
+_TOGETHER = (PROCESSED - {"grammar"}) | TRUNCATED | REPORTED
+"""Features of requests whose choices are made at all nodes beforehand, with those of others: not by the rejection rule,
+which may ask for none, nor under a grammar, whose masks are dear to make."""
+_manner = attrgetter(*(truncation.feature for truncation in TRUNCATIONS))
+"""What requests agree in whose scores are truncated together."""
 
 
 class Sampled(Protocol):
@@ -56,10 +67,10 @@ class TargetRows:
         """`host`: the same logits for the compiled sampler; without it the reference chooses."""
         self.params = params
         self.nodes = range(ROOT, len(draft))
-        self._bare = params.is_bare
+        self._bare = params.features <= _UNPROCESSED
         self._logits = logits
         self._root = first + 1
-        self._host = host
+        self._host = host if params.features <= _COMPILED else None
         self._history = history
         self._draft = draft
         self._position = history.generated
@@ -156,9 +167,9 @@ def target_rows(
 
 def _settle(rows: Sequence[TargetRows], logits: Tensor) -> None:
     """Make the choices of all nodes that the coupled rule may ask for; masks are made only where it does."""
-    ahead = [row for row in rows if row.params.verify == "coupled" and row.params.grammar is None]
+    ahead = [row for row in rows if row.params.features <= _TOGETHER]
     batches = list(_batches(ahead, logits.shape[-1]))
-    if len(ahead) == len(rows) and all(_plain(row.params) for row in rows):
+    if all(row.params.features <= REPORTED for row in rows):  # no choice but the argmax of the raw logits
         chosen = [choices(logits)]
     else:
         chosen = [_choices([(row, row.nodes) for row in batch]) for batch in batches]
@@ -185,9 +196,7 @@ def _batches(rows: Sequence[TargetRows], vocab: int) -> Iterator[list[TargetRows
     """Sequences whose choices can be made together, in lots that fit in memory; greedy ones stay in order."""
     alike: dict[tuple[float, ...], list[TargetRows]] = {}
     for row in rows:
-        p = row.params
-        manner = (p.temperature, p.top_k, p.top_p, p.min_p) if p.temperature > 0 else ()
-        alike.setdefault(manner, []).append(row)
+        alike.setdefault(_manner(row.params), []).append(row)
     for group in alike.values():
         batch: list[TargetRows] = []
         size = 0
@@ -198,11 +207,6 @@ def _batches(rows: Sequence[TargetRows], vocab: int) -> Iterator[list[TargetRows
                 batch, size = [], len(row.nodes) * vocab
             batch.append(row)
         yield batch
-
-
-def _plain(params: ResolvedParams) -> bool:
-    """Whether a choice is just the argmax of the raw logits."""
-    return params.temperature == 0 and params.is_bare
 
 
 def score(logits: Tensor, token: int, count: int) -> TokenLogprob:

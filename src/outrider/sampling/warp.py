@@ -1,6 +1,6 @@
 """What logits mean under the sampling parameters: the one definition of the distribution everyone uses.
 
-    logits → penalties → bias → mask → temperature → top-k → top-p → min-p → log-probabilities
+    logits → `PROCESSORS` → `TRUNCATIONS` (where tokens are drawn) → log-probabilities
 
 All in fp64 and row by row: a row's result is bit-identical whatever other rows share the call. Truncations
 keep tokens by value, a tie at the boundary whole, so nothing depends on the order a sort leaves ties in.
@@ -9,7 +9,8 @@ keep tokens by value, a tie at the boundary whole, so nothing depends on the ord
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,34 +42,26 @@ def warp(logits: Tensor, params: ResolvedParams, history: History, paths: Sequen
 
 
 def process(logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> Tensor:
-    """A new [R, V] fp64 tensor: logits after penalties, bias and mask; its argmax is the greedy choice."""
+    """A new [R, V] fp64 tensor: logits after `PROCESSORS`; its argmax is the greedy choice."""
     if logits.device.type == "cpu":
         # Not by torch: its threads would spin on for milliseconds, against those of the next pass.
         z = torch.from_numpy(logits.numpy().astype(np.float64))
     else:
         z = logits.to(torch.float64, copy=True)
-    if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
-        _penalise(z, params, history, paths)
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), device=z.device)
-        bias = torch.tensor(list(params.logit_bias.values()), dtype=z.dtype, device=z.device)
-        z.index_add_(1, ids, bias.expand(len(z), -1))
-    _mask(z, params, history, paths)
+    for processor in PROCESSORS:
+        if not params.features.isdisjoint(processor.features):
+            processor.apply(z, params, history, paths)
     return z
 
 
 def truncate(z: Tensor, params: ResolvedParams) -> Tensor:
-    """Temperature (which must not be 0), top-k, top-p and min-p; z may be overwritten.
+    """`TRUNCATIONS`, the temperature (which must not be 0) first; z may be overwritten.
 
     Returns log-probabilities up to a constant per row: 0 at the likeliest token, -inf at removed ones.
     """
-    z.sub_(z.amax(dim=-1, keepdim=True)).div_(params.temperature)  # first the maximum: no overflow near 0
-    if 0 < params.top_k < z.shape[-1]:
-        z = _keep(z, z >= torch.topk(z, params.top_k, dim=-1).values[:, -1:])
-    if params.top_p < 1:
-        z = _keep(z, _nucleus(z, params.top_p))
-    if params.min_p > 0:
-        z = _keep(z, z >= math.log(params.min_p))
+    for truncation in TRUNCATIONS:
+        if truncation.feature in params.features:
+            z = truncation.apply(z, params)
     return z
 
 
@@ -84,15 +77,22 @@ def _penalise(z: Tensor, params: ResolvedParams, history: History, paths: Sequen
     z[:, ids] = part
 
 
-def _mask(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> None:
-    """Forbid tokens row by row: what ends too early, and what the grammar does not allow after the row's path."""
+def _add_bias(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> None:
+    ids = torch.tensor(list(params.logit_bias), device=z.device)
+    bias = torch.tensor(list(params.logit_bias.values()), dtype=z.dtype, device=z.device)
+    z.index_add_(1, ids, bias.expand(len(z), -1))
+
+
+def _forbid_early_end(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> None:
     early = [r for r, path in enumerate(paths) if history.generated + len(path) < params.min_tokens]
     if early and params.stop_token_ids:
         rows = torch.tensor(early, device=z.device).unsqueeze(1)
         z[rows, torch.tensor(sorted(params.stop_token_ids), device=z.device)] = -math.inf
-    if params.grammar is not None:
-        for row, path in zip(z, paths, strict=True):
-            _keep_allowed(row, allowed(params, history, path))
+
+
+def _follow_grammar(z: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]) -> None:
+    for row, path in zip(z, paths, strict=True):
+        _keep_allowed(row, allowed(params, history, path))
 
 
 def _keep_allowed(row: Tensor, mask: NDArray[np.bool_] | None) -> None:
@@ -109,6 +109,24 @@ def _keep_allowed(row: Tensor, mask: NDArray[np.bool_] | None) -> None:
     left = row.masked_fill(refused, -math.inf)
     if bool(left.isfinite().any()):
         row.copy_(left)
+
+
+def _heat(z: Tensor, params: ResolvedParams) -> Tensor:
+    return z.sub_(z.amax(dim=-1, keepdim=True)).div_(params.temperature)  # first the maximum: no overflow near 0
+
+
+def _keep_top_k(z: Tensor, params: ResolvedParams) -> Tensor:
+    if params.top_k >= z.shape[-1]:
+        return z
+    return _keep(z, z >= torch.topk(z, params.top_k, dim=-1).values[:, -1:])
+
+
+def _keep_top_p(z: Tensor, params: ResolvedParams) -> Tensor:
+    return _keep(z, _nucleus(z, params.top_p))
+
+
+def _keep_min_p(z: Tensor, params: ResolvedParams) -> Tensor:
+    return _keep(z, z >= math.log(params.min_p))
 
 
 def _nucleus(z: Tensor, top_p: float) -> Tensor:
@@ -142,3 +160,39 @@ def _keep(z: Tensor, kept: Tensor) -> Tensor:
     stay = torch.from_numpy(np.flatnonzero(kept.numpy()))
     result.view(-1)[stay] = z.view(-1)[stay]
     return result
+
+
+class Processor(NamedTuple):
+    """Changes logits by the text before them, greedy or not; runs where a request has one of its features."""
+
+    features: frozenset[str]
+    apply: Callable[[Tensor, ResolvedParams, History, Sequence[Sequence[int]]], None]
+    """On z [R, V] fp64, in place; row r stands at the end of path r."""
+
+
+class Truncation(NamedTuple):
+    """Changes scores by nothing but themselves, where tokens are drawn: rows of alike parameters are done together."""
+
+    feature: str
+    apply: Callable[[Tensor, ResolvedParams], Tensor]
+    """Of z [R, V] fp64, which may be overwritten."""
+
+
+PROCESSORS = (
+    Processor(frozenset({"repetition_penalty", "frequency_penalty", "presence_penalty"}), _penalise),
+    Processor(frozenset({"logit_bias"}), _add_bias),
+    Processor(frozenset({"min_tokens"}), _forbid_early_end),
+    Processor(frozenset({"grammar"}), _follow_grammar),
+)
+TRUNCATIONS = (
+    Truncation("temperature", _heat),
+    Truncation("top_k", _keep_top_k),
+    Truncation("top_p", _keep_top_p),
+    Truncation("min_p", _keep_min_p),
+)
+"""All there is between a model's logits and its log-probabilities, in this order."""
+
+PROCESSED = frozenset[str]().union(*(processor.features for processor in PROCESSORS))
+TRUNCATED = frozenset(truncation.feature for truncation in TRUNCATIONS)
+REPORTED = frozenset({"logprobs", "processed_logprobs", "prompt_logprobs"})
+"""Features that change no choice, only what is told of it."""

@@ -17,6 +17,9 @@ from outrider import compiled
 from outrider.core.request import ResolvedParams
 from outrider.sampling.noise import row_key
 
+KNOWN = frozenset({"temperature", "top_k", "top_p", "min_p"})
+"""Features it computes, of logits that are processed (`ResolvedParams.features`)."""
+
 _COOLEST, _HOTTEST = 1e-30, 1e30
 """Temperatures whose scores the sampler's fp32 filter can hold."""
 
