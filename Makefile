@@ -4,9 +4,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-UNIT := $(addprefix tests/test_,$(addsuffix .py,api asked async_llm belief chance chat_template cli_parts closed compiled config \
-	costs noise params scheduler service steps suffix ngram target text turns warp))
-
 .DEFAULT_GOAL := help
 .PHONY: help setup demo model browser check test test-all test-isa test-clients sanitize lint wheel clean
 
@@ -33,10 +30,10 @@ model: setup
 	@$(BIN)/outrider models pull smollm2-135m
 
 browser: setup ## A browser for the playground's tests, where there is none
-	@$(BIN)/python tests/browser.py
+	@$(BIN)/python tests/support/browser.py
 
 check: lint ## The linters and the tests that need no model: within a minute
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(UNIT)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" tests/unit
 
 test: setup model browser ## The fast tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpu_speed import provenance
 
-SUITES = ("test_gpu_kernels", "test_gpu_steps", "test_gpu_head", "test_cuda", "test_equality")
+SUITES = ("gpu/test_gpu_kernels", "gpu/test_gpu_steps", "gpu/test_gpu_head", "gpu/test_cuda", "model/test_equality")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Takes the playground's screenshots in docs/ from a real run: `python benchmarks/playground_screenshots.py`.
 
-It starts `outrider serve` with the default model and drives a browser (tests/browser.py); nothing is staged but the
-questions and the seed.
+It starts `outrider serve` with the default model and drives a browser (tests/support/browser.py); nothing is staged
+but the questions and the seed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 _ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(_ROOT / "tests"))
+sys.path.insert(0, str(_ROOT / "tests" / "support"))
 
 import browser as chromium  # noqa: E402
 import playground_site  # noqa: E402

@@ -14,7 +14,7 @@ from tiny_llm import tiny_gguf, tiny_llm
 
 from outrider import SamplingParams
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 

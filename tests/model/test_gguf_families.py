@@ -227,7 +227,7 @@ def test_folder_gives_transformers_logits_and_drafts_change_nothing(name: str, t
 
 def test_docs_name_every_family_and_what_runs_it() -> None:
     """The table in docs/models.md: model type, GGUF architecture, the compiled decoder, the GPU kernels."""
-    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| [^|`]+ \| `(\w+)` \| `(\w+)` \| (yes|no) \| (yes|no) \|$", page, re.MULTILINE)
     tested = []
     for family, name in first_of_each().items():

@@ -16,7 +16,7 @@ from outrider.errors import ModelError
 from outrider.models.checkpoints import disk
 from outrider.models.checkpoints.catalog import DEFAULT_MODEL
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

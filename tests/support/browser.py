@@ -1,4 +1,4 @@
-"""A real browser for the tests: where it is, and `python tests/browser.py` (`make browser`) to get one.
+"""A real browser for the tests: where it is, and `python tests/support/browser.py` (`make browser`) to get one.
 
 Debian's chromium is taken if it is there, or any Chrome on the path, or the one playwright downloads for itself.
 """

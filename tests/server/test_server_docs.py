@@ -20,7 +20,7 @@ import pytest
 
 from outrider.server.keys import KeyFile
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATIENCE = 600
 """Seconds an example may take: the longest answer fills what the context leaves."""
 

@@ -158,7 +158,7 @@ def test_scaled_rotary_frequencies_are_recovered(tmp_path: Path) -> None:
         open_checkpoint(str(with_factors), SilentProgress())
 
 
-@pytest.mark.slow  # what comes of them is compared in tests/test_reference.py
+@pytest.mark.slow  # what comes of them is compared in tests/model/test_reference.py
 def test_default_model_has_the_weights_transformers_reads(default_checkpoint: Checkpoint) -> None:
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

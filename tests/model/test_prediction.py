@@ -114,7 +114,7 @@ def run(llm: LLM, prompt: list[int], params: SamplingParams, speculation: Specul
 
 def test_an_edit_in_fewer_steps(llm: LLM) -> None:
     """The answer with a few words changed is the prediction: few steps, the same tokens, and who accepted what."""
-    question = Path(__file__).parents[1].joinpath("examples", "edit_function.txt").read_text()
+    question = Path(__file__).parents[2].joinpath("examples", "edit_function.txt").read_text()
     prompt = llm.encode_chat([{"role": "user", "content": question}])
     params = SamplingParams(temperature=0, max_tokens=90)
     plain = llm.generate([prompt], params, speculate=False)[0]

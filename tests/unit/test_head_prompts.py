@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     for name in ("head_prompts", "head_sources", "head_words"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

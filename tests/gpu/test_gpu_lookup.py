@@ -1,6 +1,6 @@
 """Lookup beside steps on the device: what is offered a step late changes the speed and never the text.
 
-Networks without arithmetic (tests/simulated.py), everything else as on a GPU.
+Networks without arithmetic (tests/support/simulated.py), everything else as on a GPU.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from outrider.cli.reference import page
 from outrider.models.checkpoints import catalog
 from outrider.models.checkpoints.checkpoint import Checkpoint
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OUTRIDER = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
 PROMPT = "One two three four five. One two three four five. One two three"
 DRAFTED = ["--raw", "--temperature", "0", "--draft-length", "4"]

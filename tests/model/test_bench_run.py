@@ -17,7 +17,7 @@ from bench_results import noisy
 from outrider.bench import environments
 from outrider.bench.results import Results
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OUTRIDER = [sys.executable, "-c", "from outrider.cli.main import main; main()"]
 QUESTIONS = [
     {"question_id": 1, "category": "edit", "turns": ["Repeat: one two three four five six seven.", "Once more."]},

@@ -16,7 +16,7 @@ def step(drafted: int, accepted: int, token: int | None = 5) -> StepTrace:
 
 
 def test_drafts_that_were_cut_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     from vllm_head import Tally, cut_drafts
 
     whole = [step(0, 0), step(5, 3), step(5, 5), step(4, 4)]  # 11 tokens before the last step, 16 asked for

@@ -17,7 +17,7 @@ from outrider import LLM, Budget, Commit, Draft, InvalidRequest, RequestView, Sa
 from outrider.cli.api_reference import page
 from outrider.core.draft import ROOT
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 FEW = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 TOOL_TEMPLATE = TEMPLATE + "{% if tools %}{{ tools | tojson }}{% endif %}"

@@ -72,7 +72,7 @@ def test_trace_draws_trees() -> None:
 
 def demo() -> ModuleType:
     """examples/demo.py."""
-    path = Path(__file__).parents[1] / "examples" / "demo.py"
+    path = Path(__file__).parents[2] / "examples" / "demo.py"
     spec = importlib.util.spec_from_file_location("demo", path)
     assert spec is not None
     assert spec.loader is not None

@@ -21,7 +21,7 @@ from tiny_llm import tiny_llm
 
 from outrider.cli.app import app
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 CONTAINER = (DEPLOY / "Containerfile").read_text(encoding="utf-8").replace("\\\n", " ")
 UNIT = (DEPLOY / "outrider.service").read_text(encoding="utf-8")
 MANIFEST: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")))

@@ -1,6 +1,6 @@
 """The GPU decoder as a whole, and steps taken on the device: the tokens and bits of one row at a time.
 
-Run by Triton's interpreter where there is no GPU, so with a tiny model; tests/test_cuda.py has the real one.
+Run by Triton's interpreter where there is no GPU, so with a tiny model; tests/gpu/test_cuda.py has the real one.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def test_noise_is_renewed_and_the_host_may_step_in(
     assert found[0] == found[1]
 
 
-@pytest.mark.slow  # the same without arithmetic, and in any order: tests/test_lanes_any_order.py
+@pytest.mark.slow  # the same without arithmetic, and in any order: tests/gpu/test_lanes_any_order.py
 def test_a_router_steps_on_the_device_while_all_go_to_its_default(
     target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +302,7 @@ def test_copied_slots_hold_the_same_bits(target: CudaDecoder) -> None:
     target.close(copied)
 
 
-@pytest.mark.slow  # the same without arithmetic, and in any order: tests/test_lanes_any_order.py
+@pytest.mark.slow  # the same without arithmetic, and in any order: tests/gpu/test_lanes_any_order.py
 def test_lanes_that_lost_their_slots_begin_again(
     target: CudaDecoder, draft: CudaDecoder, plain: list[list[int]]
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from live_server import live_server
 from tiny_llm import tiny_gguf, tiny_llm
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 Run = Callable[[str, str], str]
 
 

@@ -13,7 +13,7 @@ from outrider.drafters.mix import MixDrafter
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.shipped import shipped_head
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROMPTS = (
     "Why is the sky blue?",
     "Tom has 12 apples. He gives away 5 and buys 8 more. How many apples does he have?",

@@ -102,7 +102,7 @@ def test_thousands_of_tokens_are_those_of_the_host(drafter: str, truncated_model
 
 
 def test_a_twin_drafts_exactly(default_checkpoint: Checkpoint) -> None:
-    """On the GPU, in bf16: the same tokens with a drafter as without (its logits are tested in tests/test_twin.py)."""
+    """On the GPU, in bf16: the same tokens with a drafter as without (its logits: tests/model/test_twin.py)."""
     llm = LLM(drafter="suffix", draft_length=8, dtype="bf16", device="cuda", max_context=256)
     place = placement(device="cuda", dtype="bf16", bitwise=None, threads=None, max_batch=4, max_context=256)
     plain = llm.with_model(load_twin(default_checkpoint, twin_shape("tiny"), place))

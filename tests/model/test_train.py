@@ -36,7 +36,7 @@ from outrider.train.prefetch import ahead
 from outrider.train.report import history
 from outrider.train.settings import Settings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BAR, START = 3.5, 1.4
 """Tokens per target pass on held-out text: what the tiny head must come to, and what it starts below."""
 QUICK = ("--device", "cpu", "--batch-tokens", "192", "--learning-rate", "0.006")

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import tiny_catalog
 import torch
 from tiny_catalog import NAME, RecordedProgress, catalogue, make_wheel
 
@@ -27,7 +28,7 @@ from outrider.models.checkpoints.manifest import is_complete, is_intact, sha256
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.checkpoints.staging import make_folder
 
-SCRIPT = Path(__file__).with_name("tiny_catalog.py")
+SCRIPT = Path(tiny_catalog.__file__)
 PADDING = 3 << 20
 
 
