@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from device_guards import guard
-from test_gpu_steps import DRAFT, TARGET, VOCAB, gpu_decoder, request
+from tiny_gpu import DRAFT, TARGET, VOCAB, gpu_decoder, request
 
 from outrider.control.controller import FixedLength
 from outrider.drafters.model import ModelDrafter

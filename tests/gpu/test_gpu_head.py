@@ -7,7 +7,6 @@ head right now and then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 
 import device_requests
@@ -16,8 +15,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from outrider.bench.head_shapes import random_head
-from outrider.bench.shapes import random_weights
+from tiny_gpu import CONTEXT, DEVICE, DTYPE
+from tiny_gpu_head import TARGET, VOCAB, loud_head, target_tensors
+
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.synthetic_engine import synthetic_engine
 from outrider.control.auto import AutoLength
@@ -30,57 +30,15 @@ from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.models.architecture import Architecture, LayerShape, Rope
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.head import CudaHead
-from outrider.models.head.checkpoint import HeadCheckpoint
-from outrider.models.head.config import HeadConfig
 from outrider.models.head.load import place_head
 from outrider.models.head.weights import HeadWeights
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.params import SamplingParams
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
-CPU = torch.device("cpu")
-VOCAB = 12
-CONTEXT = 256 if DEVICE.type == "cuda" else 128
-"""The interpreter runs every block of it."""
 MORE = 6 if DEVICE.type == "cuda" else 1
 """Texts are so many times longer where that takes no time."""
-
-TARGET = Architecture(
-    family="llama",
-    vocab_size=VOCAB,
-    hidden=64,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    mlp=96,
-    norm_eps=1e-5,
-    max_context=512,
-    layers=(LayerShape(0, 0),),
-    ropes=(Rope(10_000.0, 16),),
-    tied=True,
-    attention_scale=0.25,
-)
-
-
-def target_tensors() -> list[tuple[str, torch.Tensor]]:
-    """Large enough for layers to matter."""
-    weights = random_weights(TARGET, CPU, torch.float32, seed=1)
-    return [(name, (tensor * 8 if tensor.dim() > 1 else tensor).to(DEVICE)) for name, tensor in weights]
-
-
-def loud_head(layers: int = 1, *, norm_before_residual: bool = False, padding: int = 0) -> HeadCheckpoint:
-    """Reads both states; drafts seven of the tokens, and as many `padding` ids that may not be chosen."""
-    config = HeadConfig.beside(TARGET, 7 + padding, layers, taps=(0, 1))
-    config = replace(config, norm_before_residual=norm_before_residual, target_vocab=VOCAB)
-    made = random_head(config, CPU, torch.float32, seed=2)
-    ids = torch.tensor([1, 2, 4, 5, 8, 9, 11])
-    tensors = {name: t * 8 if t.dim() > 1 else t for name, t in made.tensors.items()}
-    tensors["d2t"] = torch.cat([ids, VOCAB + torch.arange(padding)]) - torch.arange(7 + padding)
-    return replace(made, tensors=tensors)
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import torch
 pytest.importorskip("triton")
 
 import simulated
+from any_order import any_order, check_drafts, decoder, drafters, expected, made
 from simulated import simulate
-from test_gpu_head import VOCAB
-from test_lanes_any_order import any_order, check_drafts, decoder, drafters, expected, made
+from tiny_gpu_head import VOCAB
 from told import KINDS, Told, ToldBeside
 
 from outrider.bench.forced_kernel import forced_accept_kernel

@@ -6,19 +6,19 @@ Run by Triton's interpreter where there is no GPU, so with a tiny model; tests/g
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import device_requests
 import pytest
 import torch
 from told import KINDS, Told
 
 pytest.importorskip("triton")
 
-from outrider.bench.shapes import random_weights
+from tiny_gpu import CONTEXT, DEVICE, DRAFT, DTYPE, TARGET, VOCAB, gpu_decoder, request
+
 from outrider.bench.twin_model import SteppingCut
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
@@ -30,7 +30,6 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.router import router
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request
 from outrider.models.architecture import Architecture, LayerShape, Rope
 from outrider.models.cuda import expressible
 from outrider.models.cuda.decoder import CudaDecoder
@@ -38,35 +37,6 @@ from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.params import SamplingParams
 
 Launch = Callable[..., None]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
-VOCAB = 90
-CONTEXT = 256 if DEVICE.type == "cuda" else 128
-"""The interpreter runs every block of it."""
-
-TARGET = Architecture(
-    family="llama",
-    vocab_size=VOCAB,
-    hidden=64,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    mlp=96,
-    norm_eps=1e-5,
-    max_context=512,
-    layers=(LayerShape(0, 0), LayerShape(0, 0)),
-    ropes=(Rope(10_000.0, 16),),
-    tied=True,
-    attention_scale=0.25,
-)
-DRAFT = replace(TARGET, layers=TARGET.layers[:1])
-
-
-def gpu_decoder(architecture: Architecture, max_batch: int = 3) -> CudaDecoder:
-    """The draft's layer is the target's first: it agrees now and then. Weights large enough for layers to matter."""
-    weights = random_weights(architecture, DEVICE, DTYPE, seed=1)
-    tensors = ((name, tensor * 8 if tensor.dim() > 1 else tensor) for name, tensor in weights)
-    return CudaDecoder.load(architecture, tensors, DTYPE, DEVICE, max_batch=max_batch, max_context=CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +121,6 @@ def test_bits_do_not_depend_on_company(target: CudaDecoder) -> None:
     assert torch.equal(logits[6:], expected[4:6])
     target.close(slot)
     target.close(other)
-
-
-def request(number: int, prompt: Sequence[int], params: SamplingParams) -> Request:
-    return device_requests.made(number, prompt, params, VOCAB, trace=False)
 
 
 PROMPTS = [[5, 6, 7], [3], [80, 2, 80, 2]]

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from test_gpu_steps import DRAFT, TARGET, gpu_decoder, request
+from tiny_gpu import DRAFT, TARGET, gpu_decoder, request
 
 from outrider.control.controller import FixedLength
 from outrider.core.model import Rows

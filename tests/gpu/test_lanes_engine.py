@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("triton")
 
 import simulated
+from any_order import DRAFT_SALT, decoder, drafters, expected, made
 from simulated import simulate
-from test_gpu_head import TARGET as SHAPE
-from test_gpu_head import VOCAB
-from test_lanes_any_order import CPU, DRAFT_SALT, decoder, drafters, expected, made
+from tiny_gpu_head import CPU, VOCAB
+from tiny_gpu_head import TARGET as SHAPE
 
 from outrider.bench.shapes import random_weights
 from outrider.control.auto import AutoLength

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from any_order import HEAD_SALT, IDS, Fickle, decoder, drafters, expected, made
 from simulated import hashed, said, simulate
-from test_gpu_head import VOCAB
-from test_lanes_any_order import HEAD_SALT, IDS, Fickle, decoder, drafters, expected, made
+from tiny_gpu_head import VOCAB
 
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from any_order import decoder
 from simulated import hashed, simulate
-from test_gpu_head import VOCAB
-from test_lanes_any_order import decoder
+from tiny_gpu_head import VOCAB
 
 from outrider.core.draft import ROOT
 from outrider.core.model import Rows

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from commands import command
 from safetensors.torch import load_file, save_file
-from test_train import command
 from tiny_gguf import BPE_TOKENS, bpe_metadata, write_hf_model
 from tiny_head import config_of, random_head
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from test_conformance import TinyParts
-from test_decoder import decoder_of, reference
-from test_engine import finish, request, text
+from tiny_engine import TinyParts, finish, request, text
+from tiny_models import decoder_of, reference
 
 from outrider.control.auto import AutoLength
 from outrider.control.belief import Belief

@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_decoder import decoder_of, logits_of, reference
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny_models import decoder_of, gpt2, logits_of, reference
 
 from outrider.core.draft import ROOT
 from outrider.core.model import KeepsPrefixes, LanguageModel, Rows
 from outrider.errors import InvalidRequest
 from outrider.models.hf import HFModel
 from outrider.models.slots import Slots
-
-
-def gpt2() -> Any:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("gpt2", vocab_size=97, n_positions=128, n_embd=48, n_layer=3, n_head=3)
-    return AutoModelForCausalLM.from_config(config).float().eval()
 
 
 @pytest.fixture(scope="module", params=["torch", "torch-bitwise", "native", "hf"])

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_cache import gpt2
-from test_decoder import decoder_of, logits_of, reference
-from tiny_head import sensible_head
+from tiny_engine import TinyParts
+from tiny_models import decoder_of, gpt2, logits_of, reference
 
 from outrider import SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.core.draft import ROOT, Budget, Draft, Speculation
 from outrider.core.drafter import Commit, Drafter, LooksUp, ReadsFeatures
-from outrider.core.model import DraftHead, LanguageModel, Rows
+from outrider.core.model import LanguageModel, Rows
 from outrider.core.request import RequestView
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
@@ -30,10 +29,8 @@ from outrider.drafters.router import RouterDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.engine.text import TextStream
-from outrider.models.head.load import can_read, place_head
+from outrider.models.head.load import can_read
 from outrider.models.hf import HFModel
-from outrider.models.native.decoder import NativeDecoder
-from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.history import History
 
 VOCAB = 97
@@ -49,25 +46,6 @@ def target(request: pytest.FixtureRequest) -> tuple[Any, LanguageModel]:
         return model, HFModel(model, max_batch=3, max_context=128)
     model = reference("llama")
     return model, decoder_of(model, request.param)
-
-
-class TinyParts:
-    """What tiny drafters are made of."""
-
-    vocab_size = VOCAB
-    remember = True
-    has_head = False
-
-    def __init__(self, reference_model: Any, target: LanguageModel) -> None:
-        self._reference, self._target = reference_model, target
-
-    def draft_model(self, path: str) -> LanguageModel:
-        return decoder_of(reference("qwen3"), "native")
-
-    def head(self, path: str) -> DraftHead:
-        assert isinstance(self._target, NativeDecoder | TorchDecoder)
-        ids = torch.tensor([token for token in range(VOCAB) if token % 9])
-        return place_head(sensible_head(self._reference.state_dict(), self._target.architecture, ids), self._target)
 
 
 @pytest.fixture(params=[*DRAFTERS, "prediction", "router", "router-of-heads"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_conformance import TinyParts
-from test_decoder import decoder_of, reference
+from tiny_engine import TinyParts
+from tiny_models import decoder_of, reference
 
 from outrider.control.costs import ROWS, CostTable
 from outrider.core.model import Measurable, Rows

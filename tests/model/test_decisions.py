@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pace import Pace
-from test_conformance import TinyParts
-from test_decoder import decoder_of, reference
-from test_engine import VOCAB
+from tiny_engine import VOCAB, TinyParts
+from tiny_models import decoder_of, reference
 
 from outrider import SamplingParams
 from outrider.control.auto import AutoLength

@@ -9,30 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from test_cache import gpt2
-from test_conformance import TinyParts
-from test_decoder import decoder_of, reference
+from tiny_engine import again, alone, drafter_for, finish, request, small_decoder, text
+from tiny_models import decoder_of, gpt2, reference
 
-from outrider import SamplingParams
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
-from outrider.core.drafter import Drafter
 from outrider.core.model import LanguageModel, Rows
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import build
 from outrider.engine import scheduler
 from outrider.engine.engine import Engine
 from outrider.engine.prefixes import LEAST
 from outrider.engine.request import NO_SLOT, Request
-from outrider.engine.text import TextStream
 from outrider.errors import InvalidRequest
-from outrider.models.architecture import Architecture
 from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.precision import FP32
-from outrider.sampling.history import History
-
-VOCAB = 97
 
 
 @pytest.fixture(scope="module")
@@ -42,61 +32,9 @@ def source() -> Any:
 
 @pytest.fixture
 def model(source: Any) -> NativeDecoder:
-    architecture = Architecture.from_config(source.config.to_dict())
-    made = NativeDecoder.load(architecture, source.state_dict().items(), FP32, max_batch=4, max_context=160, threads=1)
+    made = small_decoder(source)
     made.chunk = 24  # prompts take several steps
     return made
-
-
-def drafter_for(name: str, source: Any, target: LanguageModel, keeps: bool = True) -> Drafter:
-    """`keeps`: lookup remembers what finished requests said."""
-
-    class Parts(TinyParts):
-        remember = keeps
-
-        def draft_model(self, path: str) -> LanguageModel:
-            other = reference("qwen3")
-            architecture = Architecture.from_config(other.config.to_dict())
-            tensors = other.state_dict().items()
-            return NativeDecoder.load(architecture, tensors, FP32, max_batch=4, max_context=160, threads=1)
-
-    paths = {"model": "model:tiny", "head": "head:tiny", "head+suffix": "head+suffix:tiny"}
-    return build(paths.get(name, name), Parts(source, target))
-
-
-def request(number: int, prompt: Sequence[int], temperature: float = 0.0, limit: int = 20) -> Request:
-    params = SamplingParams(temperature=temperature, seed=100 + number).resolve({}, (), VOCAB)
-    stream = TextStream(lambda token: b"x", (), False)
-    return Request(number, list(prompt), len(prompt), params, limit, stream, History(prompt), keep_trace=True)
-
-
-def text(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(12), k=length)
-
-
-def finish(engine: Engine, *requests: Request) -> list[list[int]]:
-    for each in requests:
-        engine.add(each)
-    while not engine.idle:
-        engine.step()
-    assert engine.leaks() == []
-    return [each.tokens[each.prompt_length :] for each in requests]
-
-
-def again(engine: Engine) -> None:
-    """Everything that runs leaves and comes back, as the service does after a step that failed."""
-    running = list(engine.scheduler.running)
-    for each in running:
-        engine.remove(each)
-    for each in running:
-        engine.add(each)
-
-
-def alone(model: LanguageModel, one: Request) -> list[int]:
-    """What a request says by itself, plainly decoded by an engine that has seen nothing else."""
-    prompt = one.tokens[: one.prompt_length]
-    copy = Request(one.id, prompt, len(prompt), one.params, one.limit, one.stream, History(prompt))
-    return finish(Engine(model, NoDrafter(), FixedLength(0)), copy)[0]
 
 
 def counted(model: LanguageModel) -> list[list[Rows]]:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from test_decoder import decoder_of, logits_of, reference
 from tiny_gguf import blocks, bpe_metadata, write_gguf
+from tiny_models import decoder_of, logits_of, reference
 
 from outrider import LLM, SamplingParams
 from outrider.core.model import Rows

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_decoder import reference
 from tiny_head import sensible_head
+from tiny_models import reference, target_of
 from toy import request
 
 from outrider import SamplingParams
@@ -26,10 +26,8 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.engine.text import TextStream
-from outrider.models.architecture import Architecture
 from outrider.models.head.load import place_head
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.precision import FP32
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.sampling.history import History
 
@@ -41,14 +39,6 @@ IDS = torch.tensor([token for token in range(VOCAB) if token % 9])
 @pytest.fixture(scope="module")
 def model() -> Any:
     return reference("llama")
-
-
-def target_of(model: Any, kind: str) -> NativeDecoder | TorchDecoder:
-    architecture, tensors = Architecture.from_config(model.config.to_dict()), model.state_dict().items()
-    size = {"max_batch": 8, "max_context": 128}
-    if kind == "native":
-        return NativeDecoder.load(architecture, tensors, FP32, threads=1, **size)
-    return TorchDecoder.load(architecture, tensors, torch.float32, torch.device("cpu"), bitwise=True, **size)
 
 
 @pytest.fixture(scope="module", params=["native", "torch"])

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_decoder import reference
-from test_head_drafter import target_of
 from tiny_head import config_of, random_head
+from tiny_models import architecture, reference, target_of
 
 from outrider.errors import DrafterError
-from outrider.models.architecture import Architecture
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig, default_taps
 from outrider.models.head.load import as_module, place_head
@@ -28,10 +26,6 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-
-
-def architecture(**changes: Any) -> Architecture:
-    return Architecture.from_config(reference("llama").config.to_dict() | changes)
 
 
 def written(folder: Path, head: HeadCheckpoint | None = None) -> HeadCheckpoint:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_decoder import reference
-from test_engine import again, alone, drafter_for, finish, request, text
-from test_engine import model as engine_model
+from tiny_engine import again, alone, drafter_for, finish, request, small_decoder, text
+from tiny_models import reference
 from toy import request as view
 
 from outrider import LLM, SamplingParams
@@ -28,14 +27,19 @@ from outrider.engine.prefixes import LEAST
 from outrider.engine.request import Request
 from outrider.models.native.decoder import NativeDecoder
 
-model = engine_model
-
 WAITING = 8
 
 
 @pytest.fixture(scope="module")
 def source() -> Any:
     return reference("llama")
+
+
+@pytest.fixture
+def model(source: Any) -> NativeDecoder:
+    made = small_decoder(source)
+    made.chunk = 24  # prompts take several steps
+    return made
 
 
 class Pausing(FixedLength):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_head_files import architecture
 from tiny_head import config_of, random_head
+from tiny_models import architecture
 from torch import Tensor
 
 from outrider.errors import DrafterError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_decoder import decoder_of, reference
 from tiny_head import config_of, random_head
+from tiny_models import decoder_of, reference
 from torch import Tensor
 
 from outrider.core.draft import ROOT

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from integers import narrowed
-from test_decoder import SMALL
 from tiny_head import config_of, random_head
+from tiny_models import SMALL
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 

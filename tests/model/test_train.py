@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+from commands import command
 from tiny_gguf import BPE_TOKENS, bpe_metadata, write_hf_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.cli.main import main
 from outrider.errors import TrainingError
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.weights import target_ids
@@ -103,18 +103,6 @@ def test_batches_made_ahead_are_the_same_and_so_are_errors() -> None:
         for item in ahead(items(), lambda item: item.append(0)):
             taken.append(item)
     assert taken == [[1, 0], [2, 0], [3, 0]]
-
-
-def command(*arguments: str) -> int:
-    """The exit code, in this process."""
-    before, sys.argv = sys.argv, ["outrider", *arguments]
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    finally:
-        sys.argv = before
-    return 0
 
 
 def events(out: Path, kind: str) -> list[dict[str, Any]]:

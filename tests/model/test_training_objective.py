@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from test_decoder import reference
+from tiny_models import reference
 from torch import Tensor
 from torch.nn.functional import pad
 

@@ -1,0 +1,51 @@
+"""A target of so few tokens that chance alone makes a random head right now and then, and such a head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from tiny_gpu import DEVICE
+
+from outrider.bench.head_shapes import random_head
+from outrider.bench.shapes import random_weights
+from outrider.models.architecture import Architecture, LayerShape, Rope
+from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.config import HeadConfig
+
+CPU = torch.device("cpu")
+
+VOCAB = 12
+
+TARGET = Architecture(
+    family="llama",
+    vocab_size=VOCAB,
+    hidden=64,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    mlp=96,
+    norm_eps=1e-5,
+    max_context=512,
+    layers=(LayerShape(0, 0),),
+    ropes=(Rope(10_000.0, 16),),
+    tied=True,
+    attention_scale=0.25,
+)
+
+
+def target_tensors() -> list[tuple[str, torch.Tensor]]:
+    """Large enough for layers to matter."""
+    weights = random_weights(TARGET, CPU, torch.float32, seed=1)
+    return [(name, (tensor * 8 if tensor.dim() > 1 else tensor).to(DEVICE)) for name, tensor in weights]
+
+
+def loud_head(layers: int = 1, *, norm_before_residual: bool = False, padding: int = 0) -> HeadCheckpoint:
+    """Reads both states; drafts seven of the tokens, and as many `padding` ids that may not be chosen."""
+    config = HeadConfig.beside(TARGET, 7 + padding, layers, taps=(0, 1))
+    config = replace(config, norm_before_residual=norm_before_residual, target_vocab=VOCAB)
+    made = random_head(config, CPU, torch.float32, seed=2)
+    ids = torch.tensor([1, 2, 4, 5, 8, 9, 11])
+    tensors = {name: t * 8 if t.dim() > 1 else t for name, t in made.tensors.items()}
+    tensors["d2t"] = torch.cat([ids, VOCAB + torch.arange(padding)]) - torch.arange(7 + padding)
+    return replace(made, tensors=tensors)
