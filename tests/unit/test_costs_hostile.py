@@ -41,7 +41,7 @@ class Kept(Costs):
         return self._folder / "table.json"
 
 
-def drafted(table: CostTable | None, requests: int) -> int:
+def drafted(table: CostTable | None, count: int) -> int:
     controller, drafter = AutoLength(table=table), Guesses()
     requests: list[Any] = [
         SimpleNamespace(
@@ -51,13 +51,13 @@ def drafted(table: CostTable | None, requests: int) -> int:
             params=SimpleNamespace(verify="coupled", grammar=None),
             forced=None,
         )
-        for i in range(requests)
+        for i in range(count)
     ]
     total = 0
     for _ in range(60):
-        controller.pays(requests)
+        controller.pays(count)
         chosen: Any = drafter
-        drafts = controller.draft(chosen, requests, True, [50] * requests)
+        drafts = controller.draft(chosen, requests, True, [50] * count)
         total += sum(map(len, drafts))
         commits = [
             Commit(s, d, tuple(range(len(d))), (5,) * (len(d) + 1)) for s, d in zip(requests, drafts, strict=True)
@@ -91,8 +91,8 @@ def test_a_table_that_cannot_be_is_measured_again(change: dict[str, Any], tmp_pa
     model: Any = SimpleNamespace(measure=lambda rows, context: 1.0, max_context=4096)
     table = Kept(tmp_path, {}).load(model, NoDrafter())
     assert (table is None) == bool(change)
-    for requests in (1, 3):
-        assert drafted(table, requests)
+    for count in (1, 3):
+        assert drafted(table, count)
 
 
 def test_nested_too_deeply(tmp_path: Path) -> None:
