@@ -19,7 +19,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tiny_gpu import TARGET
+from test_gpu_steps import TARGET
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.bench.shapes import random_weights
