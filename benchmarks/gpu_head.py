@@ -41,6 +41,7 @@ from outrider.drafters.head import HeadDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
+from outrider.engine.host_executor import HostExecutor
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.cuda.head import CudaHead
 from outrider.models.head.config import HeadConfig
@@ -70,8 +71,9 @@ def synthetic(batches: Sequence[int]) -> list[dict[str, Any]]:
     for batch in batches:
         found.append(asdict(rate("8b plain", Engine(big, NoDrafter(), FixedLength(0)), batch)))
         controller, drafter, acceptance = Timed(4), HeadDrafter(head, big.vocab_size), SyntheticAcceptance(4, 3.0)
-        engine = Engine(big, drafter, controller, rules=acceptance.rules())
-        engine.device = DeviceExecutor(ForcedStepper(big, head, acceptance, big.vocab_size), drafter, controller)
+        host = HostExecutor(big, drafter, controller, acceptance.rules())
+        stepper = ForcedStepper(big, head, acceptance, big.vocab_size)
+        engine = Engine(big, drafter, controller, executor=DeviceExecutor(big, stepper, host, drafter))
         result = asdict(rate("8b + head, K=4, L=3.0", engine, batch))
         drafting, rest = (statistics.median(times) for times in zip(*controller.steps, strict=True))
         print(f"    drafting {drafting:.3f} ms, the rest {rest:.3f} ms a step", flush=True)

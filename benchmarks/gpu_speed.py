@@ -33,6 +33,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
+from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.models.cuda.decoder import CudaDecoder
@@ -160,8 +161,9 @@ def main() -> None:
     for batch in batches:
         controller, drafter = FixedLength(4), ModelDrafter(draft)
         acceptance = SyntheticAcceptance(4, 3.0)
-        engine = Engine(big, drafter, controller, rules=acceptance.rules())
-        engine.device = DeviceExecutor(ForcedStepper(big, draft, acceptance, big.vocab_size), drafter, controller)
+        host = HostExecutor(big, drafter, controller, acceptance.rules())
+        stepper = ForcedStepper(big, draft, acceptance, big.vocab_size)
+        engine = Engine(big, drafter, controller, executor=DeviceExecutor(big, stepper, host, drafter))
         rates.append(rate("8b + 1b draft, K=4, L=3.0", engine, batch))
     result["rates"] = [asdict(r) for r in rates]
     for shape in ("135m", "8b"):

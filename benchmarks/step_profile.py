@@ -27,7 +27,9 @@ from outrider.bench.provenance import provenance
 from outrider.bench.questions import builtin, interleaved
 from outrider.bench.target import Target
 from outrider.engine import engine as engine_module
+from outrider.engine import host_executor as host_module
 from outrider.engine.engine import Engine
+from outrider.engine.host_executor import HostExecutor
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.sampling.target import TargetRows
 
@@ -103,8 +105,10 @@ def instrument(llm: LLM, clock: Clock) -> None:
     model.forward = clock.wrap("pack", model.forward)
     wrap_engine(llm.engine, clock)
     module: Any = engine_module
+    host: Any = host_module
     rows: Any = TargetRows
-    module.target_rows = clock.wrap("choose", module.target_rows)
+    module.emit = clock.wrap("commit", module.emit)
+    host.target_rows = clock.wrap("choose", host.target_rows)
     rows.choose = clock.wrap("choose", rows.choose)
 
 
@@ -114,11 +118,12 @@ def wrap_engine(engine: Engine, clock: Clock) -> None:
         (engine.controller, "observe", "observe"),
         (engine.drafter, "propose", "propose"),
         (engine.drafter, "observe", "learn"),
-        (engine, "_commit", "commit"),
+        (engine.executor, "_keep", "commit"),
     ]
     for owner, method, part in parts:
         setattr(owner, method, clock.wrap(part, getattr(owner, method)))
-    engine.rules = {name: clock.wrap("judge", rule) for name, rule in engine.rules.items()}
+    assert isinstance(engine.executor, HostExecutor)
+    engine.executor.rules = {name: clock.wrap("judge", rule) for name, rule in engine.executor.rules.items()}
     prefill = clock.wrap("prefill", engine._prefill)
     engine._prefill = lambda joined: prefill(joined) if joined else None  # type: ignore[method-assign]
     engine.step = clock.wrap_step(engine.step)  # type: ignore[method-assign]

@@ -343,7 +343,7 @@ class LLM:
             for recording in recordings:
                 recording.record()
                 advance(1)
-            for _ in engine.measure():
+            for _ in engine.executor.measure():
                 pass
 
     # -- requests as the engine takes them

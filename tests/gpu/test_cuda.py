@@ -11,12 +11,16 @@ from prompts import PROMPTS
 
 pytest.importorskip("triton")
 
+from device_requests import host_engine
+
 from outrider import LLM, SamplingParams
 from outrider.bench.twin import twin_shape
 from outrider.bench.twin_model import load_twin
 from outrider.control.controller import FixedLength
 from outrider.core.draft import ROOT
 from outrider.core.model import Rows
+from outrider.drafters.none import NoDrafter
+from outrider.engine.device_executor import DeviceExecutor
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.load import load_model, placement
@@ -84,10 +88,8 @@ def test_thousands_of_tokens_are_those_of_the_host(drafter: str, truncated_model
     """Steps on the device, or drafts from the host, against one row at a time; greedy and sampled."""
     spec = f"model:{truncated_model_dir}" if drafter == "model" else drafter
     llm = LLM(drafter=spec, draft_length=6, dtype="bf16", device="cuda", max_batch=16, max_context=512)
-    assert llm.engine.device is not None
-    host = llm.with_drafter("none", FixedLength(0))
-    assert host.engine.device is not None
-    host.engine.device = None
+    assert isinstance(llm.engine.executor, DeviceExecutor)
+    host = llm.with_engine(host_engine(llm.model, NoDrafter(), FixedLength(0)))
     params = [
         SamplingParams(temperature=(0, 0.8, 1.2)[i % 3], top_k=0, top_p=1.0, seed=i, max_tokens=150, ignore_eos=True)
         for i in range(len(PROMPTS))

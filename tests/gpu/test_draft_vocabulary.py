@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from device_guards import guard
+from device_requests import host_engine, stepped
 from tiny_gpu import DRAFT, TARGET, VOCAB, gpu_decoder, request
 
 from outrider.control.controller import FixedLength
@@ -26,10 +27,9 @@ def test_a_draft_model_with_fewer_columns_drafts_its_own_tokens_only(monkeypatch
     target, draft = gpu_decoder(TARGET), gpu_decoder(replace(DRAFT, vocab_size=FEWER))
     found = []
     for on_device in (True, False):
-        engine = Engine(target, ModelDrafter(draft, vocab_size=VOCAB), FixedLength(2))
+        drafter = ModelDrafter(draft, vocab_size=VOCAB)
+        engine = stepped(target, drafter, FixedLength(2), on_device=on_device)
         draft.network.logits.fill_(1e6)  # of rows that no pass has written
-        if not on_device:
-            engine.device = None
         one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=4))
         one.keep_trace = True
         engine.add(one)
@@ -46,8 +46,7 @@ def test_a_draft_model_whose_scores_are_not_numbers_is_not_fed_minus_one(monkeyp
     guard(monkeypatch)
     target, draft = gpu_decoder(TARGET), gpu_decoder(DRAFT)
     engine = Engine(target, ModelDrafter(draft), FixedLength(2))
-    plain = Engine(target, ModelDrafter(draft), FixedLength(0))
-    plain.device = None
+    plain = host_engine(target, ModelDrafter(draft), FixedLength(0))
     texts = []
     for one_engine in (plain, engine):
         one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=4))

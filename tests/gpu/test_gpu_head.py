@@ -15,6 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from device_requests import device_of, stepped
 from tiny_gpu import CONTEXT, DEVICE, DTYPE
 from tiny_gpu_head import TARGET, VOCAB, loud_head, target_tensors
 
@@ -28,7 +29,9 @@ from outrider.core.model import Rows
 from outrider.drafters import head as head_module
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.none import NoDrafter
+from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
+from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.head import CudaHead
@@ -124,11 +127,7 @@ def run(
     late: bool = False,
     lanes: int = 3,
 ) -> list[Request]:
-    engine = Engine(target, drafter, controller)
-    if on_device:
-        assert engine.device is not None
-    else:
-        engine.device = None
+    engine = stepped(target, drafter, controller, on_device=on_device)
     requests = [request(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))][
         :lanes
     ]
@@ -186,12 +185,10 @@ def test_the_host_may_step_in_and_noise_is_renewed(
     """A short horizon; a second request of one token, whose logprobs only the host computes."""
     found = []
     for on_device in (True, False):
-        engine = Engine(target, HeadDrafter(head, VOCAB), FixedLength(2))
-        assert engine.device is not None
-        monkeypatch.setattr(engine.device._stepper, "horizon", 4)
-        monkeypatch.setattr(engine.device._stepper, "limit", lambda lanes: 2)
-        if not on_device:
-            engine.device = None
+        engine = stepped(target, HeadDrafter(head, VOCAB), FixedLength(2), on_device=on_device)
+        if on_device:
+            monkeypatch.setattr(device_of(engine)._stepper, "horizon", 4)
+            monkeypatch.setattr(device_of(engine)._stepper, "limit", lambda lanes: 2)
         one = request(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=5, max_tokens=7 * MORE))
         two = request(1, [9], SamplingParams(temperature=0, max_tokens=3, logprobs=1))
         engine.add(one)
@@ -213,15 +210,19 @@ def test_the_device_goes_on_after_a_gap(target: CudaDecoder, head: CudaHead, mon
     found = []
     for on_device in (True, False):
         controller = FixedLength(2)
-        engine = Engine(target, HeadDrafter(head, VOCAB), controller)
-        ahead, engine.device = engine.device, None
+        engine = stepped(target, HeadDrafter(head, VOCAB), controller, on_device=on_device)
+        if on_device:
+            stepper = device_of(engine)._stepper
+            limit = stepper.limit
+            monkeypatch.setattr(stepper, "limit", lambda lanes: -1)  # the host's turn
         one, two = (request(i, PROMPTS[i], SamplingParams(temperature=0, max_tokens=12)) for i in range(2))
         engine.add(one)
         controller.nodes = 0
         while one.generated < 5:
             engine.step()
         controller.nodes = 2
-        engine.device = ahead if on_device else None
+        if on_device:
+            monkeypatch.setattr(stepper, "limit", limit)
         engine.step()
         engine.add(two)  # the device hands the first back and takes it again
         while not (one.finish_reason and two.finish_reason):
@@ -248,7 +249,7 @@ def test_lengths_may_change_and_a_prompt_may_be_one_token(target: CudaDecoder, h
 def test_trees_through_the_host(target: CudaDecoder, head: CudaHead, plain: list[list[int]]) -> None:
     drafter = HeadDrafter(head, VOCAB, HeadDrafterConfig(branching=2))
     engine = Engine(target, drafter, FixedLength(4))
-    assert engine.device is None
+    assert isinstance(engine.executor, HostExecutor)
     assert tokens(run(target, drafter, FixedLength(4), on_device=False, lanes=1)) == plain[:1]
 
 
@@ -267,7 +268,7 @@ def test_padding_ids_are_never_drafted(target: CudaDecoder) -> None:
 
 def test_synthetic_acceptance_with_a_head(target: CudaDecoder, head: CudaHead) -> None:
     engine = synthetic_engine(target, HeadDrafter(head, VOCAB), SyntheticAcceptance(3, 2.5))
-    assert engine.device is not None
+    assert isinstance(engine.executor, DeviceExecutor)
     one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=8))
     engine.add(one)
     while not one.finish_reason:

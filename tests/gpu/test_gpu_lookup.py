@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 import simulated
 from any_order import any_order, check_drafts, decoder, drafters, expected, made
+from device_requests import device_of
 from simulated import simulate
 from tiny_gpu_head import VOCAB
 from told import KINDS, Told, ToldBeside
@@ -147,7 +148,7 @@ def test_offers_change_no_token(kind: str, head: bool, auto: bool, monkeypatch: 
     target = decoder()
     drafter, truths = told(target, kind, head)
     engine = Engine(target, drafter, AutoLength() if auto else FixedLength(3))
-    assert engine.device is not None
+    device_of(engine)
     requests = made_requests()
     finish(engine, requests)
     assert [one.tokens for one in requests] == list(truths.values())
@@ -220,13 +221,12 @@ def test_a_lane_that_changes_hands_takes_no_offer_along(kind: str, monkeypatch: 
     target = decoder()
     drafter, truths = told(target, kind, head=False)
     engine = Engine(target, drafter, FixedLength(3))
-    assert engine.device is not None
     gone, other, _, last = made_requests()
     engine.add(gone)
     engine.add(other)
     for _ in range(3):
         engine.step()
-    assert any(launched.sources for launched in engine.device._under_way)
+    assert any(launched.sources for launched in device_of(engine)._under_way)
     engine.remove(gone)
     engine.add(last)
     while not engine.idle:
@@ -293,7 +293,7 @@ def test_predictions_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, router(drafters("model", target), {"ngram": NgramDrafter()}), FixedLength(3))
-    assert engine.device is not None
+    device_of(engine)
     requests = made_requests()
     truths = [expected(target, one) for one in requests]
     for one, truth in zip(requests, truths, strict=True):
@@ -320,10 +320,8 @@ def test_offers_need_no_recordings_of_their_own(kind: str, monkeypatch: pytest.M
     assert isinstance(mix, MixDrafter)
     alone = Engine(target, mix.head, AutoLength())
     engine = Engine(target, mix if kind == "mix" else SuffixDrafter(), AutoLength())
-    assert alone.device is not None
-    assert engine.device is not None
     keys: list[set[Any]] = []
-    for each in (alone.device, engine.device):
+    for each in (device_of(alone), device_of(engine)):
         recordings: list[Any] = list(each.recordings())
         for recording in recordings:
             recording.record()
@@ -333,4 +331,4 @@ def test_offers_need_no_recordings_of_their_own(kind: str, monkeypatch: pytest.M
     requests = [made(i, [i % 3], SamplingParams(temperature=i % 2, seed=i, max_tokens=30 + 9 * i)) for i in range(5)]
     finish(engine, requests)
     assert any(one.origins.count("suffix") for one in requests), "no test"
-    assert engine.device.late == 0
+    assert device_of(engine).late == 0

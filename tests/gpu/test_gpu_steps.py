@@ -17,6 +17,7 @@ from told import KINDS, Told
 
 pytest.importorskip("triton")
 
+from device_requests import device_of, stepped
 from tiny_gpu import CONTEXT, DEVICE, DRAFT, DTYPE, TARGET, VOCAB, gpu_decoder, request
 
 from outrider.bench.twin_model import SteppingCut
@@ -134,10 +135,7 @@ PARAMS = [
 def run(
     target: CudaDecoder, drafter: Drafter, controller: Controller, *, on_device: bool, late: bool = False
 ) -> list[list[int]]:
-    engine = Engine(target, drafter, controller)
-    assert engine.device is not None
-    if not on_device:
-        engine.device = None
+    engine = stepped(target, drafter, controller, on_device=on_device)
     requests = [request(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
     for one in requests[: 2 if late else 3]:
         engine.add(one)
@@ -164,7 +162,7 @@ def test_plain_steps_on_the_device(target: CudaDecoder, plain: list[list[int]]) 
 def test_what_wraps_a_model_is_prepared_like_it(target: CudaDecoder) -> None:
     cut = SteppingCut(target, VOCAB)
     engine = Engine(cut, NoDrafter(), FixedLength(0))
-    assert engine.prepares == [cut, engine.device]
+    assert engine.prepares == [cut, device_of(engine)]
     assert [each.key for each in cut.recordings()] == [each.key for each in target.recordings()]  # type: ignore[attr-defined]
 
 
@@ -191,12 +189,10 @@ def test_noise_is_renewed_and_the_host_may_step_in(
     """A short horizon, and a second request whose logprobs only the host computes: same tokens as all on the host."""
     found = []
     for on_device in (True, False):
-        engine = Engine(target, ModelDrafter(draft), FixedLength(2))
-        assert engine.device is not None
-        monkeypatch.setattr(engine.device._stepper, "horizon", 4)
-        monkeypatch.setattr(engine.device._stepper, "limit", lambda lanes: 2)
-        if not on_device:
-            engine.device = None
+        engine = stepped(target, ModelDrafter(draft), FixedLength(2), on_device=on_device)
+        if on_device:
+            monkeypatch.setattr(device_of(engine)._stepper, "horizon", 4)
+            monkeypatch.setattr(device_of(engine)._stepper, "limit", lambda lanes: 2)
         one = request(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=8))
         two = request(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1))
         engine.add(one)
@@ -216,17 +212,16 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
     """Another drafter's request, one with a prediction and one that drafts less join and leave: the same tokens."""
     found, launched = [], []
     for on_device in (True, False):
-        engine = Engine(target, router(ModelDrafter(draft), {"ngram": NgramDrafter()}), FixedLength(2))
-        assert engine.device is not None
-        launch = engine.device._stepper.launch
+        drafter = router(ModelDrafter(draft), {"ngram": NgramDrafter()})
+        engine = stepped(target, drafter, FixedLength(2), on_device=on_device)
+        if on_device:
+            launch = device_of(engine)._stepper.launch
 
-        def counted(*args: Any, launch: Launch = launch, engine: Engine = engine) -> None:
-            launched.append([s.id for s in engine.scheduler.running])
-            launch(*args)
+            def counted(*args: Any, launch: Launch = launch, engine: Engine = engine) -> None:
+                launched.append([s.id for s in engine.scheduler.running])
+                launch(*args)
 
-        monkeypatch.setattr(engine.device._stepper, "launch", counted)
-        if not on_device:
-            engine.device = None
+            monkeypatch.setattr(device_of(engine)._stepper, "launch", counted)
         main = request(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=10))
         engine.add(main)
         others = []
@@ -274,13 +269,12 @@ def test_lanes_that_lost_their_slots_begin_again(
 ) -> None:
     """Sent back while a step is under way: what that gives is dropped, and all go on with the same tokens."""
     engine = Engine(target, ModelDrafter(draft), FixedLength(2))
-    assert engine.device is not None
     requests = [request(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))]
     del requests[1]  # the interpreter is slow
     for one in requests:
         engine.add(one)
     engine.step()
-    assert engine.device._under_way
+    assert device_of(engine)._under_way
     for one in requests:
         engine.remove(one)
         engine.add(one)

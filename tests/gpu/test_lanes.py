@@ -17,6 +17,7 @@ from outrider.control.controller import FixedLength
 from outrider.core.model import Rows
 from outrider.core.step import StepShape
 from outrider.drafters.model import ModelDrafter
+from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
 from outrider.models.cuda.chains import HeadChains
 from outrider.models.cuda.decoder import CudaDecoder
@@ -96,7 +97,7 @@ def test_a_draft_model_has_run_what_plain_steps_on_the_device_added(target: Cuda
     controller = FixedLength(2)
     controller.nodes = 0
     engine = Engine(target, ModelDrafter(draft), controller)
-    assert engine.device is not None
+    assert isinstance(engine.executor, DeviceExecutor)
     one = request(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=14))
     one.keep_trace = True
     engine.add(one)

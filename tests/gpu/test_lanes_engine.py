@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import simulated
 from any_order import DRAFT_SALT, decoder, drafters, expected, made
+from device_requests import device_of, stepped
 from simulated import simulate
 from tiny_gpu_head import CPU, VOCAB
 from tiny_gpu_head import TARGET as SHAPE
@@ -148,9 +149,7 @@ def test_a_conversation_goes_on_with_a_whole_head(on_device: bool, monkeypatch: 
     target = decoder()
     drafter = drafters("head", target)
     assert isinstance(drafter, HeadDrafter)
-    engine = Engine(target, drafter, FixedLength(2))
-    if not on_device:
-        engine.device = None
+    engine = stepped(target, drafter, FixedLength(2), on_device=on_device)
     first = made(0, [1, 2, 3], SamplingParams(temperature=0, max_tokens=40))
     finished(engine, first)
     second = made(1, [*first.tokens, 4, 5], SamplingParams(temperature=0, max_tokens=10))
@@ -189,8 +188,7 @@ def test_interrupted_launches_do_not_use_the_engine_up(monkeypatch: pytest.Monke
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, NoDrafter(), FixedLength(0))
-    assert engine.device is not None
-    stepper: Any = engine.device._stepper
+    stepper: Any = device_of(engine)._stepper
     run, broken = stepper._run, [True]
 
     def interrupted(*args: Any) -> None:
@@ -218,8 +216,7 @@ def test_a_step_that_was_launched_but_not_noted_gives_nobody_its_tokens(
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, NoDrafter(), FixedLength(0))
-    assert engine.device is not None
-    stepper: Any = engine.device._stepper
+    stepper: Any = device_of(engine)._stepper
     launch, collect = stepper.launch, stepper.collect
 
     def interrupted(*args: Any) -> Any:
@@ -245,8 +242,7 @@ def test_lanes_that_were_seated_but_not_noted_write_into_nobodys_slot(monkeypatc
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, NoDrafter(), FixedLength(0))
-    assert engine.device is not None
-    stepper: Any = engine.device._stepper
+    stepper: Any = device_of(engine)._stepper
     seat = stepper.seat
 
     def interrupted(lanes: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from any_order import HEAD_SALT, IDS, Fickle, decoder, drafters, expected, made
+from device_requests import device_of
 from simulated import hashed, said, simulate
 from tiny_gpu_head import VOCAB
 
@@ -68,8 +69,7 @@ def test_long_silence_among_many_lanes_leaves_a_gap(at_once: int, monkeypatch: p
     target = decoder()
     controller = AfterSilence()
     engine = Engine(target, drafters("head", target), controller)
-    assert engine.device is not None
-    stepper: Any = engine.device._stepper
+    stepper: Any = device_of(engine)._stepper
     prompts = [[5, 6, 7], [3, 1, 4, 1, 5], [8, 2]]
     requests = [made(i, prompt, SamplingParams(temperature=0, max_tokens=80)) for i, prompt in enumerate(prompts)]
     for one in requests:
@@ -83,7 +83,7 @@ def test_long_silence_among_many_lanes_leaves_a_gap(at_once: int, monkeypatch: p
     again = made(9, [*requests[0].tokens[:60], 1, 2], SamplingParams(temperature=0, max_tokens=12))
     engine.add(again)
     engine.step()
-    number = engine.device._lanes.index(again)
+    number = device_of(engine)._lanes.requests.index(again)
     lanes[again.id] = stepper._board.length(number)
     while not engine.idle:
         engine.step()
@@ -108,13 +108,12 @@ def test_the_host_goes_on_after_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     target = decoder()
     controller = AfterSilence()
     engine = Engine(target, drafters("head", target), controller)
-    assert engine.device is not None
     first = made(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=80))
     engine.add(first)
     while controller.silent:
         engine.step()
     before = len(drafts(first))
-    _, gap, _ = engine.device._stepper._board.length(0)  # type: ignore[attr-defined]
+    _, gap, _ = device_of(engine)._stepper._board.length(0)  # type: ignore[attr-defined]
     second = made(1, [4, 4], SamplingParams(temperature=0, max_tokens=3, repetition_penalty=1.3))
     engine.add(second)
     while not engine.idle:

@@ -14,15 +14,19 @@ from tiny_models import decoder_of, gpt2, reference
 
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
+from outrider.core.draft import Draft, Verdict
 from outrider.core.model import LanguageModel, Rows
 from outrider.drafters.none import NoDrafter
 from outrider.engine import scheduler
 from outrider.engine.engine import Engine
+from outrider.engine.host_executor import HostExecutor
 from outrider.engine.prefixes import LEAST
 from outrider.engine.request import NO_SLOT, Request
 from outrider.errors import InvalidRequest
 from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder
+from outrider.sampling.random_source import RandomSource
+from outrider.verify import RULES, Target, coupled
 
 
 @pytest.fixture(scope="module")
@@ -269,22 +273,26 @@ def test_a_leak_is_told(model: NativeDecoder) -> None:
 
 
 def test_after_a_failed_step_everything_goes_on(source: Any, model: NativeDecoder) -> None:
-    engine = Engine(model, drafter_for("head+suffix", source, model), FixedLength(4))
+    broken = False
+
+    def failing(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
+        if broken:
+            raise RuntimeError("planted")
+        return coupled(draft, target, chance)
+
+    drafter, controller = drafter_for("head+suffix", source, model), FixedLength(4)
+    executor = HostExecutor(model, drafter, controller, {**RULES, "coupled": failing})
+    engine = Engine(model, drafter, controller, executor=executor)
     requests = [request(i, text(30, 60 + i), float(i % 2)) for i in range(3)]
     for each in requests:
         engine.add(each)
-    rule = engine.rules["coupled"]
-
-    def failing(*arguments: Any) -> Any:
-        raise RuntimeError("planted")
-
     for step in range(12):
-        engine.rules = {**engine.rules, "coupled": failing if step % 4 == 3 else rule}
+        broken = step % 4 == 3
         try:
             engine.step()
         except RuntimeError:
             again(engine)
-    engine.rules = {**engine.rules, "coupled": rule}
+    broken = False
     assert finish(engine) == []
     assert [s.tokens[s.prompt_length :] for s in requests] == [alone(model, s) for s in requests]
 

@@ -22,6 +22,7 @@ from outrider.core.model import LanguageModel
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
+from outrider.engine.host_executor import HostExecutor
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
@@ -122,6 +123,7 @@ def no_residual(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
 
 
 def test_a_broken_rule_is_caught(llm: LLM, draft_model: LanguageModel, plain: Counter[Sample]) -> None:
-    rules = {**RULES, "rejection": no_residual}
-    broken = draw(llm, Engine(llm.model, ModelDrafter(draft_model), FixedLength(2), rules=rules), 7_000_000)
+    drafter, controller = ModelDrafter(draft_model), FixedLength(2)
+    host = HostExecutor(llm.model, drafter, controller, {**RULES, "rejection": no_residual})
+    broken = draw(llm, Engine(llm.model, drafter, controller, executor=host), 7_000_000)
     assert p_value(plain, broken) < FALSE_ALARM

@@ -18,12 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import LLM, SamplingParams
 from outrider.bench.synthetic import SyntheticAcceptance
+from outrider.bench.synthetic_engine import synthetic_engine
 from outrider.cli.main import main
-from outrider.control.controller import FixedLength
 from outrider.core.draft import ROOT, Budget, Draft
 from outrider.core.drafter import Commit
 from outrider.core.request import RequestView, VerifyRule
 from outrider.engine.engine import Engine
+from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.errors import InvalidRequest
@@ -92,7 +93,7 @@ def test_an_engine_measures_at_the_set_length(mean: float, verify: VerifyRule) -
     tokens = 400
     params = resolved(VOCAB, temperature=0.0, max_tokens=tokens, verify=verify)
     model = TableModel(TALK, VOCAB, max_context=tokens + 8)
-    engine = Engine(model, Nonsense(), FixedLength(4), rules=SyntheticAcceptance(4, mean).rules())
+    engine = synthetic_engine(model, Nonsense(), SyntheticAcceptance(4, mean))
     run = Request(0, [1, 2], 2, params, tokens, TextStream(lambda token: b".", (), False), History([1, 2]))
     engine.add(run)
     while run.finish_reason is None:
@@ -122,8 +123,8 @@ def test_llm_has_no_place_for_it(tmp_path: Path) -> None:
     )  # fmt: skip
     write_hf_model(tmp_path / "tiny.gguf", LlamaForCausalLM(config), bpe_metadata())
     llm = LLM(str(tmp_path / "tiny.gguf"), device="cpu")
-    engines = [value for value in vars(llm).values() if isinstance(value, Engine)]
-    assert [engine.rules for engine in engines] == [RULES]
+    executors = [value.executor for value in vars(llm).values() if isinstance(value, Engine)]
+    assert [each.rules for each in executors if isinstance(each, HostExecutor)] == [RULES]
 
 
 def test_commands_do_not_know_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

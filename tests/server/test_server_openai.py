@@ -12,6 +12,9 @@ import pytest
 from live_server import Live, live_server
 
 from outrider import LLM, SamplingParams
+from outrider.engine import engine
+from outrider.engine.emit import emit
+from outrider.engine.executor import VerifiedDraft
 
 MODEL = "smollm2-135m"
 MESSAGES: Any = [{"role": "user", "content": "Write one sentence about rivers."}]
@@ -402,14 +405,12 @@ def test_errors_are_the_clients_own_exceptions(live: Live) -> None:
 
 
 def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = live.llm.engine._commit
-
-    def fail(verified: Any, why: str) -> Any:
+    def fail(verified: VerifiedDraft, why: str) -> Any:
         if verified.request.params.seed == 666 and verified.request.generated > 4:
             raise ArithmeticError("not a number")
-        return commit(verified, why)
+        return emit(verified, why)
 
-    monkeypatch.setattr(live.llm.engine, "_commit", fail)
+    monkeypatch.setattr(engine, "emit", fail)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(
             live.openai.completions.create, model=MODEL, prompt="One day", max_tokens=40, seed=1, temperature=0.5

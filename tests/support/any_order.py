@@ -10,6 +10,7 @@ import device_requests
 import numpy as np
 import pytest
 import torch
+from device_requests import device_of, host_engine
 from simulated import hashed, said, simulate
 from tiny_gpu_head import CPU, VOCAB, loud_head
 from tiny_gpu_head import TARGET as SHAPE
@@ -135,8 +136,7 @@ def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str
 
 
 def expected(target: CudaDecoder, one: Request) -> list[int]:
-    alone = Engine(target, NoDrafter(), FixedLength(0))
-    alone.device = None
+    alone = host_engine(target, NoDrafter(), FixedLength(0))
     again = replace(
         one,
         tokens=one.tokens[: one.prompt_length],
@@ -211,9 +211,9 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
     }
     chosen: Controller = lengths[controller]()
     engine = Engine(target, drafter, chosen, kv_tokens=rng.choice([None, CONTEXT, 2 * CONTEXT]))
-    assert engine.device is not None
+    device = device_of(engine)
     if rng.random() < 0.5:
-        monkeypatch.setattr(engine.device._stepper, "horizon", rng.choice([1, 4, 8]))
+        monkeypatch.setattr(device._stepper, "horizon", rng.choice([1, 4, 8]))
     going: list[Request] = []
     out: list[Request] = []
     every: list[Request] = []
@@ -246,7 +246,7 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
         engine.step()
     leaks = engine.leaks()
     assert not leaks, leaks
-    assert not any((engine.device._keys, engine.device._reach, *engine.device._lanes))
+    assert not any((device._lanes._keys, device._lanes._reach, *device._lanes.requests))
     bad: list[str] = []
     count = 0
     for one in every:

@@ -56,5 +56,5 @@ class SyntheticAcceptance:
         return Verdict(tuple(path), target.choose(node))
 
     def rules(self) -> Rules:
-        """For `Engine(rules=…)`: this, whatever rule a request's parameters name."""
+        """For `HostExecutor`: this, whatever rule a request's parameters name."""
         return dict.fromkeys(RULES, self)

@@ -11,12 +11,13 @@ from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
+from outrider.engine.host_executor import HostExecutor
 
 
 def synthetic_engine(model: LanguageModel, drafter: Drafter, acceptance: SyntheticAcceptance) -> Engine:
     """Chains of the acceptance's draft length; on the device wherever the exact engine would step there."""
     controller = FixedLength(acceptance.draft_length)
-    engine = Engine(model, drafter, controller, rules=acceptance.rules())
+    host = HostExecutor(model, drafter, controller, acceptance.rules())
     if isinstance(model, SteppingModel) and isinstance(drafter, ModelDrafter | HeadDrafter) and drafter.chains:
         from outrider.bench.forced import ForcedStepper  # needs Triton, which is there if the model can step
         from outrider.models.cuda.decoder import CudaDecoder
@@ -26,5 +27,5 @@ def synthetic_engine(model: LanguageModel, drafter: Drafter, acceptance: Synthet
         draft = drafter.head if isinstance(drafter, HeadDrafter) else drafter.model
         if isinstance(target, CudaDecoder) and isinstance(draft, CudaDecoder | CudaHead):
             stepper = ForcedStepper(target, draft, acceptance, model.vocab_size)
-            engine.device = DeviceExecutor(stepper, drafter, controller)
-    return engine
+            return Engine(model, drafter, controller, executor=DeviceExecutor(model, stepper, host, drafter))
+    return Engine(model, drafter, controller, executor=host)

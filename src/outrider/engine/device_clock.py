@@ -1,0 +1,58 @@
+"""What steps on a device take, host and device together, learned from each that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+from outrider.control.steps import StepCosts, guessed
+from outrider.core.step import StepOutcome, Stepper, StepShape
+
+
+class DeviceClock:
+    """Times the device by what it says, and the host from reading one step to reading the next."""
+
+    def __init__(self, stepper: Stepper, shapes: Sequence[StepShape]) -> None:
+        """`shapes`: those that may be asked for."""
+        self.elsewhere = 0.0
+        """Seconds since the last step that went into other things than steps: prompts, and newcomers."""
+        self._stepper = stepper
+        self._shapes = shapes
+        self._costs: dict[int, StepCosts] = {}
+        """By the power of two that the lanes fill."""
+        self._read: tuple[StepCosts, StepShape, float] | None = None
+        """The step read last, by its costs and shape, and when; None: steps on the host came after it."""
+        self._drafted = False
+        """Whether it did: the first draft after a plain step also catches up, which is no measure of the others."""
+
+    def seconds(self, lanes: int) -> Mapping[StepShape, float]:
+        """Of a step of so many lanes, by shape."""
+        costs = self._costs_of(lanes)
+        return costs.seconds() if costs else guessed(self._shapes)
+
+    def waiting(self) -> None:
+        """The host has nothing left to do but to read the next step."""
+        if self._read is not None:
+            costs, shape, since = self._read
+            costs.observe_host(shape, max(0.0, perf_counter() - since - self.elsewhere))
+
+    def read(self, lanes: int, shape: StepShape, outcome: StepOutcome) -> None:
+        """That step is read."""
+        self._read, self.elsewhere = None, 0.0
+        if known := self._costs_of(lanes):
+            device = outcome.draft_seconds + outcome.target_seconds
+            if device > 0 and (self._drafted or not shape.drafted):
+                known.observe(shape, device)
+            self._drafted = shape.drafted > 0
+            self._read = known, shape, perf_counter()
+
+    def pause(self) -> None:
+        """The host does something else before it reads the next step."""
+        self._read = None
+
+    def _costs_of(self, lanes: int) -> StepCosts | None:
+        """None before anything was measured."""
+        width = 1 << (lanes - 1).bit_length()
+        if width not in self._costs and (measured := self._stepper.seconds(lanes)):
+            self._costs[width] = StepCosts(measured)
+        return self._costs.get(width)

@@ -1,0 +1,139 @@
+"""Who sits in which lane of the device: the host's side of what a `Stepper` keeps of requests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.core.drafter import DeviceDrafter
+from outrider.core.step import HandedOver, Stepper, StepSlot
+from outrider.engine.request import Request
+from outrider.sampling.noise import words_of
+
+_AHEAD = 64
+"""Positions whose noise is keyed at a time: most answers end long before their limit."""
+
+
+class DeviceLanes:
+    """Every request keeps its lane for as long as it runs. Who comes and who has gone is told to the device between two
+    launches, and waits for no step; `drafter`, which drafts there, is told whose requests it need not follow."""
+
+    def __init__(self, stepper: Stepper, drafter: DeviceDrafter | None) -> None:
+        self.requests: list[Request | None] = []
+        """By lane; None: empty."""
+        self._stepper = stepper
+        self._drafter = drafter
+        self._seated: set[int] = set()
+        """Ids of those in lanes."""
+        self._keys: dict[int, Tensor] = {}
+        """Noise keys of the first positions of the requests that run here, [positions, 2] each."""
+        self._reach: dict[int, int] = {}
+        """Generated positions of each up to which the device has them."""
+        self._seen: dict[int, int] = {}
+        """Tokens of each that the drafter had run when it drafted for it last."""
+        self._skips: dict[int, int] = {}
+        """`Stepper.skips` when each was seated: since then the drafter may lack any token."""
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def newcomers(self, running: list[Request]) -> list[Request]:
+        return [s for s in running if s.id not in self._seated]
+
+    def seat(self, newcomers: list[Request], soon: bool) -> None:
+        """They take empty lanes, then further ones. `soon`: whether drafts are expected for them."""
+        handed = [HandedOver(0)] * len(newcomers)
+        if self._drafter is not None:
+            handed = self._drafter.hand_over(newcomers, soon)
+        empty = [number for number, s in enumerate(self.requests) if s is None]
+        more = range(len(self.requests), len(self.requests) + len(newcomers))
+        numbers = [*empty, *more][: len(newcomers)]
+        self.requests += [None] * (max(numbers) + 1 - len(self.requests))
+        slots = [self._slot(s, given) for s, given in zip(newcomers, handed, strict=True)]
+        self._stepper.seat(dict(zip(numbers, slots, strict=True)))
+        for number, s in zip(numbers, newcomers, strict=True):
+            self.requests[number] = s
+            self._seated.add(s.id)
+            self._skips[s.id] = self._stepper.skips
+
+    def close_up(self, count: int) -> None:
+        """Steps are as wide as the next power of two from the last lane: where `count` requests need less, those of the
+        last lanes move into empty ones."""
+        if len(self.requests) > 1 << (count - 1).bit_length():
+            sources = [number for number in range(count, len(self.requests)) if self.requests[number] is not None]
+            targets = [number for number in range(count) if self.requests[number] is None]
+            self._stepper.move(sources, targets)
+            for source, target in zip(sources, targets, strict=True):
+                self.requests[target] = self.requests[source]
+            del self.requests[count:]
+
+    def renew(self, ahead: int) -> None:
+        """Noise for the next `ahead` positions, where it would run out. What lies beyond a request's limit is cut
+        off."""
+        if not self._reach:  # nobody draws
+            return
+        for number, s in enumerate(self.requests):
+            if s is not None and min(s.generated + ahead, s.limit) > self._reach.get(s.id, s.limit):
+                self._stepper.renew(number, s.generated, self._noise(s, ahead))
+
+    def drafted(self, requests: list[Request | None]) -> None:
+        """A step that drafted for these is read: the drafter had run all but the last of their tokens."""
+        self._seen.update((s.id, len(s.tokens) - 1) for s in requests if s is not None)
+
+    def drop(self, request: Request) -> None:
+        """It has lost its slot. Should it come back, it is a newcomer."""
+        for number, seated in enumerate(self.requests):
+            if seated is request:
+                self.requests[number] = None
+                self._seated.discard(request.id)
+                self._stepper.vacate(number)
+                seen, skips = self._seen.pop(request.id, 0), self._skips.pop(request.id)
+                if self._drafter is not None:
+                    self._drafter.leave(request, seen if skips == self._stepper.skips else 0)
+        self._keys.pop(request.id, None)
+        self._reach.pop(request.id, None)
+
+    def hand_back(self, running: list[Request]) -> None:
+        """All leave, while nothing is under way; the drafter gets back those that still run."""
+        if not self.requests:
+            return
+        going = {request.id for request in running}
+        self._stepper.settle(len(self.requests))
+        for number, request in enumerate(self.requests):
+            if self._drafter is not None and request is not None and request.id in going:
+                self._drafter.take_back(request, self._stepper.left(number))
+                self._seen.pop(request.id, None)
+        self._stepper.vacate()
+        self.clear()
+
+    def clear(self) -> None:
+        """Nobody sits here."""
+        self.requests, self._seated, self._skips = [], set(), {}
+
+    def _slot(self, s: Request, given: HandedOver) -> StepSlot:
+        p = s.params
+        return StepSlot(
+            slot=s.slot,
+            draft_slot=given.slot,
+            last=s.tokens[-1],
+            previous=s.tokens[-2] if len(s.tokens) > 1 else 0,
+            length=len(s.tokens) - 1,
+            generated=s.generated,
+            temperature=p.temperature,
+            words=self._noise(s, 1) if p.temperature > 0 else None,
+            top_p=p.top_p,
+            min_p=p.min_p,
+            features=given.features,
+            gap=given.gap,
+        )
+
+    def _noise(self, s: Request, least: int) -> Tensor:
+        """Keys of the positions it generates next, so many at least; hashed once only."""
+        known, stop = self._keys.get(s.id), min(s.generated + max(min(_AHEAD, self._stepper.horizon), least), s.limit)
+        start = 0 if known is None else len(known)
+        if start < stop:
+            more = words_of(s.params.seed, s.params.choice, range(start, stop))
+            known = self._keys[s.id] = more if known is None else torch.cat((known, more))
+        assert known is not None, "a request that runs has tokens left to generate"
+        self._reach[s.id] = stop
+        return known[s.generated : stop]

@@ -1,0 +1,43 @@
+"""What a request takes of a verified draft, and what its reader is told."""
+
+from __future__ import annotations
+
+from outrider.core.draft import ROOT
+from outrider.core.request import Chunk, StepKind, StepTrace
+from outrider.engine.executor import VerifiedDraft
+
+_TARGET = ("target",)
+"""Whose the token is that follows the accepted ones."""
+
+
+def emit(verified: VerifiedDraft, why: str) -> tuple[VerifiedDraft, Chunk]:
+    """Give the request its tokens up to the first that ends it; the draft cut to those, and the news of it. `why`: of
+    the step's drafts, where somebody wants to know."""
+    request, draft, path, tokens, logprobs = verified
+    text, kept = "", 0
+    for token in tokens:
+        text += request.push(token)
+        kept += 1
+        if request.ended:
+            break
+    step = _trace(verified, kept, why)
+    if kept < len(tokens):
+        verified = verified.cut(kept)
+        _, _, path, tokens, logprobs = verified
+    request.logprobs += logprobs
+    origins = (*map(draft.proposer, path), *_TARGET[: kept - len(path)])
+    request.origins += origins
+    request.history.append(tokens)
+    request.count(draft, path)
+    if request.keep_trace:
+        request.trace.append(step)
+    return verified, Chunk(request.id, text, tokens, origins, step, None, logprobs)
+
+
+def _trace(verified: VerifiedDraft, kept: int, why: str) -> StepTrace:
+    """Of a draft before it is cut to `kept` tokens: whether all of its path was accepted is not seen afterwards."""
+    _, draft, path, tokens, _ = verified
+    if not draft.tokens:
+        return StepTrace(draft, (), tokens[-1], "target", why)
+    kind: StepKind = "recovered" if draft.children(path[-1] if path else ROOT) else "bonus"
+    return StepTrace(draft, path[:kept], tokens[-1] if kept > len(path) else None, kind, why)

@@ -1,0 +1,75 @@
+"""Steps on the host: draft, one pass of the target over all drafts, and each request's acceptance rule."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from outrider.control.controller import Controller
+from outrider.core.draft import ROOT, Draft, Verdict
+from outrider.core.drafter import Drafter
+from outrider.core.model import LanguageModel, Rows
+from outrider.engine.executor import Executor, StepOutput, VerifiedDraft
+from outrider.engine.request import Request
+from outrider.engine.target_pass import TargetPass
+from outrider.sampling.native.sampler import LendsThreads
+from outrider.sampling.random_source import KeyedRandom
+from outrider.sampling.target import TargetRows, target_rows
+from outrider.verify import RULES, Rules
+
+
+class HostExecutor(Executor):
+    """Takes any step: every drafter, tree, rule and parameter. Holds nothing of a request between two steps."""
+
+    def __init__(self, model: LanguageModel, drafter: Drafter, controller: Controller, rules: Rules = RULES) -> None:
+        """`rules`: what the names in sampling parameters stand for. Only benchmarks give others than the exact ones
+        (`bench/synthetic.py`), and no text made with those is ever shown as the model's."""
+        self.model = model
+        self.controller = controller
+        self.rules = rules
+        self._drafter = drafter
+        self._target = TargetPass(model, drafter)
+        self._runner = model.runner if isinstance(model, LendsThreads) else None
+
+    def step(self, running: list[Request], prefilled: float = 0.0) -> StepOutput:
+        return self.verify(running, *self.draft(running))
+
+    def draft(self, running: list[Request]) -> tuple[list[Draft], float]:
+        """What is to be verified, one draft per request, and the seconds it took to find."""
+        started = perf_counter()
+        drafts = self.controller.draft(self._drafter, running, self.model.supports_trees, [s.room for s in running])
+        return drafts, perf_counter() - started
+
+    def verify(self, running: list[Request], drafts: list[Draft], draft_seconds: float) -> StepOutput:
+        """All drafts in one pass, then what is accepted of each."""
+        started = perf_counter()
+        batch = [_rows(s, draft) for s, draft in zip(running, drafts, strict=True)]
+        logits = self._target.forward(running, batch, soon=not self.controller.away)
+        targets = target_rows(logits, running, drafts, self._runner)
+        verdicts = [
+            self.rules[s.params.verify](draft, target, KeyedRandom(s.params.seed, s.params.choice, s.generated))
+            for s, draft, target in zip(running, drafts, targets, strict=True)
+        ]
+        seconds = perf_counter() - started
+        verified = [_verified(*each) for each in zip(running, drafts, targets, verdicts, strict=True)]
+        return StepOutput(verified, sum(map(len, drafts)) + len(drafts), draft_seconds, seconds, self._keep)
+
+    def drop(self, request: Request) -> None:
+        pass
+
+    def _keep(self, verified: VerifiedDraft) -> None:
+        # Row 0 of the pass is the token before the draft, row 1 + i draft node i.
+        rows = [0, *(1 + node for node in verified.path[: len(verified.tokens) - 1])]
+        self.model.commit(verified.request.slot, rows)
+
+
+def _rows(request: Request, draft: Draft) -> Rows:
+    """The last committed token, then the draft below it."""
+    return Rows(request.slot, [request.tokens[-1], *draft.tokens], [ROOT, *(parent + 1 for parent in draft.parents)])
+
+
+def _verified(request: Request, draft: Draft, target: TargetRows, verdict: Verdict) -> VerifiedDraft:
+    path, added = verdict
+    tokens = (*[draft.tokens[node] for node in path], added)
+    if request.params.logprobs is None:
+        return VerifiedDraft(request, draft, path, tokens)
+    return VerifiedDraft(request, draft, path, tokens, tuple(map(target.logprobs, (ROOT, *path), tokens)))
