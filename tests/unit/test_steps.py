@@ -128,7 +128,7 @@ def test_many_requests_rest_where_nothing_pays_and_wake_up_when_few_are_left() -
     states = [chains.newcomer() for _ in range(64)]
     dear, cheap, rested, tried = {PLAIN: 1.0, ONE: 3.0}, {PLAIN: 1.0, ONE: 1.01}, 0, 0
     for _ in range(300):
-        rests = chains.rests(64)
+        rests = chains.again(64, 1) is not None
         length = 0 if rests else chains.plan(states, ledgers, dear, 1, {}).shape.verified
         rested, tried = rested + rests, tried + length
         observe(chains, states, ledgers, [commit(length, True)] * 64)
@@ -137,10 +137,26 @@ def test_many_requests_rest_where_nothing_pays_and_wake_up_when_few_are_left() -
     assert not chains.reads(64)
     assert not chains.under_way, "what rested was observed, too"
     few = states[:8]
-    assert not chains.rests(8)
+    assert chains.again(8, 1) is None
     assert chains.plan(few, ledgers[:8], cheap, 1, {}).shape == ONE
     assert chains.reads(8)
     assert all(ledger.left > 1.0 for ledger in ledgers[:8]), "rest earns as plain steps do"
+
+
+def test_a_plan_that_pays_stands_for_a_few_steps_of_many_requests() -> None:
+    """Not where somebody may be drafted less for, nor for few, to whom thinking costs little."""
+    pays = {PLAIN: 1.0, ONE: 1.01}
+    for many, more in ((64, 3), (32, 1), (16, 0)):
+        chains, ledgers = Chains(4, Silence()), [Ledger() for _ in range(many)]
+        states = [chains.newcomer() for _ in range(many)]
+        assert chains.plan(states, ledgers, pays, 1, {}).shape == ONE
+        if more:
+            assert chains.again(many, 0) is None, "nobody may be drafted for"
+            assert chains.again(many // 2, 1) is None, "others"
+        assert [chains.again(many, 1) for _ in range(more + 1)] == [ONE] * more + [None]
+        while chains.under_way:
+            observe(chains, states, ledgers, [commit(1, True)] * many)
+        assert all(ledger.lost < 0 for ledger in ledgers), "steps that were not thought about are charged and credited"
 
 
 def churned(read: float, unread: float, stretch: float, steps: int = 1200) -> tuple[float, float]:
@@ -162,7 +178,8 @@ def churned(read: float, unread: float, stretch: float, steps: int = 1200) -> tu
                 states.append(chains.newcomer())
                 ledgers.append(Ledger())
                 born.append(step if step else step - rng.randrange(40))
-        length = 0 if chains.rests(64) else chains.plan(states, ledgers, costs, 1, {}).shape.verified
+        shape = chains.again(64, 1) or chains.plan(states, ledgers, costs, 1, {}).shape
+        length = shape.verified
         commits = [commit(length, rng.random() < (read if state.read else unread)) for state in states]
         observe(chains, states, ledgers, commits)
         tokens += sum(len(each.tokens) for each in commits) / 64
@@ -180,7 +197,7 @@ def test_drafts_for_prompts_nobody_read_are_no_measure_of_drafts() -> None:
     assert share < 0.15, "and where it does not it is tried now and then"
 
 
-@pytest.mark.parametrize(("requests", "plain", "reads"), [(1, 0.65e-3, True), (16, 0.85e-3, True), (64, 1.2e-3, False)])
+@pytest.mark.parametrize(("requests", "plain", "reads"), [(1, 0.65e-3, True), (16, 0.85e-3, True), (64, 0.8e-3, False)])
 def test_prompts_are_read_where_that_is_little_of_a_request(requests: int, plain: float, reads: bool) -> None:
     """Drafts would bring 11% more; reading costs as much for 64 requests of a small model as for one."""
     chains = Chains(4, Silence(), (0.5,))

@@ -207,13 +207,13 @@ class AutoLength:
         self._on_device = True
         if lookup is not None and not time_to_look_up(len(requests), seconds[PLAIN]):
             lookup = None
-        if lookup is None and self._chains.rests(len(requests)):
-            self.issued = [0] * len(requests)
-            return StepPlan(PLAIN, {})
-        states = [self._state(s) for s in requests]
-        chains = [state.chain for state in states]
         allowed = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
         most = min([limit, self.nodes, *allowed])
+        if lookup is None and (shape := self._chains.again(len(requests), most)) is not None:
+            self.issued = [shape.verified] * len(requests)
+            return StepPlan(shape)
+        states = [self._state(s) for s in requests]
+        chains = [state.chain for state in states]
         ledgers, found = [state.ledger for state in states], {}
         longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
         if lookup is not None and longest >= LEAST_OFFERED:

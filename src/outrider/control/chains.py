@@ -34,13 +34,15 @@ _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
 """What a chain must bring, of plain steps' tokens a second."""
-_READING = 2.8e-6
-"""Seconds that reading a newcomer's prompt costs a drafter and the host, for every token of the answer: 0.2 ms on an
+_READING = 1.4e-6
+"""Seconds that reading a newcomer's prompt costs a drafter and the host, for every token of the answer: 0.1 ms on an
 H200, and some 70 tokens. What that is of a request's share of a step must be gained on top."""
 _READ_EVERY, _READ_FOR = 512, 16
 """Steps after which prompts are read for a few all the same: what drafts bring without is no measure of them."""
 _REST = 8
 """Steps for which nothing is thought about where nothing has paid for a while: with many requests, thinking costs."""
+_THOUGHT = 16
+"""And where something does pay, a plan stands for a step more with every so many requests."""
 
 
 def time_to_look_up(requests: int, plain: float) -> bool:
@@ -89,7 +91,8 @@ class Chains:
         self._pause = SOONEST
         """Steps of silence after which a draft is tried; longer after every try that did not pay."""
         self._rest = self._resting = 0
-        """Steps for which about so many requests may rest."""
+        """Steps for which the last plan stands, for about so many requests."""
+        self._last = _RESTED
         self._under_way: deque[Issued] = deque()
         """The oldest first."""
         self._number = 0
@@ -118,14 +121,22 @@ class Chains:
         self._reading = pays or (self._number + self.rested) % _READ_EVERY < _READ_FOR
         return self._reading
 
-    def rests(self, requests: int) -> bool:
-        """Whether the next step is plain without a closer look; it is then under way."""
-        if self._rest <= 0 or requests.bit_length() != self._resting or self._silence.steps + 1 >= self._pause:
-            return False
+    def again(self, requests: int, most: int) -> StepShape | None:
+        """The shape of the next step, of at most `most` nodes a request, without a closer look; it is then under way.
+        None: have a look."""
+        shape = self._last.shape
+        if self._rest <= 0 or requests.bit_length() != self._resting or shape.verified > most:
+            return None
+        if shape == PLAIN and self._silence.steps + 1 >= self._pause:
+            return None
         self._rest -= 1
-        self._silence.step(False)
-        self._under_way.append(_RESTED)
-        return True
+        self._silence.step(shape.verified > 0)
+        if shape == PLAIN:
+            self._under_way.append(_RESTED)
+        else:
+            self._under_way.append(self._last._replace(number=self._number))
+            self._number, self._since_plain = self._number + 1, self._since_plain + 1
+        return shape
 
     def plan(
         self,
@@ -162,13 +173,17 @@ class Chains:
         self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else PLAIN
         offered = gains.offered(best)
-        best = self._tried(best, shapes, len(offered) < len(states))
+        chosen, best = best, self._tried(best, shapes, len(offered) < len(states))
         stretch = seconds[best] / plain - 1
-        self._rest = _REST if best == PLAIN and self._silence.settled else 0
-        self._resting = len(states).bit_length()
         sources = {states[i]: found[i].source for i in offered}
-        self._under_way.append(Issued(self._number, best, stretch, sources))
+        self._last = Issued(self._number, best, stretch, sources)
+        self._under_way.append(self._last)
         self._number += 1
+        self._resting = len(states).bit_length()
+        if best == PLAIN:
+            self._rest = _REST if self._silence.settled else 0
+        else:
+            self._rest = 0 if sources or best != chosen else len(states) // _THOUGHT - 1
         return StepPlan(best, {i: found[i].offer for i in offered})
 
     def _tried(self, best: StepShape, shapes: Sequence[StepShape], room: bool) -> StepShape:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from outrider.core.draft import ROOT
@@ -114,6 +115,10 @@ class Slots:
                 "shorten the prompt or raise max_context"
             )
         start = len(state.paths)
+        if not start and rows.parents == range(-1, len(rows.tokens) - 1):  # a prompt, mostly: long, so not one by one
+            state.paths.extend(map(range, repeat(first), range(first + 1, first + 1 + len(rows.tokens))))
+            state.parents.extend(rows.parents)
+            return Span(rows.slot, state.length, first, state.paths[:])
         for index, parent in enumerate(rows.parents, first):
             above = range(state.length, state.length) if parent == ROOT else state.paths[parent]
             in_order = isinstance(above, range) and above.stop == index
@@ -127,6 +132,9 @@ class Slots:
         Moves go to lower or equal indices in increasing order, so they may be carried out one after the other.
         """
         state = self._slots[slot]
+        if path == range(len(path)) and state.parents[: len(path)] == list(range(ROOT, ROOT + len(path))):
+            self._settle(state, state.length + len(path))
+            return []
         expected = ROOT
         for row in path:
             if state.parents[row] != expected:

@@ -27,14 +27,15 @@ OUT = 2 * MAX_LENGTH + 3
 """Int32 that a step gives a lane: drafts accepted, tokens gained, drafts, whether those were offered."""
 
 TARGET_SLOT, DRAFT_SLOT = steps.TARGET_SLOT.value, steps.DRAFT_SLOT.value
-_NUMBERS, _WORDS = steps.NUMBERS.value, steps.WORDS.value
+_NUMBERS, _START, _WORDS = steps.NUMBERS.value, steps.START.value, steps.WORDS.value
 STRIDE = _WORDS + 2 * NOISE_AHEAD
 """Int32 of a lane's record.
 
     tokens in the target's cache; tokens generated; its cache slots in the target and in the draft model or head; how
     many tokens a head's cache has no rows for, and how many it has rows for; the first position whose token is known
-    here; the generated position of the first noise key
-    temperature, top_p, log(min_p), one unused: fp64 each
+    here; one unused
+    temperature, top_p, log(min_p): fp64 each; one unused
+    the generated position of the first noise key
     noise keys
 """
 
@@ -93,10 +94,11 @@ class Lanes:
         for i, lane in enumerate(lanes.values()):
             known = max(0, lane.length - 1)
             absorbed = max(0, lane.length - lane.gap - (lane.features is not None))
-            fields = lane.length, lane.generated, lane.slot, lane.draft_slot, lane.gap, absorbed, known, lane.generated
+            fields = lane.length, lane.generated, lane.slot, lane.draft_slot, lane.gap, absorbed, known, 0
             integers[i, :_NUMBERS] = fields
             least = math.log(lane.min_p) if lane.min_p > 0 else -math.inf
-            numbers[i, _NUMBERS // 2 : _WORDS // 2] = lane.temperature, lane.top_p, least, 0
+            numbers[i, _NUMBERS // 2 : _START // 2] = lane.temperature, lane.top_p, least
+            integers[i, _START] = lane.generated
             if lane.words is not None:
                 integers[i, _WORDS : _WORDS + lane.words.numel()] = lane.words.flatten().numpy()
             tokens[i] = (lane.previous, lane.last) if lane.length else (lane.last, 0)
@@ -118,14 +120,10 @@ class Lanes:
     def renew(self, number: int, generated: int, words: Tensor) -> None:
         """Noise keys [positions, 2] from the generated position `generated` on, which it has reached at least."""
         staged = oldest(self._renewed)
-        host = staged.free()
-        count = words.numel()
+        host, count = staged.free(), 1 + words.numel()
         host[0] = generated
-        host[1 : 1 + count] = words.flatten()
-        sent = torch.empty(1 + count, dtype=torch.int32, device=self.records.device)
-        staged.send(sent, 1 + count)
-        self.records[number, steps.START.value] = sent[0]
-        self.records[number, _WORDS : _WORDS + count] = sent[1:]
+        host[1:count] = words.flatten()
+        staged.send(self.records[number, _START:], count)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Into other lanes, which are empty, as they are theirs."""

@@ -35,7 +35,7 @@ NARROW_ROWS = 512
 PATH = 64
 """Most pending ancestors of a row that do not lie in order behind the prefix."""
 
-HEAD_ROWS = 128
+HEAD_ROWS = 256
 """Rows whose logits one launch computes."""
 
 ROTATED = 8

@@ -16,8 +16,8 @@ DRAFT_SLOT = tl.constexpr(3)
 GAP = tl.constexpr(4)
 ABSORBED = tl.constexpr(5)
 KNOWN = tl.constexpr(6)
-START = tl.constexpr(7)
 NUMBERS = tl.constexpr(8)
+START = tl.constexpr(15)
 WORDS = tl.constexpr(16)
 
 
@@ -84,7 +84,7 @@ def place_kernel(
     key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
     for word in tl.static_range(2):
         tl.store(row_words_ptr + at * 2 + word, tl.load(state + WORDS + key * 2 + word), mask=is_asked)
-    for which in tl.static_range(4):
+    for which in tl.static_range(3):
         number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which) + tl.zeros([WIDTH], dtype=tl.float64)
         tl.store(row_numbers_ptr + at * 4 + which, number, mask=is_asked)
 
@@ -147,7 +147,7 @@ def absorb_kernel(
     key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
     for word in tl.static_range(2):
         tl.store(row_words_ptr + lane * 2 + word, tl.load(state + WORDS + key * 2 + word))
-    for which in tl.static_range(4):
+    for which in tl.static_range(3):
         number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which)
         tl.store(row_numbers_ptr + lane * 4 + which, number)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from test_gpu_steps import TARGET
+from tiny_gpu import TARGET
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.bench.shapes import random_weights
 from outrider.core.draft import ROOT
 from outrider.core.model import Rows
+from outrider.models.architecture import Rope
 from outrider.models.cuda import network, passes
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.kernels import prompt, wide
@@ -148,10 +150,14 @@ def test_a_block_merged_out_of_order_shows(monkeypatch: pytest.MonkeyPatch) -> N
         assert not torch.equal(attention(250, 40, 0, 32), expected)
 
 
+WIDE_TARGET = replace(TARGET, head_dim=64, ropes=(Rope(10_000.0, 64),), attention_scale=0.125)
+"""Whose heads wide tiles are made for."""
+
+
 def decoder() -> CudaDecoder:
-    weights = random_weights(TARGET, DEVICE, DTYPE, seed=1)
+    weights = random_weights(WIDE_TARGET, DEVICE, DTYPE, seed=1)
     tensors = ((name, tensor * 8 if tensor.dim() > 1 else tensor) for name, tensor in weights)
-    return CudaDecoder.load(TARGET, tensors, DTYPE, DEVICE, max_batch=3, max_context=256)
+    return CudaDecoder.load(WIDE_TARGET, tensors, DTYPE, DEVICE, max_batch=3, max_context=256)
 
 
 def said(model: CudaDecoder) -> Tensor:
@@ -187,7 +193,7 @@ def test_passes_in_tiles_say_what_others_do(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(module, "FEW_ROWS", 12)
     monkeypatch.setattr(passes, "TILED", (32, 64))
     found = said(decoder())
-    assert ran == [(64, True), (32, True), (32, False)]
+    assert list(dict.fromkeys(ran)) == [(64, True), (32, True), (32, False)]  # each also once to be recorded
     if DEVICE.type == "cuda":
         assert torch.equal(found, expected)
     else:  # the interpreter's products differ in their last bits with their shapes
