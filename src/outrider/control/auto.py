@@ -234,17 +234,17 @@ class AutoLength:
         if device and chains is None:
             return
         states = [self._state(commit.request) for commit in commits]
-        context = _context([commit.request for commit in commits])
         timed = target_seconds > 0
+        context = _context([commit.request for commit in commits]) if chains is None or self._paid is None else 0.0
         if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
-        if self._resting and chains is None:
-            self._rested(states)
-            return
         if chains is not None:
             ledgers = [state.ledger for state in states]
             self._chains.observe(chains, [state.chain for state in states], ledgers, commits)
+            return
+        if self._resting:
+            self._rested(states)
             return
         if self._paid is None or not timed:
             for state in states:

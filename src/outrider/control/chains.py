@@ -228,16 +228,16 @@ class Chains:
             if sources and commit.draft.source == sources.get(state):
                 ledger.step(stretch, gained, gained - stretch)
                 continue  # it took what was offered, and what was drafted there is not known
-            length = max(shape.drafted, len(commit.draft))
+            length = max(shape.drafted, len(commit.draft.tokens))
             if not length:
                 ledger.step(stretch, gained, -stretch)
                 continue
-            state.levels.observe_hits(len(commit.path), length)
+            right = len(commit.path)
             # Among many, somebody is always out of luck: nobody waits for that while more than luck is not believed.
-            expected = state.levels.total(length)
+            expected = state.levels.observe_hits(right, length)
             ledger.step(stretch, gained, (expected if expected >= stretch else gained) - stretch)
             if i == shared:
-                self._newcomers[state.read].observe_hits(len(commit.path), length)
+                self._newcomers[state.read].observe_hits(right, length)
 
 
 class _Gains:
