@@ -20,7 +20,8 @@ from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.head.checkpoint import HeadCheckpoint
-from outrider.models.head.load import as_module, read_head
+from outrider.models.head.load import read_head
+from outrider.models.head.torch_head import as_module
 from outrider.models.head.weights import target_ids
 from outrider.models.weights import load_weights
 from outrider.train.batch import Texts

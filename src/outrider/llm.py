@@ -29,10 +29,11 @@ from outrider.engine.service import Service
 from outrider.engine.text import TextStream
 from outrider.engine.turns import Turns
 from outrider.errors import InvalidRequest, shown
+from outrider.models.backend import Placement
 from outrider.models.checkpoints.catalog import cache_root
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import Progress, SilentProgress
-from outrider.models.load import Placement, described, left_quantised, load_model, missing_kernels, placement, settled
+from outrider.models.load import described, left_quantised, load_model, missing_kernels, placement, settled
 from outrider.parts import TargetParts
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.history import History

@@ -10,11 +10,12 @@ from pathlib import Path
 from outrider.core.model import DraftHead, LanguageModel
 from outrider.drafters.model import check_vocabularies
 from outrider.errors import DrafterError
+from outrider.models.backend import Placement
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.cpu import cpu_name
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
-from outrider.models.load import Placement, beside, load_model
+from outrider.models.load import beside, load_model
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import built
 from outrider.version import __version__

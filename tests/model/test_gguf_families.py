@@ -16,14 +16,15 @@ from tiny_gguf import bpe_metadata, gguf_arch, write_gguf, write_hf_model
 from outrider import LLM, SamplingParams
 from outrider.core.model import LanguageModel, Rows
 from outrider.errors import ModelError
-from outrider.models import cuda
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.gguf_file import GGUFFile
 from outrider.models.checkpoints.gguf_tokenizer import build_tokenizer
 from outrider.models.checkpoints.progress import SilentProgress
+from outrider.models.cuda.backend import CudaBackend, unsuited_shape
 from outrider.models.hf import HFModel
 from outrider.models.load import load_model, placement
+from outrider.models.native.backend import NativeBackend
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.stack import unsupported_reason
 from outrider.models.precision import FP32
@@ -233,7 +234,8 @@ def test_docs_name_every_family_and_what_runs_it() -> None:
     for family, name in first_of_each().items():
         config = transformers.AutoConfig.for_model(family, **{**SMALL, **FAMILIES[name][1]})
         a = Architecture.from_config(config.to_dict())
-        runs = [unsupported_reason(a, FP32) is None, cuda.expressible(a)]
+        backends = (NativeBackend, unsupported_reason(a, FP32)), (CudaBackend, unsuited_shape(a))
+        runs = [a.lacking(backend.known) is None and shape is None for backend, shape in backends]
         tested.append((family, gguf_arch(family), *("yes" if it_does else "no" for it_does in runs)))
     assert sorted(documented) == sorted(tested)
 

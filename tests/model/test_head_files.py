@@ -18,7 +18,8 @@ from tiny_models import architecture, reference, target_of
 from outrider.errors import DrafterError
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig, default_taps
-from outrider.models.head.load import as_module, place_head
+from outrider.models.head.load import place_head
+from outrider.models.head.torch_head import as_module
 from outrider.models.head.weights import SCALES
 from outrider.train.quantize import narrowed
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from outrider.errors import DrafterError
 from outrider.models.head.checkpoint import HeadCheckpoint
-from outrider.models.head.load import as_module
 from outrider.models.head.packed import Packed
+from outrider.models.head.torch_head import as_module
 from outrider.train.quantize import narrow, narrowed, watching
 
 

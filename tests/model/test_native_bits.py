@@ -21,12 +21,13 @@ from outrider.core.model import Rows
 from outrider.errors import ModelError
 from outrider.models import load
 from outrider.models.architecture import Architecture
+from outrider.models.backend import Placement
 from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.gguf_file import GGUFFile
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.checkpoints.safetensors_folder import SafetensorsFolder
 from outrider.models.head.load import place_head
-from outrider.models.load import Placement, load_model, placement
+from outrider.models.load import load_model, placement
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import kernels_here
 from outrider.models.native.packing import Packer

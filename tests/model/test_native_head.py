@@ -15,8 +15,8 @@ from outrider.core.draft import ROOT
 from outrider.core.model import NoiseKey, Rows
 from outrider.errors import DrafterError
 from outrider.models.head.checkpoint import HeadCheckpoint
-from outrider.models.head.load import as_module, place_head
-from outrider.models.head.torch_head import TorchHead
+from outrider.models.head.load import place_head
+from outrider.models.head.torch_head import TorchHead, as_module
 from outrider.models.head.weights import HeadWeights, target_ids
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.head import NativeHead

@@ -186,9 +186,9 @@ def test_a_twin_is_a_function_of_its_seed() -> None:
 
 def test_sources_and_shapes_that_do_not_fit_are_refused() -> None:
     small = Architecture.from_config({**SMALL, "model_type": "llama"})
-    with pytest.raises(ModelError, match="biases"):
+    with pytest.raises(ModelError, match="qkv_bias"):
         twin_architecture(Architecture.from_config({**SMALL, "model_type": "qwen2"}), SHAPE)
-    with pytest.raises(ModelError, match="query and key norms"):
+    with pytest.raises(ModelError, match="qk_norm"):
         next(random_weights(Architecture.from_config({**SMALL, "model_type": "qwen3"}), CPU, torch.float32, 0))
     for field, value, message in [
         ("hidden", 40, "width 40, but the source has 48"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.models.architecture import Architecture, LayerShape, Rope
+from outrider.models.architecture import LLAMA, Architecture, LayerShape, Rope
 from outrider.sampling.noise import hash64
 
 Axis = Literal["vocab", "hidden", "query", "key_value", "mlp"]
@@ -68,18 +68,10 @@ SHAPES: Mapping[str, Architecture] = {
 
 def check_llama_like(a: Architecture) -> None:
     """Raise `ModelError` for what these shapes cannot say."""
-    extras: dict[str, bool] = {
-        "biases": a.qkv_bias or a.output_bias or a.mlp_bias,
-        "query and key norms": a.qk_norm,
-        "norm offsets": a.norm_offset != 0,
-        "scaled embeddings": a.embed_scale != 1,
-        "heads that do not turn whole": any(rope.still for rope in a.ropes),
-        **dict.fromkeys(a.needs, True),
-    }
-    if found := [name for name, present in extras.items() if present]:
+    if extras := a.lacking(LLAMA | {"activation", "layers.window"}):
         raise ModelError(
             f"cost twins and random weights are made for plain Llama-like models, and this {a.family} model has "
-            f"{' and '.join(found)}; choose a Llama, SmolLM2 or Mistral model"
+            f"{extras}; choose a Llama, SmolLM2 or Mistral model"
         )
 
 

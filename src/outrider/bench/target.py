@@ -18,6 +18,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.errors import DrafterError
 from outrider.llm import LLM, Message
 from outrider.models.architecture import Architecture
+from outrider.models.backend import Placement
 from outrider.models.checkpoints import catalog, manifest
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.convert import GGUF_NAME
@@ -25,7 +26,7 @@ from outrider.models.checkpoints.progress import Progress
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import load_head
 from outrider.models.head.shipped import shipped_head
-from outrider.models.load import Placement, placement
+from outrider.models.load import placement
 
 
 @dataclass

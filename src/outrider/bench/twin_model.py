@@ -16,10 +16,11 @@ from outrider.bench.twin_head import grown_head
 from outrider.core.model import DraftHead, LanguageModel, Prepares, Rows, SteppingModel, TappedModel
 from outrider.core.step import Recording, Stepper
 from outrider.models.architecture import Architecture
+from outrider.models.backend import Placement
 from outrider.models.checkpoints.checkpoint import Checkpoint, WeightSource
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import place_head
-from outrider.models.load import Placement, load_model
+from outrider.models.load import load_model
 
 
 def load_twin(checkpoint: Checkpoint, shape: TwinShape, place: Placement, seed: int = 0) -> CutVocabulary:

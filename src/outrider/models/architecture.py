@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from outrider.core.features import features_of
 from outrider.errors import ModelError
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -29,20 +29,6 @@ class UnsupportedArchitecture(ModelError):
     """A config the fast decoder cannot express."""
 
 
-class Capability(StrEnum):
-    """What a model may need beyond what every decoder of ours computes; each of them says which of these it does."""
-
-    SANDWICH_NORMS = "norms after attention and MLP"
-    NO_PRE_NORMS = "layers without norms before attention and MLP"
-    WIDE_QK_NORM = "query and key norms over all heads together"
-    LAYER_NORM = "LayerNorm"
-    RESIDUAL_SCALE = "a residual multiplier"
-    LOGIT_SCALE = "a logit multiplier"
-    LOGIT_CAP = "capped logits"
-    ATTENTION_CAP = "capped attention"
-    EXPERTS = "experts"
-
-
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
     """Llama 3.1 stretches only the slow frequencies, with a smooth passage between the two regimes."""
@@ -55,6 +41,8 @@ class Llama3Scaling:
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions: frequencies theta^(-2j/turned), divided by `factor` (all, or as `llama3` says)."""
+
+    COMMON: ClassVar = frozenset({"theta", "dim"})
 
     theta: float
     dim: int
@@ -73,13 +61,21 @@ class Rope:
 class LayerShape:
     """What may differ from layer to layer: the rotary table, and how far back attention looks (0: everything)."""
 
+    COMMON: ClassVar = frozenset({"rope"})
+
     rope: int
-    window: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder with grouped-query attention and a gated MLP, and the options its families differ in."""
+    """A decoder with grouped-query attention and a gated MLP, and the options its families differ in. An option's
+    default is its neutral value: nothing is computed for it."""
+
+    COMMON: ClassVar = frozenset(
+        {"family", "vocab_size", "hidden", "heads", "kv_heads", "head_dim", "mlp", "norm_eps", "max_context", "tied"}
+    ) | {"layers", "ropes"}
+    """Fields that are no options: every decoder computes by them."""
 
     family: str
     vocab_size: int
@@ -102,7 +98,7 @@ class Architecture:
     """Gemma stores RMSNorm weights minus one; added once, at load."""
     sandwich_norms: bool = False
     """Gemma 2 and 3 also normalise what attention and MLP give back."""
-    pre_norms: bool = True
+    no_pre_norms: bool = False
     """OLMo 2 normalises nothing but that."""
     qk_norm_wide: bool = False
     """A query or key norm is over all heads together, not over each."""
@@ -131,23 +127,15 @@ class Architecture:
         return self.kv_heads * self.head_dim
 
     @property
-    def needs(self) -> frozenset[Capability]:
-        asked = {
-            Capability.SANDWICH_NORMS: self.sandwich_norms,
-            Capability.NO_PRE_NORMS: not self.pre_norms,
-            Capability.WIDE_QK_NORM: self.qk_norm_wide,
-            Capability.LAYER_NORM: self.layer_norm,
-            Capability.RESIDUAL_SCALE: self.residual_scale != 1.0,
-            Capability.LOGIT_SCALE: self.logit_scale != 1.0,
-            Capability.LOGIT_CAP: self.logit_cap != 0.0,
-            Capability.ATTENTION_CAP: self.attention_cap != 0.0,
-            Capability.EXPERTS: self.experts != 0,
-        }
-        return frozenset(capability for capability, needed in asked.items() if needed)
+    def features(self) -> frozenset[str]:
+        """Names of the options it has, those of its layers and rotary tables too."""
+        layers = {f"layers.{name}" for layer in set(self.layers) for name in features_of(layer, layer.COMMON)}
+        ropes = {f"ropes.{name}" for rope in self.ropes for name in features_of(rope, rope.COMMON)}
+        return features_of(self, self.COMMON) | layers | ropes
 
-    def lacking(self, has: frozenset[Capability]) -> str | None:
-        """In words, what a decoder with these capabilities cannot do of this; None: it can do all."""
-        return ", ".join(sorted(self.needs - has)) or None
+    def lacking(self, known: frozenset[str]) -> str | None:
+        """What whoever computes these features alone does not compute of this, in words; None: it does all."""
+        return ", ".join(sorted(self.features - known)) or None
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> Architecture:
@@ -196,7 +184,7 @@ class Architecture:
             qk_norm="qk_norm" in options,
             norm_offset=1.0 if "norm_offset" in options else 0.0,
             sandwich_norms="sandwich_norms" in options,
-            pre_norms="no_pre_norms" not in options,
+            no_pre_norms="no_pre_norms" in options,
             qk_norm_wide="qk_norm_wide" in options,
             layer_norm="layer_norm" in options,
             embed_scale=math.sqrt(hidden) if "embed_scale" in options else multiplier("embedding_multiplier"),
@@ -207,9 +195,18 @@ class Architecture:
             attention_cap=float(config.get("attn_logit_softcapping") or 0.0),
             experts=experts,
             experts_used=int(config["num_experts_per_tok"]) if experts else 0,
-            experts_normalised="experts_normalised" in options or bool(config.get("norm_topk_prob")),
+            experts_normalised=bool(experts and ("experts_normalised" in options or config.get("norm_topk_prob"))),
         )
 
+
+LLAMA = frozenset({"attention_scale", "ropes.factor", "ropes.llama3"})
+"""Options that a plain Llama has."""
+
+USUAL = LLAMA | {
+    *("activation", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "norm_offset", "embed_scale"),
+    *("layers.window", "ropes.still"),
+}
+"""Options that each of our decoders computes."""
 
 _GEMMA = frozenset({"attention_bias", "norm_offset", "embed_scale"})
 

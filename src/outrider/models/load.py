@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from outrider.checks import flag, whole
 from outrider.core.model import LanguageModel
 from outrider.errors import InvalidRequest, shown
-from outrider.models import cuda
-from outrider.models.architecture import Architecture, UnsupportedArchitecture
+from outrider.models.backend import Placement
+from outrider.models.backends import BACKENDS, NATIVE_BACKEND
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.cpu import cpu_name, has_bf16
 from outrider.models.dtypes import short_name
-from outrider.models.hf import HFModel
 from outrider.models.memory import available
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import library
-from outrider.models.native.stack import unsupported_reason
 from outrider.models.precision import BF16, FP32, NATIVE, PRECISIONS, Precision
-from outrider.models.stored import Stored
-from outrider.models.torch_decoder import TorchDecoder
-
-DEFAULT_CONTEXT = 8192
-"""Longest context a cache slot is made for unless asked otherwise."""
 
 _MOST_THREADS, _MOST_BATCH = 1024, 65536
 """Beyond any machine; PyTorch and the caches would rather break than refuse."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where and how a model runs. `bitwise` None: on wherever it is nearly free."""
-
-    device: torch.device
-    precision: Precision
-    bitwise: bool | None
-    threads: int
-    max_batch: int
-    max_context: int | None
-    auto: bool = False
-    """Nobody asked for the precision, so the model may change it (`settled`)."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the model computes in."""
-        return self.precision.compute
 
 
 def placement(
@@ -105,10 +77,7 @@ def settled(checkpoint: Checkpoint, place: Placement) -> Placement:
         return place
     precision = place.precision
     if place.device.type == "cpu":
-        try:
-            against = unsupported_reason(Architecture.from_config(checkpoint.config), BF16)
-        except UnsupportedArchitecture as reason:
-            against = str(reason)
+        against = NATIVE_BACKEND.unsupported_reason(checkpoint.config, replace(place, precision=BF16))
         precision = automatic(place.device, kernels=against is None, bf16=has_bf16())
         if against is None and not _fits(checkpoint) and checkpoint.weights.stored() is not None:
             precision = NATIVE
@@ -163,49 +132,13 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
     Bit-exact rows (level C) by default wherever our own kernels run, which compute no other way; elsewhere on request.
     """
     place = settled(checkpoint, place)
-    try:
-        architecture = Architecture.from_config(checkpoint.config)
-    except UnsupportedArchitecture as reason:
-        _refuse_quantised(place.precision, str(reason))
-        if place.bitwise:
-            raise InvalidRequest(f"bitwise: {reason}, and transformers' own decoder cannot promise it") from reason
-        return HFModel.load(
-            checkpoint, place.dtype, place.device, max_batch=place.max_batch, max_context=place.max_context
-        )
-    size = {
-        "max_batch": place.max_batch,
-        "max_context": min(architecture.max_context, place.max_context or DEFAULT_CONTEXT),
-    }
-    precision = place.precision
-    against = unsupported_reason(architecture, precision) if place.device.type == "cpu" else "this is a GPU"
-    if against is None:
-        return NativeDecoder.load(
-            architecture,
-            _weights(checkpoint, precision),
-            precision,
-            max_batch=size["max_batch"],
-            max_context=size["max_context"],
-            threads=place.threads,
-        )
-    _refuse_quantised(precision, against)
-    tensors = checkpoint.tensors(precision.source)
-    if cuda.supported(architecture, place.dtype, place.device):
-        return cuda.load(architecture, tensors, place.dtype, place.device, **size)
-    return TorchDecoder.load(architecture, tensors, place.dtype, place.device, bitwise=bool(place.bitwise), **size)
-
-
-def _weights(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[str, Tensor | Stored]]:
-    if not precision.stored:
-        return checkpoint.tensors(precision.source)
-    if (stored := checkpoint.stored()) is None:
-        raise InvalidRequest(
-            f"dtype: {precision.name} leaves the weights as a GGUF file quantised them, and those of {checkpoint.name} "
-            "are not quantised; use bf16 or fp32"
-        )
-    return stored
-
-
-def _refuse_quantised(precision: Precision, reason: str) -> None:
-    """Only the compiled decoder multiplies with quantised weights."""
-    if precision.quantised or precision.stored:
-        raise InvalidRequest(f"dtype: {precision.name} weights need the compiled CPU decoder, but {reason}; use bf16")
+    reasons = []
+    for backend in BACKENDS:
+        against = backend.unsupported_reason(checkpoint.config, place)
+        if against is None:
+            return backend.load(checkpoint, place)
+        reasons.append(against)
+    if place.precision.quantised:
+        name = place.precision.name
+        raise InvalidRequest(f"dtype: {name} weights need the compiled CPU decoder, but {reasons[0]}; use bf16")
+    raise InvalidRequest(f"bitwise: {', and '.join(reasons[-2:])}")

@@ -281,8 +281,8 @@ def _allocate(
             o=o.values,
             gate_up=gate_up.values,
             down=down.values,
-            attention_norm=vector(a.hidden if a.pre_norms else 0),
-            mlp_norm=vector(a.hidden if a.pre_norms else 0),
+            attention_norm=vector(0 if a.no_pre_norms else a.hidden),
+            mlp_norm=vector(0 if a.no_pre_norms else a.hidden),
             attention_norm_bias=vector(a.hidden) if a.layer_norm else None,
             mlp_norm_bias=vector(a.hidden) if a.layer_norm else None,
             q_norm=vector(a.q_width if a.qk_norm_wide else a.head_dim) if a.qk_norm else None,
@@ -323,7 +323,7 @@ def _allocate(
                     places[f"layers.{i}.{name}.bias"] = _Place(part, order=orders.get(name))
         mlp_norm = "pre_feedforward_layernorm" if a.sandwich_norms else "post_attention_layernorm"
         norms = {"self_attn.q_norm.weight": layer.q_norm, "self_attn.k_norm.weight": layer.k_norm}
-        if a.pre_norms:
+        if not a.no_pre_norms:
             norms["input_layernorm.weight"], norms[f"{mlp_norm}.weight"] = layer.attention_norm, layer.mlp_norm
         if a.layer_norm:
             norms["input_layernorm.bias"], norms[f"{mlp_norm}.bias"] = layer.attention_norm_bias, layer.mlp_norm_bias

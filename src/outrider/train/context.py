@@ -186,7 +186,7 @@ class TargetContext:
 def _readable(target: Checkpoint) -> Architecture:
     try:
         architecture = Architecture.from_config(target.config)
-        if unknown := architecture.lacking(Teacher.capabilities):
+        if unknown := architecture.lacking(Teacher.known):
             raise UnsupportedArchitecture(f"training does not do {unknown}")
         return architecture
     except UnsupportedArchitecture as reason:

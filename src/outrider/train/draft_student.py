@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.errors import DrafterError
-from outrider.models.architecture import Architecture
+from outrider.models.architecture import LLAMA, Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.head.module import Attention, Mlp, Norm
 from outrider.models.rotary import rotation_table
@@ -166,9 +166,7 @@ def draft_from_target(
 ) -> DraftModule:
     """`layers` of the target's layers, evenly spread, its embedding and its norm."""
     a = architecture
-    plain = not (a.qkv_bias or a.output_bias or a.mlp_bias or a.qk_norm or a.needs or a.embed_scale != 1.0)
-    positions = any(layer.window for layer in a.layers) or any(rope.still for rope in a.ropes)
-    if not plain or a.activation != "silu" or not a.tied or positions:
+    if a.lacking(LLAMA) or not a.tied:
         raise DrafterError(
             f"a draft model can be cut from a plain Llama with tied embeddings only, not from this {a.family}; "
             "train a head instead (without --draft-model)"

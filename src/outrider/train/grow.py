@@ -7,8 +7,8 @@ from torch import Tensor
 
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
-from outrider.models.head.load import as_module
 from outrider.models.head.module import HeadModule
+from outrider.models.head.torch_head import as_module
 from outrider.models.head.weights import target_ids
 from outrider.models.weights import DecoderWeights, LayerWeights
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from outrider.models import rotary
-from outrider.models.architecture import Architecture, Capability
+from outrider.models.architecture import USUAL, Architecture
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.train.arithmetic import Arithmetic, arithmetic_for
 
@@ -28,7 +28,8 @@ class Reading:
 class Teacher:
     """Texts are padded on the right; attention is causal, so padding changes nothing before it."""
 
-    capabilities = frozenset({Capability.SANDWICH_NORMS})
+    known = USUAL | {"sandwich_norms"}
+    """Options of an architecture that it computes."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from outrider.errors import TrainingError
-from outrider.models.architecture import Architecture
+from outrider.models.architecture import USUAL, Architecture
 from outrider.models.cuda.graphs import Graphs
 from outrider.models.memory import lazy_zeros
 from outrider.models.weights import DecoderWeights, LayerWeights
@@ -136,7 +136,7 @@ class Writer:
 
 def check(a: Architecture, context: int) -> None:
     """Refuse what the writer cannot run."""
-    if unknown := a.lacking(frozenset()):
+    if unknown := a.lacking(USUAL):
         raise TrainingError(f"sampling in bulk does not know {a.family} models: they have {unknown}.")
     if not 2 <= context <= a.max_context:
         raise TrainingError(

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from outrider.errors import DrafterError, ModelError
-from outrider.models.architecture import Architecture, Rope
+from outrider.models.architecture import LLAMA, Architecture, Rope
 from outrider.models.checkpoints.safetensors_file import SafetensorsFile
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.packed import Packed, widened
@@ -195,8 +195,8 @@ def _check_kind(raw: Mapping[str, Any], architecture: Architecture, folder: Path
     """Refuse heads that compute something else than ours, whatever their tensors are called."""
     a = architecture
     others = [name for name in ("norm_before_fc", "fc_norm", "norm_output") if raw.get(name)]
-    others += [name for name in ("qkv_bias", "output_bias", "mlp_bias") if getattr(a, name)]
-    others += ["a window"] if any(layer.window for layer in a.layers) else []
+    if extras := a.lacking(LLAMA | {"activation"}):
+        others.append(extras)
     if a.family != "llama" or a.activation != "silu":
         others.insert(0, f"layers of the kind {a.family} ({a.activation})")
     if others:

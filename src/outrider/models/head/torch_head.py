@@ -9,8 +9,10 @@ from torch import Tensor
 
 from outrider.core.model import HeadOutput, Rows
 from outrider.models.attention import masked, visibility
+from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.module import HeadModule
+from outrider.models.head.weights import SCALES, Scaled, tensor_shapes
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.slots import Span, StaticCache, wanted_rows
@@ -90,3 +92,16 @@ class _Cached:
             start = stop
         scale = self._head.config.architecture.attention_scale
         return masked(q, keys, values, self._spans, self._masks, scale).flatten(1)
+
+
+def as_module(checkpoint: HeadCheckpoint) -> HeadModule:
+    """In fp32."""
+    with torch.device("meta"):
+        module = HeadModule(checkpoint.config)
+    tensors = {
+        name: Scaled(tensor, checkpoint.tensors.get(name.removesuffix(".weight") + SCALES)).wide(torch.float32)
+        for name, tensor in checkpoint.tensors.items()
+        if name in tensor_shapes(checkpoint.config) and name != "d2t"
+    }
+    module.load_state_dict(tensors, assign=True)
+    return module

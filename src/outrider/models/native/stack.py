@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.model import Rows
-from outrider.models.architecture import Architecture, Capability
+from outrider.models.architecture import Architecture
 from outrider.models.memory import Recycled, lazy_zeros
 from outrider.models.native.library import (
     ALONE_ROWS,
@@ -42,9 +42,6 @@ MAX_ROWS = 128
 MATRICES = ("qkv", "o", "gate_up", "down")
 """Of a layer, by their names in the C structure."""
 
-CAPABILITIES = frozenset(Capability)
-"""What the kernels compute of what only some models need."""
-
 LANES = 16
 _TOGETHER = 16
 """Queries that attention takes at once (attention.h)."""
@@ -54,14 +51,12 @@ MAX_EXPERTS, MAX_USED = 512, 16
 
 
 def unsupported_reason(architecture: Architecture, precision: Precision) -> str | None:
-    """Why the compiled kernels cannot run this model here, or None."""
+    """Why the compiled kernels cannot run a model of this shape here, in words; None where they can."""
     if library() is None:
         return "its kernels were not built; install a C compiler and install Outrider again"
     if precision.compute not in (torch.bfloat16, torch.float32):
         return f"it does not compute in {precision.name}"
     a = architecture
-    if unknown := a.lacking(CAPABILITIES):
-        return f"it does not do {unknown}"
     if a.hidden % LANES or a.head_dim % LANES or a.head_dim > MAX_HEAD_DIM:
         return f"a width of {a.hidden} with heads of {a.head_dim} does not suit it"
     if a.experts > MAX_EXPERTS or a.experts_used > MAX_USED:
