@@ -26,7 +26,7 @@ from outrider.bench.reading import Reading
 from outrider.bench.sampling import parse
 from outrider.bench.statistics import paired_ratio
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import Drafter
 from outrider.core.request import RequestView
 
 CLAIM = 0.9
@@ -38,7 +38,7 @@ Answers = dict[tuple[int, ...], list[int]]
 """What plain decoding has answered, by prompt, seed and temperature."""
 
 
-class Extreme:
+class Extreme(Drafter):
     """Proposes single paths."""
 
     def __init__(self, name: str, answers: Answers | None, seconds: float, vocab: int) -> None:
@@ -48,15 +48,6 @@ class Extreme:
         self._seconds = seconds
         self._vocab = vocab
         self._random = Random(0)
-
-    def open(self, request: RequestView) -> None:
-        pass
-
-    def close(self, request: RequestView) -> None:
-        pass
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        pass
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         levels = max((min(budget.nodes, budget.depth) for budget in budgets), default=0)
@@ -78,6 +69,8 @@ class Extreme:
 
 class Found(Extreme):
     """The same, for free."""
+
+    looks_up = True
 
     def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return self.propose(requests, budgets)

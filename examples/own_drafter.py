@@ -9,19 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from outrider import LLM, Budget, Commit, Draft, RequestView, SamplingParams
+from outrider import LLM, Budget, Draft, Drafter, RequestView, SamplingParams
 
 
-class Parrot:
+class Parrot(Drafter):
     """Knows every answer so far, and proposes the one that begins as this one does."""
 
     name = "parrot"
 
     def __init__(self) -> None:
         self._heard: list[list[int]] = []
-
-    def open(self, request: RequestView) -> None:
-        pass
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._recalled(s, b) for s, b in zip(requests, budgets, strict=True)]
@@ -32,9 +29,6 @@ class Parrot:
         tokens = heard[len(said) :][: min(budget.nodes, budget.depth)]
         # A chain: every node follows the one before, and none is surer than that.
         return Draft(tokens, range(-1, len(tokens) - 1), [0.9 ** (i + 1) for i in range(len(tokens))], self.name)
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        pass
 
     def close(self, request: RequestView) -> None:
         self._heard.append(list(request.tokens[request.prompt_length :]))

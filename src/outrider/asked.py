@@ -95,15 +95,12 @@ def messages(given: object) -> list[Mapping[str, Any]]:
 
 
 def drafter(given: object) -> str | Drafter:
-    """The name of one, or whatever has all a drafter needs."""
-    if isinstance(given, str):
-        return given
-    methods = ("open", "propose", "observe", "close")
-    if not _has(given, methods) or not isinstance(getattr(given, "name", None), str):
+    """The name of one, or one of somebody's own."""
+    if not isinstance(given, str | Drafter):
         raise InvalidRequest(
-            f'drafter must be a name, such as "suffix", or a Drafter (name, {", ".join(methods)}), not {shown(given)}'
+            f'drafter must be a name, such as "suffix", or an object of a subclass of Drafter, not {shown(given)}'
         )
-    return cast("Drafter", given)
+    return given
 
 
 def controller(given: object) -> Controller:

@@ -17,7 +17,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import CostTable
 from outrider.core.draft import Speculation
-from outrider.core.drafter import Drafter, HasNetworks
+from outrider.core.drafter import Drafter
 from outrider.core.model import LanguageModel
 from outrider.core.request import Chunk, Completion
 from outrider.drafters.none import NoDrafter
@@ -325,9 +325,7 @@ class LLM:
         if survey is not None and self._quiet is not None:
             with self._quiet():
                 table, survey = survey.whole(), None
-        return AutoLength(
-            table=table, survey=survey, acceptance=drafter.acceptance if isinstance(drafter, HasNetworks) else None
-        )
+        return AutoLength(table=table, survey=survey, acceptance=drafter.acceptance)
 
     @staticmethod
     def _prepare(progress: Progress, engine: Engine) -> None:

@@ -28,7 +28,7 @@ from outrider.core.model import Rows
 from outrider.core.step import Offer, StepShape, StepSlot
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.router import router
+from outrider.drafters.router import RouterDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
@@ -292,7 +292,7 @@ def test_predictions_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a draft model, which has then not run what was accepted; the same tokens, and its drafts stay whole."""
     simulate(monkeypatch)
     target = decoder()
-    engine = Engine(target, router(drafters("model", target), {"ngram": NgramDrafter()}), FixedLength(3))
+    engine = Engine(target, RouterDrafter(drafters("model", target), {"ngram": NgramDrafter()}), FixedLength(3))
     device_of(engine)
     requests = made_requests()
     truths = [expected(target, one) for one in requests]

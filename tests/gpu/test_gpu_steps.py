@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from device_requests import device_of, stepped
 from tiny_gpu import CONTEXT, DEVICE, DRAFT, DTYPE, TARGET, VOCAB, gpu_decoder, request
 
-from outrider.bench.twin_model import SteppingCut
+from outrider.bench.twin_model import CutVocabulary
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.core.draft import ROOT, Speculation
@@ -29,7 +29,7 @@ from outrider.core.model import LanguageModel, Rows
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.router import router
+from outrider.drafters.router import RouterDrafter
 from outrider.engine.engine import Engine
 from outrider.models.architecture import Architecture, LayerShape, Rope
 from outrider.models.cuda.backend import CudaBackend, unsuited_shape
@@ -161,7 +161,7 @@ def test_plain_steps_on_the_device(target: CudaDecoder, plain: list[list[int]]) 
 
 
 def test_what_wraps_a_model_is_prepared_like_it(target: CudaDecoder) -> None:
-    cut = SteppingCut(target, VOCAB)
+    cut = CutVocabulary(target, VOCAB)
     engine = Engine(cut, NoDrafter(), FixedLength(0))
     assert engine.prepares == [cut, device_of(engine)]
     assert [each.key for each in cut.recordings()] == [each.key for each in target.recordings()]  # type: ignore[attr-defined]
@@ -213,7 +213,7 @@ def test_a_router_steps_on_the_device_while_all_go_to_its_default(
     """Another drafter's request, one with a prediction and one that drafts less join and leave: the same tokens."""
     found, launched = [], []
     for on_device in (True, False):
-        drafter = router(ModelDrafter(draft), {"ngram": NgramDrafter()})
+        drafter = RouterDrafter(ModelDrafter(draft), {"ngram": NgramDrafter()})
         engine = stepped(target, drafter, FixedLength(2), on_device=on_device)
         if on_device:
             launch = device_of(engine)._stepper.launch

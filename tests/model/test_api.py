@@ -13,7 +13,7 @@ import pytest
 from tiny_llm import VOCAB, tiny_llm
 
 import outrider
-from outrider import LLM, Budget, Commit, Draft, InvalidRequest, RequestView, SamplingParams, Speculation
+from outrider import LLM, Budget, Commit, Draft, Drafter, InvalidRequest, RequestView, SamplingParams, Speculation
 from outrider.cli.api_reference import page
 from outrider.core.draft import ROOT
 
@@ -43,7 +43,7 @@ def test_the_page_of_the_api_is_up_to_date() -> None:
     assert (DOCS / "api.md").read_text(encoding="utf-8") == page(), hint
 
 
-class Alphabet:
+class Alphabet(Drafter):
     """A drafter of one's own: after every token comes the next one."""
 
     name = "alphabet"

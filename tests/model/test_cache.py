@@ -10,7 +10,7 @@ import torch
 from tiny_models import decoder_of, gpt2, logits_of, reference
 
 from outrider.core.draft import ROOT
-from outrider.core.model import KeepsPrefixes, LanguageModel, Rows
+from outrider.core.model import LanguageModel, Rows
 from outrider.errors import InvalidRequest
 from outrider.models.hf import HFModel
 from outrider.models.slots import Slots
@@ -76,7 +76,7 @@ def test_a_reused_slot_starts_empty(pair: tuple[Any, LanguageModel]) -> None:
 def test_slots_hold_what_was_left_until_they_are_needed(pair: tuple[Any, LanguageModel], seed: int) -> None:
     """Slots are closed, opened with what they held, copied while open or closed, and run on; each goes its own way."""
     model, cache = pair
-    if not isinstance(cache, KeepsPrefixes):
+    if not cache.keeps_prefixes:
         assert isinstance(cache, HFModel)
         return
     rng = random.Random(seed)

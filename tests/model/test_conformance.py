@@ -19,7 +19,7 @@ from tiny_models import decoder_of, gpt2, logits_of, reference
 from outrider import SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.core.draft import ROOT, Budget, Draft, Speculation
-from outrider.core.drafter import Commit, Drafter, LooksUp, ReadsFeatures
+from outrider.core.drafter import Commit, Drafter
 from outrider.core.model import LanguageModel, Rows
 from outrider.core.request import RequestView
 from outrider.drafters.none import NoDrafter
@@ -60,21 +60,40 @@ def drafter(request: pytest.FixtureRequest, target: tuple[Any, LanguageModel]) -
         drafter = build_router("head+suffix:tiny" if "head" in request.param else "suffix", others, TinyParts(*target))
     else:
         drafter = build(PATHS.get(request.param, request.param), TinyParts(*target))
-    return CheckedReader(drafter) if isinstance(drafter, ReadsFeatures) else Checked(drafter)
+    return Checked(drafter)
 
 
-class Checked:
+class Checked(Drafter):
     """A drafter under watch: budgets, tree invariants and the order of calls."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
         self.name = inner.name
+        self.looks_up, self.reads_features = inner.looks_up, inner.reads_features
+        self.followed = 0
+        """Requests that it opened where another stands or stood."""
         self.opened: set[int] = set()
 
     def open(self, request: RequestView) -> None:
         assert request.id not in self.opened
         self.opened.add(request.id)
         self.inner.open(request)
+
+    def reach(self, request: RequestView, source: int, common: int) -> int:
+        reach = self.inner.reach(request, source, common)
+        assert 0 <= reach <= common
+        return reach
+
+    def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
+        assert request.id not in self.opened
+        assert keep or source not in self.opened
+        self.opened.add(request.id)
+        self.followed += 1
+        self.inner.open_from(request, source, length, keep)
+
+    @property
+    def held(self) -> int:
+        return self.inner.held
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = self.inner.propose(requests, budgets)
@@ -84,15 +103,13 @@ class Checked:
         return drafts
 
     def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-        if not isinstance(self.inner, LooksUp):
-            return [Draft()] * len(requests)
         drafts = self.inner.look_up(requests, budgets)
         for draft, budget in zip(drafts, budgets, strict=True):
             self._check(draft, replace(budget, nodes=2 * budget.nodes))  # a router's are of two
         return drafts
 
     def paid(self, request: RequestView) -> str | None:
-        return self.inner.paid(request) if isinstance(self.inner, LooksUp) else self.name
+        return self.inner.paid(request)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         assert {commit.request.id for commit in commits} <= self.opened
@@ -101,6 +118,13 @@ class Checked:
     def close(self, request: RequestView) -> None:
         self.opened.remove(request.id)
         self.inner.close(request)
+
+    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: torch.Tensor, soon: bool) -> None:
+        assert {request.id for request in requests} <= self.opened
+        assert len(features) == sum(len(rows.tokens) for rows in batch)
+        self.inner.read(requests, batch, features, soon)
+        with torch.inference_mode():
+            features.zero_()  # valid during the call only
 
     def _check(self, draft: Draft, budget: Budget) -> None:
         assert len(draft.tokens) == len(draft.parents) == len(draft.confidence) <= budget.nodes
@@ -118,16 +142,6 @@ class Checked:
         if draft.q is not None:
             assert draft.q.shape == (len(draft), VOCAB)
             torch.testing.assert_close(draft.q.double().exp().sum(-1), torch.ones(len(draft)).double())
-
-
-class CheckedReader(Checked):
-    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: torch.Tensor, soon: bool) -> None:
-        assert {request.id for request in requests} <= self.opened
-        assert len(features) == sum(len(rows.tokens) for rows in batch)
-        assert isinstance(self.inner, ReadsFeatures)
-        self.inner.read(requests, batch, features, soon)
-        with torch.inference_mode():
-            features.zero_()  # valid during the call only
 
 
 def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: int) -> list[list[int]]:

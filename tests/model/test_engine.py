@@ -15,6 +15,7 @@ from tiny_models import decoder_of, gpt2, reference
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafter import Drafter
 from outrider.core.model import LanguageModel, Rows
 from outrider.drafters.none import NoDrafter
 from outrider.engine import scheduler
@@ -212,14 +213,19 @@ def test_only_sequences_of_one_salt_share(source: Any, model: NativeDecoder, nam
         assert [each.tokens[each.prompt_length :] for each in pair] == [alone(model, each) for each in pair]
 
 
-class Blind:
+class Blind(Drafter):
     """A head's drafter that cannot follow."""
 
     name = "head"
+    reads_features = True
 
     def __init__(self, inner: Any) -> None:
-        self.open, self.close, self.read = inner.open, inner.close, inner.read
-        self.propose, self.observe = inner.propose, inner.observe
+        self._inner = inner
+        self.open, self.close, self.read, self.observe = inner.open, inner.close, inner.read, inner.observe
+
+    def propose(self, requests: Any, budgets: Any) -> list[Draft]:
+        drafts: list[Draft] = self._inner.propose(requests, budgets)
+        return drafts
 
 
 def test_a_head_that_cannot_follow_sees_every_prompt_whole(source: Any, model: NativeDecoder) -> None:

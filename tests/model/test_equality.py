@@ -26,7 +26,6 @@ from outrider.control.controller import FixedLength
 from outrider.core.draft import ROOT, Draft
 from outrider.core.drafter import Drafter
 from outrider.core.model import DraftHead, LanguageModel
-from outrider.core.request import RequestView
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.model import ModelDrafter, ModelDrafterConfig
 from outrider.drafters.registry import build
@@ -94,14 +93,10 @@ def draft_model(llm: LLM, truncated_model_dir: Path) -> LanguageModel:
     return load_model(open_checkpoint(str(truncated_model_dir), SilentProgress()), place)
 
 
-class Adversary:
+class Adversary(Drafter):
     """Random trees of likely and unlikely tokens: what no sane drafter proposes must not matter either."""
 
     name = "adversary"
-
-    def open(self, request: RequestView) -> None: ...
-    def observe(self, commits: object) -> None: ...
-    def close(self, request: RequestView) -> None: ...
 
     def propose(self, requests: Any, budgets: Any) -> list[Draft]:
         drafts = []

@@ -108,10 +108,11 @@ def test_temperatures_that_fp32_does_not_know(
     assert accepted > 0
 
 
-class Watched:
+class Watched(Drafter):
     """A `HeadDrafter` whose every draft is compared with that of a fresh head given the text so far."""
 
     name = "head"
+    reads_features = True
 
     def __init__(self, inner: HeadDrafter, fresh: Any) -> None:
         self.inner, self._fresh = inner, fresh

@@ -21,7 +21,7 @@ from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.synthetic_engine import synthetic_engine
 from outrider.cli.main import main
 from outrider.core.draft import ROOT, Budget, Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import Drafter
 from outrider.core.request import RequestView, VerifyRule
 from outrider.engine.engine import Engine
 from outrider.engine.host_executor import HostExecutor
@@ -71,14 +71,10 @@ def test_a_tree_is_followed_along_its_first_path() -> None:
     assert whole.path == (0, 2), "a draft that is too short is accepted whole"
 
 
-class Nonsense:
+class Nonsense(Drafter):
     """Always a full chain that the target would hardly ever agree with."""
 
     name = "nonsense"
-
-    def open(self, request: RequestView) -> None: ...
-    def observe(self, commits: Sequence[Commit]) -> None: ...
-    def close(self, request: RequestView) -> None: ...
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [

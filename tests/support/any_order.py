@@ -26,7 +26,7 @@ from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.router import router
+from outrider.drafters.router import RouterDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
@@ -95,7 +95,7 @@ def drafters(kind: str, target: CudaDecoder) -> Drafter:
         network.salt, network.width, network.ids = HEAD_SALT, VOCAB, head.ids.numpy()
         return HeadDrafter(head, VOCAB)
     model = ModelDrafter(decoder(DRAFT_SALT))
-    return model if kind == "model" else router(model, {"ngram": NgramDrafter()})
+    return model if kind == "model" else RouterDrafter(model, {"ngram": NgramDrafter()})
 
 
 def made(number: int, prompt: list[int], params: SamplingParams) -> Request:

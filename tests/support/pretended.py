@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 from outrider.control.controller import Controller
 from outrider.control.steps import shapes
-from outrider.core.draft import Draft, Speculation
+from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import Commit
 from outrider.core.request import RequestView
 from outrider.core.step import StepPlan, StepShape
+from outrider.drafters.lookup import LookupDrafter
 
 Chance = Callable[[int, int], float]
 """Of one more token to be right, by request and position in its text."""
@@ -26,8 +27,11 @@ def machine(level: float, row: float, drafts: bool = True) -> dict[StepShape, fl
     return {shape: 1 + level * shape.drafted + row * shape.verified for shape in found}
 
 
-class Texts:
-    """A `Continues` that is right about each token with some chance, of texts nobody else knows."""
+class Texts(LookupDrafter):
+    """That is right about each token with some chance, of texts nobody else knows."""
+
+    name = "suffix"
+    continues = True
 
     def __init__(self, right: Chance, seed: int = 0) -> None:
         self._right, self._seed = right, seed
@@ -47,6 +51,9 @@ class Texts:
         at = len(request.tokens)
         tokens = [self.told(request.id, at + i) for i in range(count)]
         return Draft(tokens, range(-1, count - 1), [0.8 ** (i + 1) for i in range(count)], "suffix")
+
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self.continuation(s, b.nodes) for s, b in zip(requests, budgets, strict=True)]
 
 
 class Device:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.drafter import DraftsThere
 from outrider.core.model import Rows
 from outrider.core.request import RequestView
+from outrider.drafters.lookup import LookupDrafter
 
 KINDS = ("right", "wrong", "half", "stale", "skips", "short", "changes")
 
@@ -30,19 +31,16 @@ def spoiled(truth: Sequence[int], at: int, count: int, kind: str, vocab: int) ->
     return rest
 
 
-class Told:
+class Told(LookupDrafter):
     """`truths` by request; where there is none it finds nothing. `beside`: drafts on the device, if anybody does."""
 
     name = "told"
+    continues = True
 
     def __init__(self, truths: Mapping[int, Sequence[int]], kind: str, vocab: int, claim: float = 0.97) -> None:
         self.truths, self.kind, self._vocab, self._claim = truths, kind, vocab, claim
         self.asked: list[int] = []
         """Whose, one after another."""
-
-    @property
-    def there(self) -> DraftsThere | None:
-        return DraftsThere()
 
     def continuation(self, request: RequestView, count: int) -> Draft:
         self.asked.append(request.id)
@@ -53,22 +51,14 @@ class Told:
         claims = [self._claim ** (k + 1) for k in range(len(tokens))]
         return Draft(tokens, range(-1, len(tokens) - 1), claims, self.name)
 
-    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(requests, budgets)
-
-    def paid(self, request: RequestView) -> str | None:
-        return None
-
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self.continuation(s, min(b.nodes, b.depth)) for s, b in zip(requests, budgets, strict=True)]
-
-    def open(self, request: RequestView) -> None: ...
-    def observe(self, commits: Sequence[Commit]) -> None: ...
-    def close(self, request: RequestView) -> None: ...
 
 
 class ToldBeside(Told):
     """Beside a head on the device."""
+
+    reads_features = True
 
     def __init__(self, head: object, truths: Mapping[int, Sequence[int]], kind: str, vocab: int) -> None:
         super().__init__(truths, kind, vocab)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import ROOT, Draft, Speculation
-from outrider.core.model import Rows
+from outrider.core.model import LanguageModel, Rows
 from outrider.core.request import Forced, ResolvedParams
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
@@ -49,7 +49,7 @@ class _Slot:
     pending: list[tuple[int, int]] = field(default_factory=list)
 
 
-class TableModel:
+class TableModel(LanguageModel):
     """A `LanguageModel` that looks its logits up."""
 
     def __init__(
@@ -79,6 +79,10 @@ class TableModel:
 
     def close(self, slot: int) -> None:
         del self._slots[slot]
+
+    @property
+    def held(self) -> int:
+        return len(self._slots)
 
     def length(self, slot: int) -> int:
         return len(self._slots[slot].committed)

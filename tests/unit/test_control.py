@@ -23,7 +23,7 @@ from outrider.control.levels import Levels
 from outrider.control.pace import DraftPace, Pace
 from outrider.control.survey import Survey
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import Commit
+from outrider.core.drafter import Commit, Drafter
 from outrider.core.request import RequestView
 from outrider.core.step import StepShape
 from outrider.errors import InvalidRequest
@@ -115,7 +115,7 @@ class World:
         return self.run(NO_DRAFTS, steps, requests).rate
 
 
-class Drafts:
+class Drafts(Drafter):
     """The world's drafter in one step, and how many levels it was asked for."""
 
     name = "world"
@@ -137,6 +137,8 @@ class Drafts:
 
 class Finder(Drafts):
     """The same as a lookup."""
+
+    looks_up = True
 
     def look_up(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
         found = self.propose(requests, budgets)
@@ -495,7 +497,7 @@ def test_draft_cost_of_one_depth_is_right_at_that_depth() -> None:
 
 
 class Stopwatch:
-    """A model whose passes cost what they are said to, as `Measurable`."""
+    """A model whose passes cost what they are said to."""
 
     def __init__(self, cost: Callable[[int, int], float]) -> None:
         self._cost, self._draw = cost, random.Random(0)

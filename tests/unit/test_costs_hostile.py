@@ -14,7 +14,7 @@ import pytest
 from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import Commit
+from outrider.core.drafter import Commit, Drafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.costs import Costs
 
@@ -23,7 +23,7 @@ GOOD = CostTable(ROWS, (64, 1024), LINES, 0.0001, {"model": DraftCost(0.0001, 0.
 N = len(ROWS)
 
 
-class Guesses:
+class Guesses(Drafter):
     name = "model"
 
     def propose(self, requests: Sequence[Any], budgets: Sequence[Budget]) -> list[Draft]:
@@ -88,7 +88,7 @@ def drafted(table: CostTable | None, count: int) -> int:
 )
 def test_a_table_that_cannot_be_is_measured_again(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text(json.dumps(json.loads(GOOD.to_json()) | change))
-    model: Any = SimpleNamespace(measure=lambda rows, context: 1.0, max_context=4096)
+    model: Any = SimpleNamespace(measurable=True, measure=lambda rows, context: 1.0, max_context=4096)
     table = Kept(tmp_path, {}).load(model, NoDrafter())
     assert (table is None) == bool(change)
     for count in (1, 3):
@@ -97,7 +97,7 @@ def test_a_table_that_cannot_be_is_measured_again(change: dict[str, Any], tmp_pa
 
 def test_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text("[" * 100_000)
-    model: Any = SimpleNamespace(measure=lambda rows, context: 1.0, max_context=4096)
+    model: Any = SimpleNamespace(measurable=True, measure=lambda rows, context: 1.0, max_context=4096)
     assert Kept(tmp_path, {}).load(model, NoDrafter()) is None
 
 

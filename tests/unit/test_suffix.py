@@ -342,14 +342,11 @@ def test_bounds_are_checked(field_name: str) -> None:
 # -- does it pay? Greedy replay of an edit: the reply repeats the prompt's code with changes.
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """The usual prompt lookup: two tokens, then one, first occurrence, ten tokens."""
 
     name = "lookup"
 
-    def open(self, request: Sequence_) -> None: ...
-    def observe(self, commits: Sequence[Commit]) -> None: ...
-    def close(self, request: Sequence_) -> None: ...
     def propose(self, requests: Sequence[Sequence_], budgets: Sequence[Budget]) -> list[Draft]:
         text = requests[0].tokens
         for n in (2, 1):

@@ -6,7 +6,7 @@ from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.twin_model import CutVocabulary
 from outrider.control.controller import FixedLength
 from outrider.core.drafter import Drafter
-from outrider.core.model import LanguageModel, SteppingModel
+from outrider.core.model import LanguageModel
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.device_executor import DeviceExecutor
@@ -18,7 +18,7 @@ def synthetic_engine(model: LanguageModel, drafter: Drafter, acceptance: Synthet
     """Chains of the acceptance's draft length; on the device wherever the exact engine would step there."""
     controller = FixedLength(acceptance.draft_length)
     host = HostExecutor(model, drafter, controller, acceptance.rules())
-    if isinstance(model, SteppingModel) and isinstance(drafter, ModelDrafter | HeadDrafter) and drafter.chains:
+    if model.steps_on_device and isinstance(drafter, ModelDrafter | HeadDrafter) and drafter.chains:
         from outrider.bench.forced import ForcedStepper  # needs Triton, which is there if the model can step
         from outrider.models.cuda.decoder import CudaDecoder
         from outrider.models.cuda.head import CudaHead

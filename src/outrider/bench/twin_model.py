@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.bench.shapes import tensor_axes, tensor_shape
 from outrider.bench.twin import TwinShape, twin_architecture, twin_tensors
 from outrider.bench.twin_head import grown_head
-from outrider.core.model import DraftHead, LanguageModel, Prepares, Rows, SteppingModel, TappedModel
+from outrider.core.model import CachedNetwork, DraftHead, LanguageModel, Rows
 from outrider.core.step import Recording, Stepper
 from outrider.models.architecture import Architecture
 from outrider.models.backend import Placement
@@ -26,8 +26,7 @@ from outrider.models.load import load_model
 def load_twin(checkpoint: Checkpoint, shape: TwinShape, place: Placement, seed: int = 0) -> CutVocabulary:
     """The checkpoint's cost twin, running; its tokenizer is the checkpoint's. Reports must call it a twin."""
     model = load_model(twin_checkpoint(checkpoint, shape, place.device, seed), place)
-    cut = SteppingCut if isinstance(model, SteppingModel) else CutVocabulary
-    return cut(model, int(checkpoint.config["vocab_size"]))
+    return CutVocabulary(model, int(checkpoint.config["vocab_size"]))
 
 
 def load_twin_head(
@@ -80,8 +79,8 @@ class _TwinWeights:
         """Nothing here is quantised."""
 
 
-class CutVocabulary:
-    """A `LanguageModel` without its last tokens: their logits are computed, as a large vocabulary costs, and cut off.
+class CutVocabulary(LanguageModel):
+    """A model without its last tokens: their logits are computed, as a large vocabulary costs, and cut off.
 
     The cut is a view of the model's logits. Tokens from `vocab_size` on cannot be given, chosen or drafted.
     """
@@ -93,6 +92,8 @@ class CutVocabulary:
         self.max_batch = model.max_batch
         self.supports_trees = model.supports_trees
         self.chunk = model.chunk
+        self.gives_features = model.gives_features
+        self.steps_on_device = model.steps_on_device
 
     def open(self) -> int:
         return self.model.open()
@@ -104,7 +105,10 @@ class CutVocabulary:
         return self.model.length(slot)
 
     def forward(self, batch: Sequence[Rows]) -> Tensor:
-        return self.model.forward(batch)[:, : self.vocab_size]
+        logits = self.model.forward(batch)[:, : self.vocab_size]
+        if self.gives_features:
+            self.features = self.model.features
+        return logits
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         self.model.commit(slot, path)
@@ -112,39 +116,18 @@ class CutVocabulary:
     def rollback(self, slot: int, length: int) -> None:
         self.model.rollback(slot, length)
 
-    @property
-    def features(self) -> Tensor:
-        return self._tapped.features
-
     def tap(self, layers: Sequence[int]) -> None:
-        self._tapped.tap(layers)
+        self.model.tap(layers)
 
-    @property
-    def _tapped(self) -> TappedModel:
-        if not isinstance(self.model, TappedModel):
-            raise AttributeError(f"{type(self.model).__name__} does not give its hidden states")
-        return self.model
-
-
-class SteppingCut(CutVocabulary):
-    """The same of a model that takes steps on its device."""
-
-    def stepper(self, draft: LanguageModel | DraftHead | None, vocab_size: int | None = None) -> Stepper | None:
-        assert isinstance(self.model, SteppingModel)
+    def stepper(self, draft: CachedNetwork | None, vocab_size: int | None = None) -> Stepper | None:
         return self.model.stepper(draft, vocab_size or self.vocab_size)
 
     def advance(self, slot: int, count: int) -> None:
-        assert isinstance(self.model, SteppingModel)
         self.model.advance(slot, count)
 
     @property
     def late(self) -> int:
-        return self._prepares.late
+        return self.model.late
 
     def recordings(self) -> Iterator[Recording]:
-        return self._prepares.recordings()
-
-    @property
-    def _prepares(self) -> Prepares:
-        assert isinstance(self.model, Prepares)
-        return self.model
+        return self.model.recordings()

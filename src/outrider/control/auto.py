@@ -37,7 +37,7 @@ from outrider.control.silence import Silence
 from outrider.control.survey import Survey
 from outrider.control.thrift import Thrift
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, Continues, Drafter, LooksUp
+from outrider.core.drafter import Commit, Drafter
 from outrider.core.request import RequestView
 from outrider.core.step import PLAIN, StepPlan, StepShape
 from outrider.errors import InvalidRequest
@@ -103,9 +103,6 @@ class AutoLength:
         self._offers = Offers(self._acceptance)
         self._states: dict[int, _State] = {}
         self._steps = 0
-        self._drafter: Drafter | None = None
-        """The one asked last, and what it can look up."""
-        self._lookup: LooksUp | None = None
         self._modesty = 1.0
         """Of the lookup that claims too little."""
         self._best = 0.0
@@ -129,21 +126,21 @@ class AutoLength:
         if self._resting or (not owed and (plain_due or self._paid is None or len(states) >= self.rows)):
             return self._given([_EMPTY] * len(states))
         costs = self._prices.step(len(states), _context(requests))
-        if drafter is not self._drafter:
-            self._drafter, self._lookup = drafter, drafter if isinstance(drafter, LooksUp) else None
-        found = self._looked_up(requests, limits, tree)
+        found = self._looked_up(drafter, requests, limits, tree)
         drafts = self._paid_for(drafter, requests, states, limits, found, tree)
         return self._given(self._chosen(states, drafts, limits, costs))
 
-    def _looked_up(self, requests: Sequence[RequestView], limits: Sequence[int], tree: bool) -> list[Draft]:
+    def _looked_up(
+        self, drafter: Drafter, requests: Sequence[RequestView], limits: Sequence[int], tree: bool
+    ) -> list[Draft]:
         """What grammars force and lookups find, all that could be worth a row."""
         known = list(map(forced, requests, limits))
-        if self._lookup is None:
+        if not drafter.looks_up:
             return known
         if not self._steps % _SELDOM:
             self._modesty = self._acceptance.greatest_modesty(self._paid.costs if self._paid else ())
         least = floor(self._prices.row, self._prices.token, self._modesty)
-        found = self._lookup.look_up(requests, [Budget(limit, limit, least, tree) for limit in limits])
+        found = drafter.look_up(requests, [Budget(limit, limit, least, tree) for limit in limits])
         return [joined(*pair, tree) for pair in zip(known, found, strict=True)]
 
     def _paid_for(
@@ -157,7 +154,7 @@ class AutoLength:
     ) -> list[Draft]:
         """What was found, joined with what drafters that make passes are paid to add; before it is known what they
         cost nobody is paid."""
-        names = [self._lookup.paid(s) for s in requests] if self._lookup else [drafter.name] * len(states)
+        names = [drafter.paid(s) for s in requests]
         if self._paid is None or not any(names):
             return found
         drafts = found
@@ -202,7 +199,7 @@ class AutoLength:
         requests: Sequence[RequestView],
         seconds: Mapping[StepShape, float],
         limit: int,
-        lookup: Continues | None = None,
+        lookup: Drafter | None = None,
     ) -> StepPlan:
         self._on_device = True
         if lookup is not None and not time_to_look_up(len(requests), seconds[PLAIN]):

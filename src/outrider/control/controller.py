@@ -11,7 +11,7 @@ from outrider.control.choice import joined
 from outrider.control.forced import forced
 from outrider.control.offers import Offers
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, Continues, Drafter, LooksUp
+from outrider.core.drafter import Commit, Drafter
 from outrider.core.request import RequestView
 from outrider.core.step import StepPlan, StepShape
 from outrider.errors import InvalidRequest
@@ -73,7 +73,7 @@ class Controller(Protocol):
         requests: Sequence[RequestView],
         seconds: Mapping[StepShape, float],
         limit: int,
-        lookup: Continues | None = None,
+        lookup: Drafter | None = None,
     ) -> StepPlan:
         """The next step on a device, with chains of at most `limit` tokens. `seconds`: what a step takes of each shape
         that is prepared. What `lookup` finds may be offered to it."""
@@ -93,6 +93,10 @@ class Controller(Protocol):
         ...
 
     def forget(self, request: RequestView) -> None: ...
+    @property
+    def held(self) -> int:
+        """Requests that it remembers: when nothing runs, none."""
+        ...
 
 
 class FixedLength:
@@ -115,7 +119,7 @@ class FixedLength:
     def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
         sizes = [max(0, min(self.nodes, most)) for most in room]
         budgets = [Budget(size, size, 0.0, tree and self._tree) for size in sizes]
-        if not isinstance(drafter, LooksUp):
+        if not drafter.looks_up:
             drafts = drafter.propose(requests, budgets)
         else:
             drafts = drafter.look_up(requests, budgets)
@@ -137,7 +141,7 @@ class FixedLength:
         requests: Sequence[RequestView],
         seconds: Mapping[StepShape, float],
         limit: int,
-        lookup: Continues | None = None,
+        lookup: Drafter | None = None,
     ) -> StepPlan:
         """What is found is offered where it promises more than what is drafted there claims."""
         allowed = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
@@ -165,6 +169,10 @@ class FixedLength:
 
     def forget(self, request: RequestView) -> None:
         self._offers.forget(request)
+
+    @property
+    def held(self) -> int:
+        return self._offers.held
 
 
 def _likeliest(draft: Draft, nodes: int) -> Draft:

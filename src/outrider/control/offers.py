@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.core.draft import Draft
-from outrider.core.drafter import Continues
+from outrider.core.drafter import Drafter
 from outrider.core.request import RequestView
 from outrider.core.step import Offer
 
@@ -90,7 +90,7 @@ class Offers:
 
     def step(
         self,
-        lookup: Continues,
+        lookup: Drafter,
         requests: Sequence[RequestView],
         leanings: Sequence[Leanings],
         wanted: Sequence[int],
@@ -119,11 +119,15 @@ class Offers:
             del self._found[request.id]
         return found.left
 
-    def _look_up(self, lookup: Continues, request: RequestView, leanings: Leanings, count: int) -> None:
+    def _look_up(self, lookup: Drafter, request: RequestView, leanings: Leanings, count: int) -> None:
         self._asked[request.id] = self._steps
         draft = lookup.continuation(request, count)
         if draft.tokens:
             self._found[request.id] = Found(draft, self._acceptance.along(draft, leanings), len(request.tokens))
+
+    @property
+    def held(self) -> int:
+        return len(self._asked)
 
     def forget(self, request: RequestView) -> None:
         self._found.pop(request.id, None)

@@ -8,7 +8,7 @@ from statistics import median
 from time import perf_counter
 
 from outrider.control.costs import ROWS, CostTable, DraftCost
-from outrider.core.model import Measurable
+from outrider.core.model import CachedNetwork
 
 _SHARE = 0.15
 """Of a step, at most, that measuring takes after it (but one piece at least)."""
@@ -25,7 +25,7 @@ _AGAIN = 4
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
-_Piece = tuple[Measurable, int, int]
+_Piece = tuple[CachedNetwork, int, int]
 
 
 class Survey:
@@ -34,8 +34,8 @@ class Survey:
 
     def __init__(
         self,
-        target: Measurable,
-        drafters: Mapping[str, Measurable],
+        target: CachedNetwork,
+        drafters: Mapping[str, CachedNetwork],
         max_context: int,
         keep: Callable[[CostTable], None] = lambda table: None,
     ) -> None:
@@ -82,7 +82,7 @@ class Survey:
         yield from (piece for piece in near if piece[1] <= _AGAIN)
 
     def _table(self) -> CostTable:
-        def of(model: Measurable, rows: int, context: int) -> float:
+        def of(model: CachedNetwork, rows: int, context: int) -> float:
             return min(self._samples[model, rows, context])  # what disturbs only ever takes longer
 
         near = _undisturbed([of(self._target, rows, self._near) for rows in ROWS])

@@ -1,12 +1,15 @@
-"""`Drafter`, and what one may be able to do beyond proposing."""
+"""`Drafter`: what proposes. What one can do beyond that it says by fields, and the defaults do nothing."""
+
+# ruff: noqa: B027  (who has nothing to do there need not say so)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.model import DraftHead, LanguageModel, Rows
+from outrider.core.model import CachedNetwork, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
 
@@ -21,78 +24,6 @@ class Commit(NamedTuple):
     draft: Draft
     path: tuple[int, ...]
     tokens: tuple[int, ...]
-
-
-class Drafter(Protocol):
-    """Proposes what the target may say next. It can change the speed, never the text.
-
-    Lifecycle per request: open, then (propose, observe) per step, then close. `propose` answers in the order of
-    `requests` and keeps within each budget; a budget of 0 nodes gets an empty draft.
-    """
-
-    name: str
-
-    def open(self, request: RequestView) -> None: ...
-    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]: ...
-    def observe(self, commits: Sequence[Commit]) -> None: ...
-    def close(self, request: RequestView) -> None: ...
-
-
-@runtime_checkable
-class LooksUp(Protocol):
-    """A drafter that drafts, at least in part, without a pass of any model: what it finds costs next to nothing, so it
-    is asked at every step, before anybody is paid and whether or not anything will be verified."""
-
-    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]: ...
-    def paid(self, request: RequestView) -> str | None:
-        """Who else drafts for it, by passes of a model, when asked to `propose`; None: nobody."""
-        ...
-
-
-@runtime_checkable
-class Continues(Protocol):
-    """A drafter that finds long continuations fast: for steps on a device, which are given them a step late."""
-
-    def continuation(self, request: RequestView, count: int) -> Draft:
-        """A single path of at most `count` nodes."""
-        ...
-
-
-@runtime_checkable
-class HasNetworks(Protocol):
-    """A drafter that drafts by passes of networks: which, by the names its drafts have as their source."""
-
-    @property
-    def networks(self) -> Mapping[str, object]: ...
-    @property
-    def acceptance(self) -> Mapping[str, Sequence[float]]:
-        """By the same names, where it is known beforehand; as `DraftHead.acceptance`."""
-        ...
-
-
-@runtime_checkable
-class FollowsPrefixes(Protocol):
-    """A drafter with a cache of its own that can open a request where another one stands, or stood when it was closed,
-    as the target does (`KeepsPrefixes`). One that `ReadsFeatures` and cannot needs every prompt run from its start."""
-
-    def reach(self, request: RequestView, source: int, common: int) -> int:
-        """How many of the target's cached tokens may be taken over, so that it runs the request from there on only,
-        where it and the request of id `source` begin with the same `common` tokens."""
-        ...
-
-    def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
-        """`open`, after `length` (at most `reach`) tokens of `source` were taken over. `keep`: what is known of those
-        must stay with the source too."""
-        ...
-
-
-@runtime_checkable
-class ReadsFeatures(Protocol):
-    """A drafter that sees what the target computes: after each of its passes, `features` of all rows of the batch,
-    where `batch[i]` belongs to `requests[i]`. They are valid during the call only. `soon`: whether drafts may be asked
-    for before long; else it may leave all of it unread."""
-
-    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None: ...
 
 
 class DeviceDrafter(Protocol):
@@ -113,14 +44,84 @@ class DraftsThere(NamedTuple):
     """Who drafts in steps on a device, and with which network; None: nobody does."""
 
     drafter: DeviceDrafter | None = None
-    network: LanguageModel | DraftHead | None = None
+    network: CachedNetwork | None = None
 
 
-@runtime_checkable
-class StepsOnDevice(Protocol):
-    """A drafter whose requests may take whole steps on a device."""
+class Drafter(ABC):
+    """Proposes what the target may say next. It can change the speed, never the text.
+
+    Lifecycle per request: open, then (propose, observe) per step, then close. A drafter of your own is a subclass with
+    a `name` and `propose`.
+    """
+
+    name: str = "own"
+    """Whose its tokens are, in traces and counts."""
+
+    looks_up: bool = False
+    """Whether it drafts, at least in part, without a pass of any model (`look_up`)."""
+    continues: bool = False
+    """Whether it finds long continuations fast (`continuation`)."""
+    reads_features: bool = False
+    """Whether it is to see what the target computes (`read`)."""
+
+    def open(self, request: RequestView) -> None:
+        """A request begins, with its prompt in `request.tokens`."""
+
+    @abstractmethod
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        """A draft for each of `requests`, in order and within its budget; one of 0 nodes gets an empty draft."""
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """What came of a step."""
+
+    def close(self, request: RequestView) -> None:
+        """The request has left."""
+
+    @property
+    def held(self) -> int:
+        """Requests that are open here: when nothing runs, none may be."""
+        return 0
+
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        """As `propose`, where that costs next to nothing: it is asked at every step, before anybody is paid and whether
+        or not anything will be verified."""
+        return [Draft()] * len(requests)
+
+    def paid(self, request: RequestView) -> str | None:
+        """Who drafts for it by passes of a model, when asked to `propose`; None: nobody."""
+        return self.name
+
+    def continuation(self, request: RequestView, count: int) -> Draft:
+        """A single path of at most `count` nodes: for steps on a device, which are given them a step late."""
+        return Draft()
+
+    @property
+    def networks(self) -> Mapping[str, CachedNetwork]:
+        """What its passes are made with, by the names its drafts have as their source."""
+        return {}
+
+    @property
+    def acceptance(self) -> Mapping[str, Sequence[float]]:
+        """By the same names, where it is known beforehand; as `DraftHead.acceptance`."""
+        return {}
+
+    def reach(self, request: RequestView, source: int, common: int) -> int:
+        """How many of the target's cached tokens may be taken over, so that it runs the request from there on only,
+        where it and the request of id `source` begin with the same `common` tokens. One that reads features and has
+        no cache that can follow needs every prompt run from its start."""
+        return 0 if self.reads_features else common
+
+    def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
+        """`open`, after `length` (at most `reach`) tokens of `source` were taken over. `keep`: what is known of those
+        must stay with the source too."""
+        self.open(request)
+
+    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
+        """After each pass of the target: `features` of all rows of the batch, where `batch[i]` belongs to
+        `requests[i]`. They are valid during the call only. `soon`: whether drafts may be asked for before long; else it
+        may leave all of it unread."""
 
     @property
     def there(self) -> DraftsThere | None:
-        """None: as it is set up, every draft is made on the host."""
-        ...
+        """How its requests may take whole steps on a device; None: every draft is made on the host."""
+        return None

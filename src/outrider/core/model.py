@@ -1,9 +1,10 @@
-"""`LanguageModel` and `DraftHead`: networks over a cache of slots, and what one may be able to do beyond passes."""
+"""`LanguageModel` and `DraftHead`: networks over a cache of slots. What one can do beyond passes it says by fields."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core.step import Recording, Stepper
 
@@ -26,91 +27,115 @@ class Rows(NamedTuple):
         return Rows(slot, tokens, range(-1, len(tokens) - 1), logits)
 
 
-@runtime_checkable
-class LanguageModel(Protocol):
-    """A causal model over a cache of `max_batch` slots, each holding up to `max_context` tokens.
+class Runner(NamedTuple):
+    """Threads that a model keeps and lends between its passes."""
 
-    Per slot the cache is a committed prefix plus pending rows. `forward` appends pending rows, `commit` keeps one root
+    function: int
+    """Address of a C function, `Runner` in sampler.h."""
+    threads: int
+
+
+class CachedNetwork(ABC):
+    """A network over a cache of `max_batch` slots, each holding up to `max_context` tokens.
+
+    Per slot the cache is a committed prefix plus pending rows. A pass appends pending rows, `commit` keeps one root
     path of them (renumbering it contiguously) and drops the rest, `rollback` cuts the prefix and drops all pending.
-    Invariant: after any history the next logits are those of a fresh prefill of the committed tokens.
+    Invariant: after any history the next results are those of a fresh prefill of the committed tokens.
     """
 
-    vocab_size: int
     max_context: int
     max_batch: int
     supports_trees: bool
     chunk: int
     """Rows per pass that prefill should use."""
 
+    keeps_prefixes: bool = False
+    """Whether closed slots still hold their tokens until they are opened again: by `open`, which takes the one unused
+    for longest, or with what they hold (`epoch`, `reopen`, `fork`)."""
+    measurable: bool = False
+    """Whether it can tell what its passes cost (`measure`)."""
+    steps_on_device: bool = False
+    """Whether it takes part in whole steps on a device, which are told to it afterwards (`advance`)."""
+
+    @abstractmethod
     def open(self) -> int:
         """A free slot, empty."""
-        ...
 
+    @abstractmethod
     def close(self, slot: int) -> None: ...
+
+    @abstractmethod
     def length(self, slot: int) -> int:
         """Committed tokens in the slot."""
-        ...
 
-    def forward(self, batch: Sequence[Rows]) -> Tensor:
-        """fp32 logits [rows wanted, vocab], in the order of the batch."""
-        ...
-
+    @abstractmethod
     def commit(self, slot: int, path: Sequence[int]) -> None: ...
+
+    @abstractmethod
     def rollback(self, slot: int, length: int) -> None: ...
 
+    @property
+    def held(self) -> int:
+        """Open slots: when nothing runs, none may be."""
+        return 0
 
-@runtime_checkable
-class KeepsPrefixes(Protocol):
-    """A cache of slots (a `LanguageModel` or `DraftHead`) whose closed slots still hold their tokens until they are
-    opened again: by `open`, which takes the one unused for longest, or with what they hold."""
-
-    def length(self, slot: int) -> int: ...
-    def open(self) -> int: ...
-    def close(self, slot: int) -> None: ...
     def epoch(self, slot: int) -> int:
         """How often the slot was opened: while this stays, a closed slot holds what it held when it was closed."""
-        ...
+        raise NotImplementedError
 
     def reopen(self, slot: int, length: int) -> None:
         """Open this closed slot with the first `length` tokens it still holds."""
-        ...
+        raise NotImplementedError
 
     def fork(self, source: int, length: int) -> int:
         """Open a slot with a copy of the first `length` committed tokens of `source`. That one stays as it is, open or
         closed, unless it is closed and no other is left: then it is opened itself."""
-        ...
-
-
-@runtime_checkable
-class Accountable(Protocol):
-    """A model or drafter that says how much is open in it: when nothing runs, nothing may be."""
-
-    @property
-    def held(self) -> int: ...
-
-
-@runtime_checkable
-class Measurable(Protocol):
-    """A model or head that can tell what its passes cost."""
+        raise NotImplementedError
 
     def measure(self, rows: int, context: int) -> float:
         """Seconds of a pass of so many rows behind so many tokens, timed on a part of it. Changes nothing that any
         request can see, and takes but a fraction of that pass."""
-        ...
+        raise NotImplementedError
 
+    def advance(self, slot: int, count: int) -> None:
+        """Note that steps on the device have committed `count` more rows to the slot."""
+        raise NotImplementedError
 
-@runtime_checkable
-class TappedModel(LanguageModel, Protocol):
-    """A `LanguageModel` whose hidden states can be read. Tap i is the residual stream after i layers."""
+    def recordings(self) -> Iterator[Recording]:
+        """Passes to compile and record before the first request, so that none is while it waits; those that are not
+        yet."""
+        return iter(())
 
     @property
-    def features(self) -> Tensor:
-        """[rows of the last `forward`, taps * hidden]; valid until the next one."""
-        ...
+    def late(self) -> int:
+        """Those that were recorded while one waited all the same: 0, unless there is a mistake somewhere."""
+        return 0
+
+
+class LanguageModel(CachedNetwork):
+    """A causal model."""
+
+    vocab_size: int
+
+    gives_features: bool = False
+    """Whether its hidden states can be read (`tap`, `features`)."""
+    features: Tensor
+    """[rows of the last `forward`, taps * hidden]; valid until the next one."""
+    runner: Runner | None = None
+    """Threads of its own that others may use between passes."""
+
+    @abstractmethod
+    def forward(self, batch: Sequence[Rows]) -> Tensor:
+        """fp32 logits [rows wanted, vocab], in the order of the batch."""
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Keep these states in every `forward` from now on."""
-        ...
+        """Keep these states in every `forward` from now on: i is the residual stream after i layers."""
+        raise NotImplementedError
+
+    def stepper(self, draft: CachedNetwork | None, vocab_size: int | None = None) -> Stepper | None:
+        """What takes whole steps, alone or with a draft model or head of its own kind; None where the two cannot step
+        together. `vocab_size`: choose among so many tokens only."""
+        return None
 
 
 class HeadOutput(NamedTuple):
@@ -118,39 +143,6 @@ class HeadOutput(NamedTuple):
     """fp32 [rows wanted, draft vocabulary]"""
     states: Tensor
     """[rows, hidden]: the head's guess of the state that follows each row."""
-
-
-class DraftHead(Protocol):
-    """A small network that reads the target's features and drafts on from its own states; slots and pending rows as in
-    `LanguageModel`.
-
-    A row is a token with the state *before* it. That state is true where the target has run the token before
-    (`features`, which the head fuses into a state), else the head's own guess from the row before (`states`). The row's
-    logits are for the token after its own.
-    """
-
-    taps: tuple[int, ...]
-    """The target's states it reads."""
-    acceptance: tuple[float, ...]
-    """How often each level of its chains was right on held-out text, where those before were; empty: not known."""
-    ids: Tensor
-    """[draft vocabulary] int64, rising: which of the target's tokens each column of logits stands for."""
-    max_context: int
-    max_batch: int
-    supports_trees: bool
-    chunk: int
-
-    def open(self) -> int: ...
-    def close(self, slot: int) -> None: ...
-    def length(self, slot: int) -> int: ...
-    def forward(
-        self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
-    ) -> HeadOutput:
-        """Exactly one of `features` [rows, taps * target hidden] and `states` [rows, hidden] is given."""
-        ...
-
-    def commit(self, slot: int, path: Sequence[int]) -> None: ...
-    def rollback(self, slot: int, length: int) -> None: ...
 
 
 class NoiseKey(NamedTuple):
@@ -168,11 +160,28 @@ class TopK(NamedTuple):
     drawn: Sequence[tuple[int, float]]
 
 
-@runtime_checkable
-class RankingHead(Protocol):
-    """A `DraftHead` that need not hand out logits to be drafted with."""
+class DraftHead(CachedNetwork):
+    """A small network that reads the target's features and drafts on from its own states.
 
-    most_ranked: int
+    A row is a token with the state *before* it. That state is true where the target has run the token before
+    (`features`, which the head fuses into a state), else the head's own guess from the row before (`states`). The row's
+    logits are for the token after its own.
+    """
+
+    taps: tuple[int, ...]
+    """The target's states it reads."""
+    acceptance: tuple[float, ...]
+    """How often each level of its chains was right on held-out text, where those before were; empty: not known."""
+    ids: Tensor
+    """[draft vocabulary] int64, rising: which of the target's tokens each column of logits stands for."""
+    most_ranked: int = 0
+    """The most tokens that `rank` finds to follow a row; 0: it hands out logits only."""
+
+    @abstractmethod
+    def forward(
+        self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
+    ) -> HeadOutput:
+        """Exactly one of `features` [rows, taps * target hidden] and `states` [rows, hidden] is given."""
 
     def rank(
         self,
@@ -185,40 +194,4 @@ class RankingHead(Protocol):
     ) -> tuple[list[TopK], Tensor]:
         """As `forward`, with at most `count` (up to `most_ranked`) followers instead of logits, per row wanted, and its
         states. `keys` per row wanted; None: greedily, so that what is drawn is what is likely."""
-        ...
-
-
-@runtime_checkable
-class SteppingHead(DraftHead, Protocol):
-    """A `DraftHead` whose chains can be drafted in whole steps on the device (`SteppingModel`)."""
-
-    def advance(self, slot: int, count: int) -> None:
-        """Note that steps have committed `count` more rows to the slot."""
-        ...
-
-
-@runtime_checkable
-class Prepares(Protocol):
-    """A network with passes to compile and record before the first request, so that none is while it waits."""
-
-    @property
-    def late(self) -> int:
-        """Those that were recorded while one waited all the same: 0, unless there is a mistake somewhere."""
-        ...
-
-    def recordings(self) -> Iterator[Recording]:
-        """What is to be recorded and is not yet."""
-        ...
-
-
-@runtime_checkable
-class SteppingModel(Protocol):
-    """A `LanguageModel` that can also take whole steps, alone or with a draft model or head of its own kind."""
-
-    def stepper(self, draft: LanguageModel | DraftHead | None, vocab_size: int | None = None) -> Stepper | None:
-        """None where the two cannot step together. `vocab_size`: choose among so many tokens only."""
-        ...
-
-    def advance(self, slot: int, count: int) -> None:
-        """Note that steps have committed `count` more tokens to the slot."""
-        ...
+        raise NotImplementedError

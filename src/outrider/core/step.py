@@ -111,11 +111,11 @@ class Stepper(Protocol):
     def limit(self, lanes: int) -> int: ...
     @property
     def late(self) -> int:
-        """As `Prepares`."""
+        """As `CachedNetwork.late`."""
         ...
 
     def recordings(self, shapes: Sequence[StepShape]) -> Iterator[Recording]:
-        """As `Prepares`, for steps of these shapes."""
+        """As `CachedNetwork.recordings`, for steps of these shapes."""
         ...
 
     def measure(self, shapes: Sequence[StepShape]) -> Iterator[None]:

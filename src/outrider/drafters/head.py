@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, DraftsThere
-from outrider.core.model import DraftHead, NoiseKey, RankingHead, Rows, SteppingHead
+from outrider.core.drafter import Commit, Drafter, DraftsThere
+from outrider.core.model import CachedNetwork, DraftHead, NoiseKey, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
 from outrider.drafters.best_first_tree import WIDTH, BestFirstTree
@@ -88,7 +88,7 @@ class _Held:
         self.features[0] = self.features[0][count:]
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Grows a tree from the head's own guesses, one head pass per level for all requests together.
 
     Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection: drawn
@@ -99,6 +99,7 @@ class HeadDrafter:
     """
 
     name = "head"
+    reads_features = True
 
     def __init__(
         self,
@@ -111,10 +112,10 @@ class HeadDrafter:
         """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
         self._head = head
         config = config or HeadDrafterConfig()
-        branching = config.branching or (1 if isinstance(head, SteppingHead) else 8)
+        branching = config.branching or (1 if head.steps_on_device else 8)
         self._branching = branching if head.supports_trees else 1
         self._depth = config.depth
-        self._ranking = head if isinstance(head, RankingHead) and self._branching <= head.most_ranked else None
+        self._ranks = self._branching <= head.most_ranked
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
         self._chance = chance
         self._held: dict[int, _Held] = {}
@@ -129,7 +130,7 @@ class HeadDrafter:
         return self._head
 
     @property
-    def networks(self) -> Mapping[str, object]:
+    def networks(self) -> Mapping[str, CachedNetwork]:
         return {self.name: self._head}
 
     @property
@@ -272,7 +273,6 @@ class HeadDrafter:
         """Go on where steps on the device have ended."""
         held, tokens, features = self._held[request.id], request.tokens, left.features
         assert features is not None
-        assert isinstance(self._head, SteppingHead)
         if left.gap > held.dropped and held.whole is None:  # some of those that came since may be missing
             held.whole = self._head.length(held.slot)
         held.dropped = left.gap
@@ -284,7 +284,7 @@ class HeadDrafter:
         """It ends where it was handed over, with rows of `seen` tokens but for gaps: others may begin with those."""
         held = self._held[request.id]
         more = seen - held.dropped - self._head.length(held.slot)
-        if more > 0 and isinstance(self._head, SteppingHead):
+        if more > 0 and self._head.steps_on_device:
             self._head.advance(held.slot, more)
 
     def _rows(self, held: _Held) -> int:
@@ -394,9 +394,9 @@ class HeadDrafter:
 
         A head that ranks tokens itself does, unless the sampling parameters ask for more than it knows.
         """
-        if self._ranking is not None and all(plan.plainly_ranked for plan in plans):
+        if self._ranks and all(plan.plainly_ranked for plan in plans):
             keys = [key for plan in plans for key in plan.noise_keys()]
-            found, after = self._ranking.rank(batch, keys, self._branching, features=features, states=states)
+            found, after = self._head.rank(batch, keys, self._branching, features=features, states=states)
             return (Offer(f.likely, in_turn(f.drawn), k is not None) for f, k in zip(found, keys, strict=True)), after
         output = self._head.forward(batch, features=features, states=states)
         offers: list[Offer] = []

@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, DraftsThere
-from outrider.core.model import Rows
+from outrider.core.drafter import Commit, Drafter, DraftsThere
+from outrider.core.model import CachedNetwork, Rows
 from outrider.core.request import RequestView
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.suffix import SuffixDrafter
 
 
-class MixDrafter:
+class MixDrafter(Drafter):
     """Looking up costs next to nothing, so it is always done; the head is asked (`propose`) where it is expected to add
     to what was found. The controller joins the two trees. The head reads the target's features whoever drafted, so it
     is ready at any step."""
 
     name = "head+suffix"
+    looks_up = continues = reads_features = True
 
     def __init__(self, head: HeadDrafter, suffix: SuffixDrafter) -> None:
         self._head, self._suffix = head, suffix
@@ -36,7 +37,7 @@ class MixDrafter:
         return self._suffix.continuation(request, count)
 
     @property
-    def networks(self) -> Mapping[str, object]:
+    def networks(self) -> Mapping[str, CachedNetwork]:
         return self._head.networks
 
     @property

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import ROOT, Budget, Draft
-from outrider.core.drafter import Commit, DraftsThere
-from outrider.core.model import LanguageModel, Rows, SteppingModel
+from outrider.core.drafter import Drafter, DraftsThere
+from outrider.core.model import CachedNetwork, LanguageModel, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
 from outrider.drafters.children import ranked_offers, sampled_offers, samples
@@ -44,7 +44,7 @@ class _Held:
     pending: list[tuple[int, int]] = field(default_factory=list)  # (token, parent row)
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Draws from the draft model what it, sampled like the target, would say next.
 
     Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection:
@@ -108,9 +108,6 @@ class ModelDrafter:
             drafts[i] = plan.draft(self.name)
         return drafts
 
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Nothing to learn: the next `propose` sees from the tokens which rows were accepted."""
-
     @property
     def held(self) -> int:
         return len(self._held)
@@ -120,12 +117,8 @@ class ModelDrafter:
         return self._model
 
     @property
-    def networks(self) -> Mapping[str, object]:
+    def networks(self) -> Mapping[str, CachedNetwork]:
         return {self.name: self._model}
-
-    @property
-    def acceptance(self) -> Mapping[str, Sequence[float]]:
-        return {}
 
     @property
     def chains(self) -> bool:
@@ -154,7 +147,7 @@ class ModelDrafter:
     def leave(self, request: RequestView, seen: int) -> None:
         """So many of its tokens were run on the device."""
         held = self._held[request.id]
-        if seen > held.committed and isinstance(self._model, SteppingModel):
+        if seen > held.committed and self._model.steps_on_device:
             self._model.advance(held.slot, seen - held.committed)
             held.committed = seen
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.drafter import Commit
 from outrider.core.request import RequestView
+from outrider.drafters.lookup import LookupDrafter
 from outrider.errors import InvalidRequest
 
 
@@ -71,10 +72,11 @@ class _Index:
         return 0, 0
 
 
-class NgramDrafter:
+class NgramDrafter(LookupDrafter):
     """Longest match first, most recent occurrence, one chain."""
 
     name = "ngram"
+    continues = True
 
     def __init__(self, config: NgramConfig | None = None) -> None:
         self.config = config or NgramConfig()
@@ -87,16 +89,6 @@ class NgramDrafter:
     def open(self, request: RequestView) -> None:
         index = self._indexes[request.id] = _Index()
         index.update(request.tokens, self.config)
-
-    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(requests, budgets)
-
-    def paid(self, request: RequestView) -> str | None:
-        return None
-
-    @property
-    def there(self) -> DraftsThere:
-        return DraftsThere()
 
     def continuation(self, request: RequestView, count: int) -> Draft:
         return self._propose(request, Budget(count, count, tree=False))

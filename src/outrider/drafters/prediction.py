@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.drafter import Commit
 from outrider.core.request import RequestView
+from outrider.drafters.lookup import LookupDrafter
 
 _FAITH = 8
 """A prediction is trusted from the start as if so many tokens had agreed."""
@@ -86,10 +87,11 @@ class _Prediction:
         return self._occurs.get(token, [])
 
 
-class PredictionDrafter:
+class PredictionDrafter(LookupDrafter):
     """One chain from the request's own prediction; nothing for requests that have none."""
 
     name = "prediction"
+    continues = True
 
     def __init__(self) -> None:
         self._predictions: dict[int, _Prediction] = {}
@@ -99,16 +101,6 @@ class PredictionDrafter:
             prediction = _Prediction(request.speculation.prediction, request.prompt_length)
             prediction.update(request.tokens)
             self._predictions[request.id] = prediction
-
-    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(requests, budgets)
-
-    def paid(self, request: RequestView) -> str | None:
-        return None
-
-    @property
-    def there(self) -> DraftsThere:
-        return DraftsThere()
 
     def continuation(self, request: RequestView, count: int) -> Draft:
         return self._propose(request, Budget(count, count, tree=False))

@@ -12,7 +12,7 @@ from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.router import RouterDrafter, router
+from outrider.drafters.router import RouterDrafter
 from outrider.drafters.suffix import SuffixConfig, SuffixDrafter
 from outrider.errors import DrafterError
 
@@ -87,7 +87,7 @@ def build_router(default: str | Drafter, also: Sequence[str], parts: Parts) -> R
             raise DrafterError(f"drafter {spec!r}: requests could not tell it from the other {name!r}; leave one out")
         if name not in named:
             named[name] = build(spec, shared)
-    return router(first, named)
+    return RouterDrafter(first, named)
 
 
 class _SharedParts:

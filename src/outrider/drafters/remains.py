@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outrider.core.model import DraftHead, KeepsPrefixes, LanguageModel
+from outrider.core.model import CachedNetwork
 
 
 class _Left(NamedTuple):
@@ -18,9 +18,9 @@ class Remains:
 
     Slots in use are named by the caller, who knows them; a cache that cannot keep anything gives empty slots."""
 
-    def __init__(self, cache: LanguageModel | DraftHead) -> None:
+    def __init__(self, cache: CachedNetwork) -> None:
         self._cache = cache
-        self._keeps = cache if isinstance(cache, KeepsPrefixes) else None
+        self._keeps = cache if cache.keeps_prefixes else None
         self._left: dict[int, _Left] = {}  # by slot
 
     def close(self, request: int, slot: int) -> None:

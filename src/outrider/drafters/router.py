@@ -8,17 +8,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import (
-    Commit,
-    Continues,
-    Drafter,
-    FollowsPrefixes,
-    HasNetworks,
-    LooksUp,
-    ReadsFeatures,
-    StepsOnDevice,
-)
-from outrider.core.model import Rows
+from outrider.core.drafter import Commit, Drafter
+from outrider.core.model import CachedNetwork, Rows
 from outrider.core.request import RequestView
 from outrider.drafters.host_rows import joined
 from outrider.drafters.none import NoDrafter
@@ -26,13 +17,7 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.errors import DrafterError
 
 
-def router(default: Drafter, others: Mapping[str, Drafter]) -> RouterDrafter:
-    """The right kind for these drafters. `others` by the names requests use; the same one may have several."""
-    readers = any(isinstance(drafter, ReadsFeatures) for drafter in (default, *others.values()))
-    return ReadingRouter(default, others) if readers else RouterDrafter(default, others)
-
-
-class RouterDrafter:
+class RouterDrafter(Drafter):
     """Each request belongs to the drafter its `speculation` names (None: the default) for all its life. All requests
     of a step that share a drafter are proposed for in one call. Where a request has a prediction that knows how to go
     on, that is looked up instead of anything else; drafts say by their source whose they are.
@@ -42,16 +27,15 @@ class RouterDrafter:
     requests alone, and cost it nothing when they draft nothing."""
 
     name = "router"
+    looks_up = continues = True
 
     def __init__(self, default: Drafter, others: Mapping[str, Drafter]) -> None:
+        """`others` by the names requests use; the same one may have several."""
         self._default = default
         self._named = dict(others)
         self._prediction = PredictionDrafter()
-        self._nobody = default if _drafts_there(default) else NoDrafter()
-        # Asking a protocol takes as long as looking up.
-        self._lookups = {id(d): d for d in (default, self._nobody, *others.values()) if isinstance(d, LooksUp)}
-        self._reader = default if isinstance(default, ReadsFeatures) else None
-        self._continuing = {id(d): d for d in (default, *others.values()) if isinstance(d, Continues)}
+        self._nobody = default if _drafts_on_device(default) else NoDrafter()
+        self.reads_features = any(drafter.reads_features for drafter in (default, *others.values()))
         self._route: dict[int, Drafter] = {}
         """The drafter of every open request."""
         self._elsewhere: set[int] = set()
@@ -66,18 +50,14 @@ class RouterDrafter:
         return tuple(self._named)
 
     @property
-    def networks(self) -> Mapping[str, object]:
-        every = (self._default, *self._named.values())
-        return {
-            name: net for drafter in every if isinstance(drafter, HasNetworks) for name, net in drafter.networks.items()
-        }
+    def networks(self) -> Mapping[str, CachedNetwork]:
+        return {k: v for drafter in (self._default, *self._named.values()) for k, v in drafter.networks.items()}
 
     @property
     def acceptance(self) -> Mapping[str, Sequence[float]]:
         known: dict[str, Sequence[float]] = {}
         for drafter in (*self._named.values(), self._default):
-            if isinstance(drafter, HasNetworks):
-                known |= drafter.acceptance
+            known |= drafter.acceptance
         return known
 
     def is_default(self, request: RequestView) -> bool:
@@ -94,17 +74,11 @@ class RouterDrafter:
         self._enter(request, drafter)
 
     def reach(self, request: RequestView, source: int, common: int) -> int:
-        drafter = self._named_by(request)
-        if isinstance(drafter, FollowsPrefixes):
-            return drafter.reach(request, source, common)
-        return 0 if isinstance(drafter, ReadsFeatures) else common
+        return self._named_by(request).reach(request, source, common)
 
     def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
         drafter = self._named_by(request)
-        if isinstance(drafter, FollowsPrefixes):
-            drafter.open_from(request, source, length, keep)
-        else:
-            drafter.open(request)
+        drafter.open_from(request, source, length, keep)
         self._enter(request, drafter)
 
     def _named_by(self, request: RequestView) -> Drafter:
@@ -130,22 +104,18 @@ class RouterDrafter:
         """What the prediction says, and what its drafter finds beside it; of single paths, the prediction's."""
         found = self._prediction.propose(requests, budgets)
         for drafter, members in self._groups(requests):
-            if lookup := self._lookups.get(id(drafter)):
-                drafts = lookup.look_up([requests[i] for i in members], [budgets[i] for i in members])
+            if drafter.looks_up:
+                drafts = drafter.look_up([requests[i] for i in members], [budgets[i] for i in members])
                 for i, draft in zip(members, drafts, strict=True):
                     found[i] = found[i].merged(draft) if budgets[i].tree or not found[i].tokens else found[i]
         return found
 
     def continuation(self, request: RequestView, count: int) -> Draft:
         """What the prediction says; where it is lost, what its drafter finds."""
-        found, drafter = self._prediction.continuation(request, count), self._route[request.id]
-        lookup = None if found else self._continuing.get(id(drafter))
-        return lookup.continuation(request, count) if lookup else found
+        return self._prediction.continuation(request, count) or self._route[request.id].continuation(request, count)
 
     def paid(self, request: RequestView) -> str | None:
-        drafter = self._route[request.id]
-        lookup = self._lookups.get(id(drafter))
-        return lookup.paid(request) if lookup else drafter.name
+        return self._route[request.id].paid(request)
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = [Draft()] * len(requests)
@@ -164,6 +134,18 @@ class RouterDrafter:
         for drafter, members in self._groups([commit.request for commit in commits]):
             drafter.observe([commits[i] for i in members])
 
+    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
+        """Every drafter that reads features is given those of its own requests."""
+        if not self._elsewhere:
+            self._default.read(requests, batch, features, soon)
+            return
+        ends = list(accumulate(len(rows.tokens) for rows in batch))
+        pieces = [features[end - len(rows.tokens) : end] for end, rows in zip(ends, batch, strict=True)]
+        for drafter, members in self._groups(requests):
+            if drafter.reads_features:
+                own = features if len(members) == len(batch) else joined([pieces[i] for i in members])
+                drafter.read([requests[i] for i in members], [batch[i] for i in members], own, soon)
+
     def _groups(self, requests: Sequence[RequestView]) -> Iterator[tuple[Drafter, list[int]]]:
         """Each drafter concerned with the places of its requests."""
         groups: dict[int, list[int]] = {}
@@ -173,23 +155,6 @@ class RouterDrafter:
             yield self._route[requests[members[0]].id], members
 
 
-def _drafts_there(drafter: Drafter) -> bool:
+def _drafts_on_device(drafter: Drafter) -> bool:
     """Whether a device drafts in its stead."""
-    there = drafter.there if isinstance(drafter, StepsOnDevice) else None
-    return there is not None and there.drafter is not None
-
-
-class ReadingRouter(RouterDrafter):
-    """With drafters among them that read what the target computes."""
-
-    def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
-        """Every drafter that reads features is given those of its own requests."""
-        if not self._elsewhere and self._reader is not None:
-            self._reader.read(requests, batch, features, soon)
-            return
-        ends = list(accumulate(len(rows.tokens) for rows in batch))
-        pieces = [features[end - len(rows.tokens) : end] for end, rows in zip(ends, batch, strict=True)]
-        for drafter, members in self._groups(requests):
-            if isinstance(drafter, ReadsFeatures):
-                own = features if len(members) == len(batch) else joined([pieces[i] for i in members])
-                drafter.read([requests[i] for i in members], [batch[i] for i in members], own, soon)
+    return drafter.there is not None and drafter.there.drafter is not None

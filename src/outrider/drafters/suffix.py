@@ -16,9 +16,10 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from outrider.core.draft import ROOT, Budget, Draft
-from outrider.core.drafter import Commit, DraftsThere
+from outrider.core.drafter import Commit
 from outrider.core.request import RequestView
 from outrider.drafters.automaton import NO_TOKEN, RollingAutomaton, SuffixAutomaton
+from outrider.drafters.lookup import LookupDrafter
 from outrider.drafters.memory import Memory
 from outrider.errors import InvalidRequest
 
@@ -115,11 +116,12 @@ class _Text:
         return state, own.length[state], self._state, self._matched
 
 
-class SuffixDrafter:
+class SuffixDrafter(LookupDrafter):
     """Trees of earlier continuations, best first; confidences are calibrated probabilities, not mere
     scores."""
 
     name = "suffix"
+    continues = True
 
     def __init__(self, config: SuffixConfig | None = None) -> None:
         self.config = config or SuffixConfig()
@@ -132,16 +134,6 @@ class SuffixDrafter:
 
     def open(self, request: RequestView) -> None:
         self._texts[request.id] = _Text(self.config.request_tokens)
-
-    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-        return self.propose(requests, budgets)
-
-    def paid(self, request: RequestView) -> str | None:
-        return None
-
-    @property
-    def there(self) -> DraftsThere:
-        return DraftsThere()
 
     def continuation(self, request: RequestView, count: int) -> Draft:
         """The likeliest path: its first tokens are weighed as in any draft, those after them copied (`copied`). The

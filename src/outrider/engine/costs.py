@@ -11,8 +11,8 @@ from pathlib import Path
 
 from outrider.control.costs import CostTable
 from outrider.control.survey import Survey
-from outrider.core.drafter import Drafter, HasNetworks
-from outrider.core.model import LanguageModel, Measurable
+from outrider.core.drafter import Drafter
+from outrider.core.model import CachedNetwork, LanguageModel
 
 
 class Costs:
@@ -27,14 +27,16 @@ class Costs:
     def load(self, model: LanguageModel, drafter: Drafter) -> CostTable | None:
         """What an earlier process has measured."""
         path = self._path(drafter)
+        if path is None or not model.measurable:
+            return None
         try:
-            return CostTable.from_json(path.read_text()) if path and isinstance(model, Measurable) else None
+            return CostTable.from_json(path.read_text())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def survey(self, model: LanguageModel, drafter: Drafter) -> Survey | None:
         """What will find out, and keep it; None where nothing can be measured."""
-        if not isinstance(model, Measurable):
+        if not model.measurable:
             return None
         return Survey(model, _networks(drafter), model.max_context, lambda table: self._save(drafter, table))
 
@@ -59,7 +61,6 @@ class Costs:
         return self._folder / f"{digest.hexdigest()[:32]}.json"
 
 
-def _networks(drafter: Drafter) -> dict[str, Measurable]:
+def _networks(drafter: Drafter) -> dict[str, CachedNetwork]:
     """What the drafter's passes are made with, as far as it can be measured, by the names in its drafts."""
-    networks = drafter.networks if isinstance(drafter, HasNetworks) else {}
-    return {name: network for name, network in networks.items() if isinstance(network, Measurable)}
+    return {name: network for name, network in drafter.networks.items() if network.measurable}

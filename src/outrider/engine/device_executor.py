@@ -15,8 +15,8 @@ from time import perf_counter
 from outrider.control.controller import CLAIM, Controller
 from outrider.control.steps import shapes
 from outrider.core.draft import Draft
-from outrider.core.drafter import Continues, DeviceDrafter, Drafter, ReadsFeatures, StepsOnDevice
-from outrider.core.model import LanguageModel, SteppingModel
+from outrider.core.drafter import DeviceDrafter, Drafter
+from outrider.core.model import LanguageModel
 from outrider.core.request import RequestView, ResolvedParams
 from outrider.core.step import PLAIN, Recording, SlotOutcome, Stepper, StepPlan, StepShape
 from outrider.drafters.router import RouterDrafter
@@ -41,16 +41,14 @@ def best_executor(model: LanguageModel, drafter: Drafter, controller: Controller
     """On the device where target and drafter can step there, else on the host. A router's default drafter is asked, for
     those steps in which all requests are its."""
     host = HostExecutor(model, drafter, controller)
-    if not isinstance(model, SteppingModel):
-        return host
-    lookup = drafter if isinstance(drafter, Continues) else None
+    lookup = drafter if drafter.continues else None
     takes: Callable[[RequestView], bool] = lambda request: True  # noqa: E731
     if isinstance(drafter, RouterDrafter):
         takes, drafter = drafter.is_default, drafter.default
-    there = drafter.there if isinstance(drafter, StepsOnDevice) else None
+    there = drafter.there
     if there is not None and (stepper := model.stepper(there.network)):
         return DeviceExecutor(model, stepper, host, there.drafter, lookup, takes=takes)
-    if isinstance(drafter, ReadsFeatures):
+    if drafter.reads_features:
         return host  # it must see every pass
     stepper = model.stepper(None)
     return DeviceExecutor(model, stepper, host, drafts_on_host=True, takes=takes) if stepper else host
@@ -61,11 +59,11 @@ class DeviceExecutor(Executor):
 
     def __init__(
         self,
-        model: SteppingModel,
+        model: LanguageModel,
         stepper: Stepper,
         host: HostExecutor,
         drafter: DeviceDrafter | None = None,
-        lookup: Continues | None = None,
+        lookup: Drafter | None = None,
         *,
         drafts_on_host: bool = False,
         takes: Callable[[RequestView], bool] = lambda request: True,

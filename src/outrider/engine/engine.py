@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from outrider.control.controller import Controller
 from outrider.core.draft import Draft
-from outrider.core.drafter import Commit, Drafter, HasNetworks
-from outrider.core.model import Accountable, LanguageModel, Prepares, Rows
+from outrider.core.drafter import Commit, Drafter
+from outrider.core.model import CachedNetwork, LanguageModel, Rows
 from outrider.core.request import Chunk, StepTrace
 from outrider.engine.device_executor import best_executor
 from outrider.engine.emit import emit
@@ -59,8 +59,7 @@ class Engine:
         self._places = SlotManager(model, drafter)
         self._preemptions = 0
         self._target = TargetPass(model, drafter)
-        networks = drafter.networks.values() if isinstance(drafter, HasNetworks) else ()
-        self.prepares = [*(part for part in (model, *networks) if isinstance(part, Prepares)), self.executor]
+        self.prepares: list[CachedNetwork | Executor] = [model, *drafter.networks.values(), self.executor]
         """What is to be compiled and recorded on a device before the first request."""
 
     def step(self) -> list[Chunk]:
@@ -126,8 +125,7 @@ class Engine:
     def leaks(self) -> list[str]:
         """What is still held although this engine is idle, in words; nothing, unless there is a mistake somewhere (or
         another engine is running over the same model)."""
-        parts = {"cache slots": self.model, "drafter": self.drafter, "controller": self.controller}
-        held = {name: part.held for name, part in parts.items() if isinstance(part, Accountable)}
+        held = {"cache slots": self.model.held, "drafter": self.drafter.held, "controller": self.controller.held}
         return [f"{name}: {count} still held" for name, count in held.items() if count and self.idle]
 
     def _seat(self) -> None:

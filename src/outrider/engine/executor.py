@@ -45,7 +45,7 @@ class Executor(ABC):
 
     @property
     def late(self) -> int:
-        """As `Prepares`."""
+        """As `CachedNetwork.late`."""
         return 0
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Executor(ABC):
         """It has lost its slot. Should it come back, it is a newcomer."""
 
     def recordings(self) -> Iterator[Recording]:
-        """As `Prepares`: the steps that may be asked for."""
+        """As `CachedNetwork.recordings`: the steps that may be asked for."""
         return iter(())
 
     def measure(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ from outrider.core.model import LanguageModel, Rows
 from outrider.engine.executor import Executor, StepOutput, VerifiedDraft
 from outrider.engine.request import Request
 from outrider.engine.target_pass import TargetPass
-from outrider.sampling.native.sampler import LendsThreads
 from outrider.sampling.random_source import KeyedRandom
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.verify import RULES, Rules
@@ -28,7 +27,7 @@ class HostExecutor(Executor):
         self.rules = rules
         self._drafter = drafter
         self._target = TargetPass(model, drafter)
-        self._runner = model.runner if isinstance(model, LendsThreads) else None
+        self._runner = model.runner
 
     def step(self, running: list[Request], prefilled: float = 0.0) -> StepOutput:
         return self.verify(running, *self.draft(running))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from outrider.core.drafter import Drafter, FollowsPrefixes, ReadsFeatures
-from outrider.core.model import KeepsPrefixes, LanguageModel
+from outrider.core.drafter import Drafter
+from outrider.core.model import LanguageModel
 from outrider.engine.prefixes import LEAST, Holder, Prefixes, common_prefix, worth_keeping
 from outrider.engine.request import NO_SLOT, Request
 
@@ -24,9 +24,6 @@ class SlotManager:
     def __init__(self, model: LanguageModel, drafter: Drafter) -> None:
         self._model = model
         self._drafter = drafter
-        self._follows = drafter if isinstance(drafter, FollowsPrefixes) else None
-        blind = isinstance(drafter, ReadsFeatures) and self._follows is None  # it must see every prompt whole
-        self._keeps = model if isinstance(model, KeepsPrefixes) and not blind else None
         self._prefixes = Prefixes()
         self.hits = 0
         """Sequences that began with tokens of another."""
@@ -52,7 +49,7 @@ class SlotManager:
             return
         if request.reused is None:
             request.reused = min(length, request.prompt_length)
-        if found is None or self._keeps is None:
+        if found is None:
             request.slot = self._model.open()
             self._drafter.open(request)
             return
@@ -60,15 +57,12 @@ class SlotManager:
         running_there = holder.epoch is None
         keep = running_there or worth_keeping(length, holder.cached)
         if keep:
-            request.slot = self._keeps.fork(holder.slot, length)
+            request.slot = self._model.fork(holder.slot, length)
             self._prefixes.touch(holder.slot)
         else:
-            self._keeps.reopen(holder.slot, length)
+            self._model.reopen(holder.slot, length)
             request.slot = holder.slot
-        if self._follows is not None:
-            self._follows.open_from(request, holder.request, length, keep)
-        else:
-            self._drafter.open(request)
+        self._drafter.open_from(request, holder.request, length, keep)
         request.missing -= length
         self.hits += 1
         self.reused += length
@@ -78,8 +72,8 @@ class SlotManager:
         slot, request.slot = request.slot, NO_SLOT
         length = self._model.length(slot)
         self._model.close(slot)
-        if self._keeps is not None and length >= LEAST:
-            epoch = self._keeps.epoch(slot)
+        if self._model.keeps_prefixes and length >= LEAST:
+            epoch = self._model.epoch(slot)
             self._prefixes.leave(Holder(slot, request.tokens, length, request.id, request.cache_salt, epoch))
         self._drafter.close(request)
 
@@ -90,13 +84,13 @@ class SlotManager:
     def _left(self) -> list[Holder]:
         """What is left and still there: another engine over the same model may have used the slot."""
         for holder in self._prefixes.left:
-            if self._keeps is None or self._keeps.epoch(holder.slot) != holder.epoch:
+            if self._model.epoch(holder.slot) != holder.epoch:
                 self._prefixes.forget(holder.slot)
         return self._prefixes.left
 
     def _find(self, request: Request, running: Sequence[Request]) -> _Found | None:
         """The slot with most of the request's tokens; one that nobody uses where there is a choice."""
-        if self._keeps is None:
+        if not self._model.keeps_prefixes:
             return None
         held = [
             Holder(s.slot, s.tokens, self._model.length(s.slot), s.id, s.cache_salt, None)
@@ -111,19 +105,22 @@ class SlotManager:
             if tokens[beaten] != holder.tokens[beaten]:  # most are told apart so
                 continue
             common = common_prefix(tokens, holder.tokens)
-            reach = common if self._follows is None else self._follows.reach(request, holder.request, common)
-            length = min(reach, common, holder.cached, len(tokens) - 1)
+            length = min(self._reach(request, holder.request, common), holder.cached)
             if length > beaten:
                 best, beaten = _Found(holder, length), length
         return best
 
     def _leader(self, request: Request, running: Sequence[Request], length: int) -> Request | None:
         """One that will soon hold clearly more of the tokens than the `length` to be had now."""
-        if self._keeps is None:
+        if not self._model.keeps_prefixes:
             return None
         for other in running:
             if other.slot != NO_SLOT and other.missing and other.cache_salt == request.cache_salt:
-                shared = min(common_prefix(request.tokens, other.tokens), len(request.tokens) - 1)
+                shared = self._reach(request, other.id, common_prefix(request.tokens, other.tokens))
                 if shared - max(length, self._model.length(other.slot)) >= LEAST:
                     return other
         return None
+
+    def _reach(self, request: Request, source: int, common: int) -> int:
+        """Of the `common` tokens, those it need not run: the last is always run, and what the drafter cannot follow."""
+        return min(self._drafter.reach(request, source, common), common, len(request.tokens) - 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.core.drafter import Drafter, ReadsFeatures
-from outrider.core.model import LanguageModel, Rows, TappedModel
+from outrider.core.drafter import Drafter
+from outrider.core.model import LanguageModel, Rows
 from outrider.engine.request import Request
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ class TargetPass:
 
     def __init__(self, model: LanguageModel, drafter: Drafter) -> None:
         self._model = model
-        self._tapped = model if isinstance(model, TappedModel) else None
-        self._reader = drafter if isinstance(drafter, ReadsFeatures) else None
+        self._drafter = drafter
+        self._is_read = drafter.reads_features and model.gives_features
 
     def forward(self, requests: list[Request], batch: list[Rows], *, soon: bool) -> Tensor:
         """fp32 logits [rows wanted, V]; `batch[i]` belongs to `requests[i]`. `soon`: whether drafts are expected for
-        them (`ReadsFeatures`)."""
+        them (`Drafter.read`)."""
         logits = self._model.forward(batch)
-        if self._reader is not None and self._tapped is not None:
-            self._reader.read(requests, batch, self._tapped.features, soon)
+        if self._is_read:
+            self._drafter.read(requests, batch, self._model.features, soon)
         return logits

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import ROOT
-from outrider.core.model import Rows
+from outrider.core.model import LanguageModel, Rows
 from outrider.errors import ModelError
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.slots import Slots
@@ -22,7 +22,7 @@ from outrider.models.slots import Slots
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-class HFModel:
+class HFModel(LanguageModel):
     """Invariant: `_caches[slot]` holds the slot's committed tokens, then its pending chain."""
 
     supports_trees = False

@@ -7,7 +7,7 @@ Rollback is an integer; commit moves the accepted path's rows together, which co
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from outrider.core.draft import ROOT
-from outrider.core.model import Rows
+from outrider.core.model import CachedNetwork, Rows
 from outrider.errors import InvalidRequest
 
 
@@ -164,8 +164,10 @@ class Slots:
         state.paths.clear()
 
 
-class StaticCache(ABC):
-    """The bookkeeping half of a `LanguageModel` over a static cache; the other half runs rows and moves them."""
+class StaticCache(CachedNetwork):
+    """The bookkeeping half of a network over a static cache; the other half runs rows and moves them."""
+
+    keeps_prefixes = True
 
     def __init__(self, max_batch: int, max_context: int) -> None:
         self.max_batch = max_batch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
-from outrider.core.model import Rows
+from outrider.core.model import LanguageModel, Rows
 from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, capped, masked, path_index, visibility
 from outrider.models.memory import lazy_zeros
@@ -21,13 +21,13 @@ BITWISE_ROWS = 32
 """Rows of every sum in bitwise mode: libraries choose kernels, and so the order of summation, by shape alone."""
 
 
-class TorchDecoder(StaticCache):
+class TorchDecoder(StaticCache, LanguageModel):
     """A `LanguageModel` over a static cache [layers][slots, kv_heads, capacity, head_dim].
 
     With `bitwise`, a row's logits do not depend on which rows share the pass, on tree or chain, or on the cache layout.
     """
 
-    supports_trees = True
+    supports_trees = measurable = gives_features = True
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TorchDecoder(StaticCache):
 
     @torch.inference_mode()
     def measure(self, rows: int, context: int) -> float:
-        """Seconds of a pass, from another of its layers every time and a part of the vocabulary (`Measurable`)."""
+        """Seconds of a pass, from another of its layers every time and a part of the vocabulary."""
         a = self.architecture
         context = min(context, self.max_context - rows)
         span = Span(0, context, context, [[context + i] for i in range(rows)])  # siblings, right behind the context

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import ROOT, Draft
+from outrider.core.model import Runner
 from outrider.core.request import ResolvedParams, TokenLogprob
 from outrider.sampling.draw import choices, not_a_number, perturb
 from outrider.sampling.history import History
-from outrider.sampling.native.sampler import KNOWN, HostRows, Row, Runner, sample
+from outrider.sampling.native.sampler import KNOWN, HostRows, Row, sample
 from outrider.sampling.noise import Key
 from outrider.sampling.warp import PROCESSED, REPORTED, TRUNCATED, TRUNCATIONS, process, truncate, warp
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.model import DraftHead, LanguageModel, Rows
+from outrider.core.model import CachedNetwork, LanguageModel, Rows
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.graphs import Graphs
 from outrider.models.cuda.head import CudaHead
@@ -19,15 +19,14 @@ from outrider.models.head.weights import HeadWeights
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 
 
-class CudaDecoder(Passes[Network]):
-    """A `TappedModel` and `SteppingModel` on a GPU.
+class CudaDecoder(Passes[Network], LanguageModel):
+    """On a GPU.
 
     A row's logits depend on its own path alone: not on other rows or requests, on chain or tree, nor on the cache
     layout.
     """
 
-    supports_trees = True
-    bitwise = True
+    gives_features = bitwise = True
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class CudaDecoder(Passes[Network]):
             max_context=self.max_context,
         )
 
-    def stepper(self, draft: LanguageModel | DraftHead | None, vocab_size: int | None = None) -> DeviceStepper | None:
+    def stepper(self, draft: CachedNetwork | None, vocab_size: int | None = None) -> DeviceStepper | None:
         if draft is not None and not (isinstance(draft, CudaDecoder | CudaHead) and draft.device == self.device):
             return None
         return DeviceStepper(self, draft, vocab_size or self.vocab_size)

@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.model import HeadOutput, Rows
+from outrider.core.model import DraftHead, HeadOutput, Rows
 from outrider.models.cuda.head_network import HeadNetwork
 from outrider.models.cuda.passes import MAX_ROWS, SLACK, Launched, Passes
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 
 
-class CudaHead(Passes[HeadNetwork]):
-    """A `SteppingHead`."""
-
-    supports_trees = True
+class CudaHead(Passes[HeadNetwork], DraftHead):
+    """On a GPU."""
 
     def __init__(
         self,

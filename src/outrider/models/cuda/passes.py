@@ -70,6 +70,8 @@ class Described(NamedTuple):
 class Passes(StaticCache, Generic[N]):
     """A network over a static cache whose last slot is a spare: rows that only fill up a pass write there."""
 
+    supports_trees = steps_on_device = True
+
     def __init__(self, network: N, max_batch: int, max_context: int) -> None:
         super().__init__(max_batch, max_context)
         self.network = network
@@ -82,7 +84,6 @@ class Passes(StaticCache, Generic[N]):
         self._tiles = [Staging(network.tiles.numel(), self.device) for _ in range(4)]
 
     def advance(self, slot: int, count: int) -> None:
-        """Note that steps on the device have committed `count` more rows to the slot."""
         self._slots.advance(slot, count)
 
     def _described(self, batch: Sequence[Rows]) -> Iterator[tuple[Described, bool]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.model import HeadOutput, Rows
+from outrider.core.model import DraftHead, HeadOutput, Rows
 from outrider.models.attention import masked, visibility
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
@@ -18,7 +18,7 @@ from outrider.models.rotary import rotated, rotation_table
 from outrider.models.slots import Span, StaticCache, wanted_rows
 
 
-class TorchHead(StaticCache):
+class TorchHead(StaticCache, DraftHead):
     supports_trees = True
     chunk = 512
 

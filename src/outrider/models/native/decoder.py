@@ -8,7 +8,7 @@ from ctypes import c_void_p, cast
 import torch
 from torch import Tensor
 
-from outrider.core.model import Rows
+from outrider.core.model import LanguageModel, Rows, Runner
 from outrider.models.architecture import Architecture
 from outrider.models.memory import give_back
 from outrider.models.native.packing import PackedLayer, Packer
@@ -16,13 +16,12 @@ from outrider.models.native.stack import NativeStack
 from outrider.models.precision import Precision
 from outrider.models.stored import KINDS, Stored
 from outrider.models.weights import DecoderWeights, load_weights
-from outrider.sampling.native.sampler import Runner
 
 
-class NativeDecoder(NativeStack):
-    """A `LanguageModel` on the CPU whose hidden states can be read (`TappedModel`)."""
+class NativeDecoder(NativeStack, LanguageModel):
+    """On the CPU."""
 
-    bitwise = True
+    gives_features = bitwise = True
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from struct import pack
 import torch
 from torch import Tensor
 
-from outrider.core.model import HeadOutput, NoiseKey, Rows, TopK
+from outrider.core.model import DraftHead, HeadOutput, NoiseKey, Rows, TopK
 from outrider.errors import DrafterError
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
@@ -25,8 +25,8 @@ LEAST_SCREENED = 2048
 """Draft ids from which on most logits are computed in 4 bits (gemm_screen.h): of fewer, that leaves out hardly any."""
 
 
-class NativeHead(NativeStack):
-    """A `DraftHead` on the CPU that also ranks what may follow (`RankingHead`)."""
+class NativeHead(NativeStack, DraftHead):
+    """On the CPU; it also ranks what may follow."""
 
     most_ranked = MOST_RANKED
 

@@ -71,7 +71,7 @@ class NativeStack(StaticCache):
     layout.
     """
 
-    supports_trees = True
+    supports_trees = measurable = True
     chunk = MAX_ROWS
     _given_width = 0
     """Of what a row is given besides its token."""
@@ -138,7 +138,7 @@ class NativeStack(StaticCache):
         return KERNELS[self._model.shape.kernels]
 
     def measure(self, rows: int, context: int) -> float:
-        """Seconds of a pass of so many rows behind so many tokens, timed on a part of it (`Measurable`)."""
+        """Seconds of a pass of so many rows behind so many tokens, timed on a part of it."""
         if self._timer is None:
             self._timer = Timer(self, self._given_width)
         return self._timer.seconds(rows, context)

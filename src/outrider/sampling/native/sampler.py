@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_int32, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider import compiled
+from outrider.core.model import Runner
 from outrider.core.request import ResolvedParams
 from outrider.sampling.noise import row_key
 
@@ -70,22 +71,6 @@ class HostRows(NamedTuple):
         if size is None or not logits.is_cpu or library() is None:
             return None
         return HostRows(logits.data_ptr(), size * logits.stride(0), logits.shape[1], size == 8)
-
-
-class Runner(NamedTuple):
-    """Threads that a model keeps and lends between its passes."""
-
-    function: int
-    """Address of a C function, `Runner` in sampler.h."""
-    threads: int
-
-
-@runtime_checkable
-class LendsThreads(Protocol):
-    """A model with such threads."""
-
-    @property
-    def runner(self) -> Runner: ...
 
 
 class Row(NamedTuple):
