@@ -22,9 +22,9 @@ from typing import Any
 from outrider import LLM
 from outrider.bench.concurrency import Prompt, requests_of, serve
 from outrider.bench.questions import builtin, interleaved
-from outrider.bench.reading import Reading
 from outrider.bench.sampling import parse
 from outrider.bench.statistics import paired_ratio
+from outrider.bench.timing import Timing
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter
 from outrider.core.request import RequestView
@@ -84,9 +84,9 @@ def key(request: RequestView) -> tuple[int, ...]:
     return (params.seed, round(1000 * params.temperature), *request.tokens[: request.prompt_length])
 
 
-def speeds(rounds: Sequence[Sequence[Reading]]) -> list[float]:
+def speeds(rounds: Sequence[Sequence[Timing]]) -> list[float]:
     """Of every request, the median over the rounds."""
-    return [median(reading.rate for reading in readings) for readings in zip(*rounds, strict=True)]
+    return [median(timing.rate for timing in timings) for timings in zip(*rounds, strict=True)]
 
 
 def cell(llm: LLM, prompts: list[Prompt], batch: int, method: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -95,12 +95,12 @@ def cell(llm: LLM, prompts: list[Prompt], batch: int, method: str, options: argp
     started = perf_counter()
     known = serve(plain, requests, batch, "known")
     spent = perf_counter() - started
-    steps = sum(len(reading.token_ids) for reading in known) / batch
+    steps = sum(len(timing.token_ids) for timing in known) / batch
     answers = {
         (request.sampling.seed, round(1000 * request.sampling.temperature), *request.prompt.token_ids): list(
-            reading.token_ids
+            timing.token_ids
         )
-        for request, reading in zip(requests, known, strict=True)
+        for request, timing in zip(requests, known, strict=True)
     }
     pace, vocab = LEVEL * spent / steps, llm.model.vocab_size
     arms = {
@@ -110,19 +110,19 @@ def cell(llm: LLM, prompts: list[Prompt], batch: int, method: str, options: argp
         "perfect, paid": llm.with_drafter(Extreme("perfect", answers, pace, vocab)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ("plain", *arms)}
-    readings: dict[str, list[list[Reading]]] = {name: [] for name in seconds}
+    timings: dict[str, list[list[Timing]]] = {name: [] for name in seconds}
     for number in range(options.rounds):
         for name, arm in {"plain": plain, **arms}.items():
             started = perf_counter()
-            readings[name].append(serve(arm, requests, batch, f"{name} {number}"))
+            timings[name].append(serve(arm, requests, batch, f"{name} {number}"))
             seconds[name].append(perf_counter() - started)
     found = []
     for name in arms:
         ratio = paired_ratio([1 / s for s in seconds[name]], [1 / s for s in seconds["plain"]])
-        worst = min(a / b for a, b in zip(speeds(readings[name]), speeds(readings["plain"]), strict=True))
+        worst = min(a / b for a, b in zip(speeds(timings[name]), speeds(timings["plain"]), strict=True))
         same = all(
             a.token_ids == b.token_ids
-            for ours, theirs in zip(readings[name], readings["plain"], strict=True)
+            for ours, theirs in zip(timings[name], timings["plain"], strict=True)
             for a, b in zip(ours, theirs, strict=True)
         )
         found.append(

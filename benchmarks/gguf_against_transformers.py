@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider import LLM, SamplingParams
+from outrider.bench.measured_model import MeasuredModel
 from outrider.bench.provenance import provenance
-from outrider.bench.target import Target
 from outrider.core.model import Rows
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.checkpoints.tokenizer import Tokenizer
@@ -203,7 +203,7 @@ def main() -> None:
     if find_spec("accelerate") is None:
         parser.error("transformers reads GGUF files with the help of accelerate: pip install accelerate")
     path = asked.model.expanduser().resolve()
-    target = Target(str(path), "fp32", "cpu", None, SilentProgress())
+    target = MeasuredModel(str(path), "fp32", "cpu", None, SilentProgress())
     tokenizer = target.checkpoint.tokenizer
     result: dict[str, Any] = {
         "provenance": {**provenance(target, torch.get_num_threads()), "model": path.name},

@@ -28,13 +28,13 @@ from gpu_speed import GPU, decoder, provenance, rate
 
 from outrider.bench.forced import ForcedStepper
 from outrider.bench.head_shapes import random_head
+from outrider.bench.measured_model import MeasuredModel
 from outrider.bench.names import parse
 from outrider.bench.ours import OurArm
 from outrider.bench.questions import Question, interleaved, read_questions
-from outrider.bench.reading import Reading, Sampling
 from outrider.bench.shapes import SHAPES
 from outrider.bench.synthetic import SyntheticAcceptance
-from outrider.bench.target import Target
+from outrider.bench.timing import Sampling, Timing
 from outrider.control.controller import FixedLength
 from outrider.core.drafter import Commit
 from outrider.drafters.head import HeadDrafter
@@ -82,7 +82,7 @@ def synthetic(batches: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def real(head: Path, questions: list[Question], model: str, seconds: float) -> dict[str, Any]:
-    target = Target(model, "bf16", "cuda", None, SilentProgress(), max_context=CONTEXT, twin="8b")
+    target = MeasuredModel(model, "bf16", "cuda", None, SilentProgress(), max_context=CONTEXT, twin="8b")
     arms = [OurArm(parse(name), target) for name in ("plain", *(f"head:{head}:{length}" for length in LENGTHS))]
     names = ["plain", *(f"head:{length}" for length in LENGTHS)]
     started = perf_counter()
@@ -98,7 +98,7 @@ def real(head: Path, questions: list[Question], model: str, seconds: float) -> d
             for arm in arms:
                 arm.run(prompt, Sampling(NEW, temperature, 0))
     print(f"twin prepared in {perf_counter() - started:.1f} s", flush=True)
-    readings: dict[tuple[str, float], list[tuple[str, Reading]]] = {}
+    timings: dict[tuple[str, float], list[tuple[str, Timing]]] = {}
     deadline, asked = perf_counter() + seconds, 0
     for question, prompt in prompts:
         if perf_counter() > deadline:
@@ -106,8 +106,8 @@ def real(head: Path, questions: list[Question], model: str, seconds: float) -> d
         for temperature in (0.0, 1.0):
             shift = asked % len(arms)
             for name, arm in [*zip(names, arms, strict=True)][shift:] + [*zip(names, arms, strict=True)][:shift]:
-                reading = arm.run(prompt, Sampling(NEW, temperature, asked))
-                readings.setdefault((name, temperature), []).append((question.category, reading))
+                timing = arm.run(prompt, Sampling(NEW, temperature, asked))
+                timings.setdefault((name, temperature), []).append((question.category, timing))
         asked += 1
     return {
         "model": f"8b cost twin of {model}",
@@ -115,7 +115,7 @@ def real(head: Path, questions: list[Question], model: str, seconds: float) -> d
         "questions": asked,
         "max_tokens": NEW,
         "arms": [
-            _arm(name, temperature, readings[name, temperature], readings["plain", temperature])
+            _arm(name, temperature, timings[name, temperature], timings["plain", temperature])
             for temperature in (0.0, 1.0)
             for name in names
         ],
@@ -123,13 +123,13 @@ def real(head: Path, questions: list[Question], model: str, seconds: float) -> d
 
 
 def _arm(
-    name: str, temperature: float, mine: list[tuple[str, Reading]], plain: list[tuple[str, Reading]]
+    name: str, temperature: float, mine: list[tuple[str, Timing]], plain: list[tuple[str, Timing]]
 ) -> dict[str, Any]:
-    def totals(readings: list[Reading]) -> tuple[float, float]:
+    def totals(timings: list[Timing]) -> tuple[float, float]:
         """Tokens a second, tokens a pass."""
-        seconds = sum(r.decode_seconds for r in readings)
-        return sum(r.decode_tokens for r in readings) / seconds, sum(r.tokens for r in readings) / sum(
-            len(r.passes or ()) for r in readings
+        seconds = sum(r.decode_seconds for r in timings)
+        return sum(r.decode_tokens for r in timings) / seconds, sum(r.tokens for r in timings) / sum(
+            len(r.passes or ()) for r in timings
         )
 
     speed, length = totals([r for _, r in mine])

@@ -20,14 +20,14 @@ from time import perf_counter
 from typing import Any
 
 from outrider.bench.concurrency import Prompt, Request, requests_of, serve
+from outrider.bench.measured_model import MeasuredModel
 from outrider.bench.names import parse as arm_name
 from outrider.bench.ours import OurArm
 from outrider.bench.provenance import provenance
 from outrider.bench.questions import CATEGORIES, builtin
-from outrider.bench.reading import Reading
 from outrider.bench.sampling import parse
 from outrider.bench.statistics import paired_ratio
-from outrider.bench.target import Target
+from outrider.bench.timing import Timing
 from outrider.llm import LLM
 from outrider.models.checkpoints.progress import SilentProgress
 
@@ -35,7 +35,7 @@ ARMS = ("plain", "head", "auto")
 KINDS = ("edit", "summarise", "qa", "code", "chat")
 """`qa`: questions about a text that is given, as in retrieval."""
 CONTEXT = 1536
-Wave = tuple[float, list[Reading]]
+Wave = tuple[float, list[Timing]]
 """Tokens a second, and the answers."""
 
 
@@ -55,8 +55,8 @@ def watched(llm: LLM, origins: Counter[str]) -> None:
 
 def wave(llm: LLM, requests: Sequence[Request], batch: int, salt: str) -> Wave:
     started = perf_counter()
-    readings = serve(llm, requests, batch, salt)
-    return sum(reading.tokens for reading in readings) / (perf_counter() - started), readings
+    timings = serve(llm, requests, batch, salt)
+    return sum(timing.tokens for timing in timings) / (perf_counter() - started), timings
 
 
 def cell(
@@ -73,7 +73,7 @@ def cell(
     found = []
     for arm in arms:
         ratio = paired_ratio([rate for rate, _ in waves[arm]], [rate for rate, _ in waves["plain"]])
-        passes = [gained for _, readings in waves[arm] for reading in readings for gained in reading.passes or ()]
+        passes = [gained for _, timings in waves[arm] for timing in timings for gained in timing.passes or ()]
         same = [
             a.token_ids == b.token_ids
             for (_, ours), (_, theirs) in zip(waves[arm], waves["plain"], strict=True)
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     batches = [int(batch) for batch in options.batches.split(",")]
-    target = Target(
+    target = MeasuredModel(
         options.model,
         options.dtype,
         options.device,

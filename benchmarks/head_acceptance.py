@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider import LLM, SamplingParams
+from outrider.bench.measured_model import MeasuredModel
 from outrider.bench.provenance import provenance
 from outrider.bench.questions import read_questions
-from outrider.bench.target import Target
 from outrider.control.controller import FixedLength
 from outrider.core.request import Completion, VerifyRule
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
@@ -89,7 +89,7 @@ def main() -> None:
     head = llm.drafter.head
     prompts = [llm.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions]
     kept = [i for i, prompt in enumerate(prompts) if len(prompt) + 128 < llm.model.max_context]
-    target = Target("smollm2-135m", "bf16", options.device, None, SilentProgress())
+    target = MeasuredModel("smollm2-135m", "bf16", options.device, None, SilentProgress())
     result: dict[str, Any] = {"provenance": provenance(target, 0), "questions": len(kept), "arms": {}}
     plain: dict[float, list[Completion]] = {}
 

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider import LLM, SamplingParams
+from outrider.bench.measured_model import MeasuredModel
 from outrider.bench.provenance import provenance
 from outrider.bench.questions import builtin, interleaved
-from outrider.bench.target import Target
 from outrider.engine import engine as engine_module
 from outrider.engine import host_executor as host_module
 from outrider.engine.engine import Engine
@@ -173,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     llm = LLM(MODEL, drafter="suffix", max_batch=8, dtype="bf16", device="cpu")
     threads = llm.model.runner.threads  # type: ignore[attr-defined]
-    origin = provenance(Target(MODEL, "bf16", "cpu", None, SilentProgress()), threads)
+    origin = provenance(MeasuredModel(MODEL, "bf16", "cpu", None, SilentProgress()), threads)
     clock = Clock()
     instrument(llm, clock)
     ids = prompts_of(llm)

@@ -27,7 +27,7 @@ from outrider.models.head.module import HeadModule
 from outrider.models.weights import load_weights
 from outrider.train.arithmetic import PlainArithmetic, arithmetic_for
 from outrider.train.batch import Texts
-from outrider.train.divergence import LOSSES, Target, diverge
+from outrider.train.divergence import LOSSES, TargetDistribution, diverge
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
 from outrider.train.optimizer import Optimizer
 from outrider.train.teacher import Teacher
@@ -82,11 +82,11 @@ class Setup:
 
         def teacher() -> None:
             tokens = texts.tokens.to(device, non_blocking=True)
-            reading = self.teacher.read(tokens, module.config.taps)
-            self.teacher.logits(reading.final.flatten(0, 1)[where - 1], self.student.ids)
+            taught = self.teacher.read(tokens, module.config.taps)
+            self.teacher.logits(taught.final.flatten(0, 1)[where - 1], self.student.ids)
 
         def loss() -> None:
-            target = Target.of(logits, right, self.arithmetic)
+            target = TargetDistribution.of(logits, right, self.arithmetic)
             total = torch.zeros((), device=device)
             for _ in range(self.unroll):
                 each, _ = diverge(states, module.lm_head.weight, target, weight, self.mix, self.arithmetic)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_results import of_waves, reading, waves
+from bench_results import of_waves, timing, waves
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -27,7 +27,7 @@ from outrider.bench.page import page
 from outrider.bench.questions import Question
 from outrider.bench.results import Results, finished_rounds
 from outrider.bench.rounds import measure_cells
-from outrider.bench.run import Plan, run
+from outrider.bench.run import BenchConfig, run
 from outrider.bench.sampling import SamplingMethod
 from outrider.bench.sampling import parse as parse_sampling
 from outrider.bench.sampling import parse_all as parse_samplings
@@ -211,7 +211,7 @@ def _measured(arms: Sequence[Served], results: Results, rounds: int = 3, keep: A
 @pytest.mark.parametrize(("slower", "expected"), [(1.05, "fails"), (1.02, "holds"), (0.8, "holds")])
 def test_a_planted_slower_arm_fails(tiny: LLM, monkeypatch: pytest.MonkeyPatch, slower: float, expected: str) -> None:
     clock = Clock()
-    for module in ("reading", "rounds"):
+    for module in ("timing", "rounds"):
         monkeypatch.setattr(f"outrider.bench.{module}.perf_counter", clock)
     results = of_waves([])
     results.arms = ["plain", "ngram"]
@@ -275,7 +275,7 @@ def test_known_figures_of_a_cell() -> None:
     made = waves({"plain": [10, 20, 10, 20, 10], "auto": [15, 30, 15, 30, 15]})
     slow = made[-1].answers[1]
     made[5:] = [
-        replace(wave, answers=(wave.answers[0], replace(slow, reading=reading([4, 6], 3.0, prefill=1.0))))
+        replace(wave, answers=(wave.answers[0], replace(slow, timing=timing([4, 6], 3.0, prefill=1.0))))
         for wave in made[5:]
     ]
     (entry,) = never_slower(["plain", "auto"], made)
@@ -293,7 +293,7 @@ def test_known_figures_of_a_cell() -> None:
 
 def test_other_tokens_are_counted_also_in_disturbed_rounds() -> None:
     made = waves({"plain": [10] * 5, "auto": [10] * 5})
-    other = replace(made[-1].answers[0], reading=reading([1] * 10, 1.0, ids=[7] * 10))
+    other = replace(made[-1].answers[0], timing=timing([1] * 10, 1.0, ids=[7] * 10))
     made[-1] = replace(made[-1], answers=(other, made[-1].answers[1]), other_work=1.5, seconds=100.0)
     (entry,) = never_slower(["plain", "auto"], made)
     assert (entry["identical"], entry["answers"]) == (9, 10)
@@ -383,9 +383,9 @@ def test_rounds_below_two_are_refused() -> None:
 
 @pytest.mark.parametrize("slower", [False, True])
 def test_the_exit_code_is_the_verdict(monkeypatch: pytest.MonkeyPatch, slower: bool) -> None:
-    plans: list[Plan] = []
+    plans: list[BenchConfig] = []
 
-    def measured(plan: Plan, *_: object) -> Results:
+    def measured(plan: BenchConfig, *_: object) -> Results:
         plans.append(plan)
         return of_waves(waves({"plain": [10.0] * 5, "auto": [9.0 if slower else 11.0] * 5}))
 
@@ -403,10 +403,10 @@ def test_the_exit_code_is_the_verdict(monkeypatch: pytest.MonkeyPatch, slower: b
     assert [arm.text for arm in plans[1].arms] == ["plain", "auto"]
 
 
-def _plan(model: str, arms: str, cell: Cell) -> Plan:
+def _plan(model: str, arms: str, cell: Cell) -> BenchConfig:
     questions = [Question(str(i), "chat", (text,)) for i, text in enumerate(["Count.", "Why do cats purr?"])]
     names = [parse(name) for name in arms.split(",")]
-    return Plan(model, names, questions, "made up", max_tokens=4, one_by_one=False, cells=[cell], rounds=2)
+    return BenchConfig(model, names, questions, "made up", max_tokens=4, one_by_one=False, cells=[cell], rounds=2)
 
 
 def test_the_default_model() -> None:

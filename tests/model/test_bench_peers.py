@@ -16,7 +16,7 @@ from outrider.bench import environments
 from outrider.bench.endpoint import EndpointArm
 from outrider.bench.names import parse
 from outrider.bench.peer import PeerArm
-from outrider.bench.reading import ArmUnavailable, Reading, Sampling
+from outrider.bench.timing import ArmUnavailable, Sampling, Timing
 from outrider.errors import OutriderError
 from outrider.models.checkpoints.checkpoint import Checkpoint
 
@@ -34,7 +34,7 @@ def _prompt(checkpoint: Checkpoint) -> list[int]:
     return checkpoint.tokenizer.apply_chat_template([{"role": "user", "content": text}])
 
 
-def _answers(arm: PeerArm, prompt: Sequence[int]) -> Reading:
+def _answers(arm: PeerArm, prompt: Sequence[int]) -> Timing:
     try:
         arm.prepare()
         assert arm.versions
@@ -47,13 +47,13 @@ def _answers(arm: PeerArm, prompt: Sequence[int]) -> Reading:
 @pytest.mark.slow
 def test_lookup_of_a_peer_gains_several_tokens_a_pass(default_checkpoint: Checkpoint) -> None:
     arm = PeerArm(parse("transformers-lookup"), _config(default_checkpoint))
-    reading = _answers(arm, _prompt(default_checkpoint))
-    assert reading.token_ids is not None
-    assert reading.passes is not None
-    assert reading.tokens == len(reading.token_ids) == sum(reading.passes) == 16
-    assert len(reading.passes) < 16
-    assert reading.prefill_seconds > 0
-    assert reading.decode_seconds > 0
+    timing = _answers(arm, _prompt(default_checkpoint))
+    assert timing.token_ids is not None
+    assert timing.passes is not None
+    assert timing.tokens == len(timing.token_ids) == sum(timing.passes) == 16
+    assert len(timing.passes) < 16
+    assert timing.prefill_seconds > 0
+    assert timing.decode_seconds > 0
     assert arm.pids == ()
 
 
@@ -62,10 +62,10 @@ def test_lookup_of_a_peer_gains_several_tokens_a_pass(default_checkpoint: Checkp
 def test_installed_peers_answer(name: str, default_checkpoint: Checkpoint) -> None:
     if environments.python_of(parse(name).program) is None:
         pytest.skip(f"{name} is not installed")
-    reading = _answers(PeerArm(parse(name), _config(default_checkpoint)), _prompt(default_checkpoint))
-    assert reading.passes is not None
-    assert reading.tokens == sum(reading.passes) == 16
-    assert ("lookup" in name) == (len(reading.passes) < 16)
+    timing = _answers(PeerArm(parse(name), _config(default_checkpoint)), _prompt(default_checkpoint))
+    assert timing.passes is not None
+    assert timing.tokens == sum(timing.passes) == 16
+    assert ("lookup" in name) == (len(timing.passes) < 16)
 
 
 def test_a_peer_that_fails_says_why(default_checkpoint: Checkpoint) -> None:
@@ -136,8 +136,8 @@ def test_an_endpoint_is_counted_by_its_usage(default_checkpoint: Checkpoint) -> 
         url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
         arm = EndpointArm("endpoint", url, default_checkpoint.tokenizer)
         arm.prepare()
-        reading = arm.run(_prompt(default_checkpoint), Sampling(9, 0.0, 0))
-        assert (reading.tokens, reading.token_ids, reading.passes) == (9, None, None)
+        timing = arm.run(_prompt(default_checkpoint), Sampling(9, 0.0, 0))
+        assert (timing.tokens, timing.token_ids, timing.passes) == (9, None, None)
         assert arm.versions == {"model": "served"}
     finally:
         server.kill()

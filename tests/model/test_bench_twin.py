@@ -8,10 +8,10 @@ import pytest
 from tiny_head import config_of, random_head
 from tiny_llm import tiny_gguf
 
-from outrider.bench import target, twin
+from outrider.bench import measured_model, twin
 from outrider.bench.names import parse_all
 from outrider.bench.questions import Question
-from outrider.bench.run import Plan, run
+from outrider.bench.run import BenchConfig, run
 from outrider.bench.twin import TwinShape
 from outrider.bench.waves import Cell
 from outrider.models.architecture import Architecture
@@ -26,8 +26,8 @@ def test_arms_with_a_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape
     random_head(config_of(architecture, draft_vocab=200, taps=(0, 1, 2))).write(head)
     grown = TwinShape(hidden=48, layers=3, mlp=64, query_width=64, key_value_width=32, vocab_size=320)
     monkeypatch.setitem(twin.TWINS, "small", grown)
-    monkeypatch.setattr(target, "shipped_head", lambda _: head)  # auto finds one
-    plan = Plan(
+    monkeypatch.setattr(measured_model, "shipped_head", lambda _: head)  # auto finds one
+    config = BenchConfig(
         model=str(model),
         arms=parse_all([f"plain,auto,head:{head}:3,head+suffix:{head},head+suffix:{head}:tree6,head+suffix:{head}:2"]),
         questions=[Question("1", "chat", ("hello hello",))],
@@ -38,12 +38,12 @@ def test_arms_with_a_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape
         cells=[Cell(2, "t0.7")],
         rounds=2,
     )
-    results = run(plan, SilentProgress(), lambda results: None)
+    results = run(config, SilentProgress(), lambda results: None)
     assert results.complete
     assert results.skipped == {}
-    said = {each.arm: each.reading.token_ids for each in results.measurements}
-    assert set(said) == {arm.text for arm in plan.arms}
+    said = {each.arm: each.timing.token_ids for each in results.measurements}
+    assert set(said) == {arm.text for arm in config.arms}
     assert len(set(map(tuple, filter(None, said.values())))) == 1, "all arms say what plain decoding says"
     cells = results.document()["never_slower"]
-    assert [entry["arm"] for entry in cells] == [arm.text for arm in plan.arms][1:]
+    assert [entry["arm"] for entry in cells] == [arm.text for arm in config.arms][1:]
     assert all(entry["identical"] == entry["answers"] for entry in cells)

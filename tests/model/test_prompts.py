@@ -17,7 +17,7 @@ from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.train.jobs import Job, Sample, Tokens, Written
 from outrider.train.loops import cut_at
-from outrider.train.plan import Plan
+from outrider.train.plan import WritingPlan
 from outrider.train.prompts import Frame, read_prompts
 from outrider.train.recipe import Recipe
 
@@ -114,7 +114,7 @@ def says(job: Job, prompt: str) -> str:
     return f"This is sentence one about {job.number}. {more} "
 
 
-def run(plan: Plan, target: Target, count: int, behind: int = 0) -> list[Sample]:
+def run(plan: WritingPlan, target: Target, count: int, behind: int = 0) -> list[Sample]:
     """Samples of the first `count` jobs; `behind` jobs are always under way, as in a writer's lanes."""
     samples, queue = [], list[Job]()
     for job in islice(plan.jobs(), count):
@@ -128,7 +128,7 @@ def run(plan: Plan, target: Target, count: int, behind: int = 0) -> list[Sample]
 def test_the_recipe_s_mix(tokenizer: Tokenizer, frame: Frame) -> None:
     target = Target(tokenizer, says)
     prompts = [(f"First {i}?", "Second?") if i % 2 else (f"A prompt {i}?",) for i in range(800)]
-    samples = run(Plan(Recipe(), frame, prompts), target, 900)
+    samples = run(WritingPlan(Recipe(), frame, prompts), target, 900)
     kinds = Counter(sample.tag for sample in samples)
     wanted = {"file", "invented", "maths", "translation", "summary", "reading", "retrieval", "question", "rewriting"}
     assert wanted <= set(kinds)
@@ -150,7 +150,7 @@ def test_the_recipe_s_mix(tokenizer: Tokenizer, frame: Frame) -> None:
 
 
 def test_a_second_turn_of_the_file_is_asked(tokenizer: Tokenizer, frame: Frame) -> None:
-    plan = Plan(Recipe(mix={"file": 1.0}, follow_up=0.0), frame, [("First?", "Second?")])
+    plan = WritingPlan(Recipe(mix={"file": 1.0}, follow_up=0.0), frame, [("First?", "Second?")])
     (sample,) = run(plan, Target(tokenizer, says), 2)
     text = tokenizer.decode(sample.tokens.tolist())
     assert text.index("First?") < text.index("This is") < text.index("Second?") < text.rindex("This is")
@@ -159,7 +159,7 @@ def test_a_second_turn_of_the_file_is_asked(tokenizer: Tokenizer, frame: Frame) 
 
 def test_a_passage_that_was_cut_short_ends_with_a_sentence(tokenizer: Tokenizer, frame: Frame) -> None:
     target = Target(tokenizer, says)
-    run(Plan(Recipe(mix={"passage": 1.0}, max_passage=120, follow_up=0.0), frame), target, 60)
+    run(WritingPlan(Recipe(mix={"passage": 1.0}, max_passage=120, follow_up=0.0), frame), target, 60)
     asked = [tokenizer.decode(job.prompt) for job in target.jobs if job.tag == "continuation"]
     assert asked
     assert all("now 3." in text for text in asked)
@@ -168,7 +168,7 @@ def test_a_passage_that_was_cut_short_ends_with_a_sentence(tokenizer: Tokenizer,
 
 def test_a_prompt_is_answered_greedily_once(tokenizer: Tokenizer, frame: Frame) -> None:
     target = Target(tokenizer, says)
-    run(Plan(Recipe(mix={"file": 1.0}, follow_up=0.0), frame, [("A?",), ("B?",), ("C?",)]), target, 60)
+    run(WritingPlan(Recipe(mix={"file": 1.0}, follow_up=0.0), frame, [("A?",), ("B?",), ("C?",)]), target, 60)
     greedy = Counter(tuple(job.prompt) for job in target.jobs if job.temperature == 0)
     assert set(greedy.values()) == {1}
     assert len({tuple(job.prompt) for job in target.jobs}) == 3
@@ -178,14 +178,14 @@ def test_words_said_before_are_dropped(tokenizer: Tokenizer, frame: Frame) -> No
     """A target that always says the same as the user is asked once."""
     same = Target(tokenizer, lambda job, prompt: "a b c" if job.tag == "user" else says(job, prompt))
     recipe = Recipe(mix={"invented": 1.0}, follow_up=0.0)
-    samples = run(Plan(recipe, frame), same, 300)
+    samples = run(WritingPlan(recipe, frame), same, 300)
     words = Counter(tuple(sample.tokens[: sample.spans[0][0]].tolist()) for sample in samples)
     assert set(words.values()) == {1}
 
 
 def test_a_plan_is_the_same_again_and_whatever_the_company(tokenizer: Tokenizer, frame: Frame) -> None:
     def samples(recipe: Recipe, behind: int) -> dict[int, list[int]]:
-        made = run(Plan(recipe, frame, [("A?",), ("B?", "C?")]), Target(tokenizer, says), 300, behind)
+        made = run(WritingPlan(recipe, frame, [("A?",), ("B?", "C?")]), Target(tokenizer, says), 300, behind)
         return {sample.number: sample.tokens.tolist() for sample in made}
 
     alone, company = samples(Recipe(seed=1), 0), samples(Recipe(seed=1), 40)
@@ -197,16 +197,16 @@ def test_a_plan_is_the_same_again_and_whatever_the_company(tokenizer: Tokenizer,
 
 
 def test_families_already_there_are_left_out(tokenizer: Tokenizer, frame: Frame) -> None:
-    first = run(Plan(Recipe(), frame), Target(tokenizer, says), 80)
+    first = run(WritingPlan(Recipe(), frame), Target(tokenizer, says), 80)
     have = {sample.family for sample in first}
-    more = run(Plan(Recipe(), frame, skip=have), Target(tokenizer, says), 80)
+    more = run(WritingPlan(Recipe(), frame, skip=have), Target(tokenizer, says), 80)
     assert have
     assert more
     assert not have & {sample.family for sample in more}
 
 
 def test_stopping_brings_conversations_to_their_end(tokenizer: Tokenizer, frame: Frame) -> None:
-    plan = Plan(Recipe(follow_up=1.0), frame)
+    plan = WritingPlan(Recipe(follow_up=1.0), frame)
     target = Target(tokenizer, says)
     jobs = plan.jobs()
     under_way = [next(jobs) for _ in range(5)]
@@ -226,7 +226,7 @@ def test_without_a_template_texts_begin_by_themselves(tokenizer: Tokenizer) -> N
 
     bare = Tokenizer(Backend.from_str(tokenizer.to_json()), special_tokens={}, chat_template=None, eos_token_ids=[2])
     frame = Frame.of(bare)
-    samples = run(Plan(Recipe(), frame, [("Once upon a time",)]), Target(bare, says), 60)
+    samples = run(WritingPlan(Recipe(), frame, [("Once upon a time",)]), Target(bare, says), 60)
     assert {sample.tag for sample in samples} == {"file", "invented"}
     assert all(len(sample.spans) == 1 for sample in samples)
     starts = {tuple(sample.tokens[: sample.spans[0][0]].tolist()) for sample in samples}
@@ -234,11 +234,11 @@ def test_without_a_template_texts_begin_by_themselves(tokenizer: Tokenizer) -> N
 
 
 def test_prompts_that_do_not_fit_are_said(tokenizer: Tokenizer, frame: Frame) -> None:
-    plan = Plan(Recipe(mix={"file": 1.0}), frame, [("word " * 1100,)])
+    plan = WritingPlan(Recipe(mix={"file": 1.0}), frame, [("word " * 1100,)])
     with pytest.raises(TrainingError, match="too long"):
         next(plan.jobs())
     with pytest.raises(TrainingError, match="prompt file"):
-        Plan(Recipe(mix={"file": 1.0}), frame)
+        WritingPlan(Recipe(mix={"file": 1.0}), frame)
 
 
 def test_recipes() -> None:
@@ -291,7 +291,7 @@ def test_texts_that_loop_are_cut_and_end_their_conversation(tokenizer: Tokenizer
 
     prompts = [("First?", "Second?")] * 40
     target = Target(tokenizer, looping)
-    samples = run(Plan(Recipe(mix={"file": 0.5, "invented": 0.5}), frame, prompts), target, 300)
+    samples = run(WritingPlan(Recipe(mix={"file": 0.5, "invented": 0.5}), frame, prompts), target, 300)
     assert 20 < sum(sample.looped for sample in samples) < len(samples) - 20
     for sample in samples:
         *before, (start, stop) = sample.spans
@@ -299,6 +299,6 @@ def test_texts_that_loop_are_cut_and_end_their_conversation(tokenizer: Tokenizer
         assert rounds(sample.tokens[start:stop]) == (2 if sample.looped else 0)
         assert stop == len(sample.tokens)
         assert len(before) == 0 or sample.tokens[before[-1][1] - 1] == tokenizer.eos_token_ids[0]
-    whole = run(Plan(Recipe(mix={"file": 1.0}, loop=0), frame, prompts), Target(tokenizer, looping), 60)
+    whole = run(WritingPlan(Recipe(mix={"file": 1.0}, loop=0), frame, prompts), Target(tokenizer, looping), 60)
     assert not any(sample.looped for sample in whole)
     assert max(rounds(sample.tokens) for sample in whole) >= 9

@@ -34,7 +34,7 @@ from outrider.train.data_loader import CorpusLoader
 from outrider.train.head_student import HeadStudent
 from outrider.train.prefetch import ahead
 from outrider.train.report import history
-from outrider.train.settings import Settings
+from outrider.train.settings import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 BAR, START = 3.5, 1.4
@@ -123,7 +123,7 @@ def test_learns_and_leaves_everything_behind(trained: Path, prompts: Path) -> No
         assert head.about["held_out"]["acceptance_length"] == done["acceptance_length"]
     assert (trained / "training.png").stat().st_size > 5000
     card = (trained / "README.md").read_text()
-    settings = Settings.load(trained / "settings.json")
+    settings = TrainConfig.load(trained / "settings.json")
     assert settings.command in card
     assert f"{done['acceptance_length']:.2f} tokens per target pass" in card
     assert f"`{prompts.name}` (SHA-256 `{settings.prompts_sha256}`)" in card
@@ -168,11 +168,11 @@ def test_training_goes_on_from_a_head(trained: Path, target: Path, prompts: Path
     assert first["acceptance_length"] == pytest.approx(before["acceptance_length"], abs=0.3)
     assert first["loss"] == pytest.approx(before["loss"], rel=0.1)
     assert events(out, "done")[0]["loss"] < before["loss"]
-    head, settings = HeadCheckpoint.read(out), Settings.load(out / "settings.json")
+    head, settings = HeadCheckpoint.read(out), TrainConfig.load(out / "settings.json")
     assert torch.equal(head.tensors["d2t"], HeadCheckpoint.read(trained).tensors["d2t"])
     digest = hashlib.sha256((start / "model.safetensors").read_bytes()).hexdigest()
     assert settings.start_from_sha256 == head.about["started_from"]["sha256"] == digest
-    assert head.about["started_from"]["command"] == Settings.load(trained / "settings.json").command
+    assert head.about["started_from"]["command"] == TrainConfig.load(trained / "settings.json").command
     card = (out / "README.md").read_text()
     assert f"Training went on from `{start.name}` (weights SHA-256 `{digest}`)" in card
     assert f"--start-from {start.name}" in settings.command
@@ -203,7 +203,7 @@ def test_a_head_that_starts_with_more_to_draft_and_read_drafts_as_before(
     # New tokens begin near where training would have brought them, so nothing is lost and some are right at once.
     assert first["acceptance_length"] > best["acceptance_length"] - 0.05
     assert events(grown, "done")[0]["acceptance_length"] > best["acceptance_length"] + 0.3
-    assert Settings.load(grown / "settings.json").command.count("--taps 0,1,2") == 1
+    assert TrainConfig.load(grown / "settings.json").command.count("--taps 0,1,2") == 1
 
 
 def test_killed_stopped_and_resumed(trained: Path, target: Path, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from outrider.models.head.torch_head import TorchHead
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.weights import load_weights
 from outrider.train import divergence, fast_arithmetic
-from outrider.train.acceptance import Acceptance
+from outrider.train.acceptance import ReplayedAcceptance
 from outrider.train.arithmetic import Arithmetic, PlainArithmetic
 from outrider.train.batch import Texts
-from outrider.train.divergence import LOSSES, Target, diverge
+from outrider.train.divergence import LOSSES, TargetDistribution, diverge
 from outrider.train.fast_arithmetic import FastArithmetic
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
 from outrider.train.teacher import Teacher
@@ -164,7 +164,9 @@ def test_the_gradient_of_every_loss_is_the_one_autograd_finds(name: str, kind: s
         loss = {**each, "kl+ce": 0.5 * (each["kl"] + each["ce"]), "kl+tv": 0.5 * each["kl"] + each["tv"]}[name]
         return (loss * weight).sum()
 
-    loss, chosen = diverge(states, matrix, Target.of(target, token, arithmetic), weight, LOSSES[name], arithmetic)
+    loss, chosen = diverge(
+        states, matrix, TargetDistribution.of(target, token, arithmetic), weight, LOSSES[name], arithmetic
+    )
     expected = plainly()
     torch.testing.assert_close(loss, expected)
     assert torch.equal(chosen, (states @ matrix.T).argmax(-1))
@@ -239,7 +241,7 @@ def test_a_student_guesses_what_its_head_will_draft(family: str, layers: int) ->
 
 def test_replayed_acceptance_counts_passes_as_decoding_does() -> None:
     right = np.array([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]], dtype=bool)
-    acceptance = Acceptance(2)
+    acceptance = ReplayedAcceptance(2)
     acceptance.replay(right)
     # Draft tokens 0 and 1 (right at depth 0 and 1) and a bonus; draft 3, 4 and a bonus.
     assert (acceptance.passes, acceptance.tokens) == (2, 6)

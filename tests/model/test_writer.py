@@ -221,12 +221,12 @@ def test_lanes_on_the_cpu_are_what_was_asked() -> None:
 @pytest.mark.parametrize("family", ["llama-bias", "mistral-window", "qwen3", "gemma"])
 def test_kernels_compute_what_pytorch_does(family: str) -> None:
     """Each operation on the same inputs: lanes at the start, deep in the cache, at a block's edge."""
-    from outrider.train.lanes import Lanes
+    from outrider.train.lanes import WriterLanes
 
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
     close = {"atol": 3e-2, "rtol": 2e-2} if DEVICE.type == "cuda" else {"atol": 4e-3, "rtol": 4e-3}
     a, weights = small(family, dtype, DEVICE)
-    lanes = Lanes(5, 200, [EOS], 0, DEVICE)
+    lanes = WriterLanes(5, 200, [EOS], 0, DEVICE)
     lanes.load([(i, Job([9], [0.0, 1.0, 0.7, 1.0, 0.0][i], 5, 10 + i, "t")) for i in range(5)])
     lanes.position.copy_(torch.tensor([0, 63, 64, 150, 5]))
     generator = torch.Generator().manual_seed(0)
@@ -255,11 +255,11 @@ def test_kernels_compute_what_pytorch_does(family: str) -> None:
 
 def test_choices_over_many_blocks_are_pytorch_s() -> None:
     """A vocabulary of several blocks, not a whole number of them, greedy and sampled."""
-    from outrider.train.lanes import Lanes
+    from outrider.train.lanes import WriterLanes
 
     a, _ = small("llama")
     a = Architecture(**{**{f: getattr(a, f) for f in a.__dataclass_fields__}, "vocab_size": 9001})
-    lanes = Lanes(12, 8, [EOS], 0, DEVICE)
+    lanes = WriterLanes(12, 8, [EOS], 0, DEVICE)
     lanes.load([(i, Job([9], i % 3 / 2, 5, i, "t")) for i in range(12)])
     logits = torch.randn(12, 9001, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     cache = torch.zeros(1, 2, 12, 2, 8, 16, device=DEVICE)

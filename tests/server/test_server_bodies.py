@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from live_server import Live, live_server, logged
 
 from outrider import LLM
+from outrider.server.json_size import JsonSize
 from outrider.server.parse import MAX_BODY
-from outrider.server.shape import Shape
 
 CHAT = b'{"messages":[{"role":"user","content":"Hi"}],"max_tokens":2'
 
@@ -139,7 +139,7 @@ def test_shapes_are_those_of_what_is_parsed(data: Any) -> None:
             (len(part) if isinstance(part, dict) else 0) + sum(keys for _, _, keys in below),
         )
 
-    shape = Shape.of(json.dumps(data, ensure_ascii=False).encode())
+    shape = JsonSize.of(json.dumps(data, ensure_ascii=False).encode())
     assert (shape.levels, shape.items, shape.keys) == count(data)
 
 

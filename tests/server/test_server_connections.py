@@ -17,7 +17,7 @@ import pytest
 from live_server import Live, live_server, soon
 
 from outrider import LLM
-from outrider.server.connections import Connection, Limits
+from outrider.server.connections import Connection, ConnectionLimits
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 LONG: dict[str, Any] = {"prompt": "A", "max_tokens": 4000, "ignore_eos": True, "n": 4}
@@ -33,7 +33,7 @@ def llm() -> LLM:
 @pytest.fixture(scope="module")
 def live(llm: LLM) -> Iterator[Live]:
     """With little patience, and buffers that are soon full."""
-    limits = Limits(connections=4, per_address=3, head=0.5, idle=1, window=1.0, least=16 << 10)
+    limits = ConnectionLimits(connections=4, per_address=3, head=0.5, idle=1, window=1.0, least=16 << 10)
     with live_server(llm, limits=limits, send_buffer=4096) as server:
         yield server
         assert server.settled()
@@ -122,7 +122,7 @@ def test_a_reader_that_stalls_or_trickles_is_cut_off(live: Live, piece: int, cap
 def test_a_reader_that_keeps_up_with_the_least_rate_is_not_cut_off(llm: LLM) -> None:
     """It is slower than the text, but in every window takes what it must."""
     with (
-        live_server(llm, send_buffer=4096, limits=Limits(window=1.0, least=1)) as slow,
+        live_server(llm, send_buffer=4096, limits=ConnectionLimits(window=1.0, least=1)) as slow,
         connect(slow, buffer=4096) as connection,
     ):
         ask(connection, **FLOOD)

@@ -20,7 +20,7 @@ from outrider import LLM
 from outrider.cli.main import main
 from outrider.errors import InvalidRequest
 from outrider.server.errors import ApiError
-from outrider.server.keys import Key, KeyFile
+from outrider.server.keys import ApiKey, KeyFile
 from outrider.server.rates import Meter
 
 GUESSES = 200
@@ -196,7 +196,7 @@ def test_tokens_a_minute(live: Live) -> None:
 
 
 def test_what_was_spent_comes_back_at_the_rate_of_the_key() -> None:
-    clock, key = Clock(), Key("ann", requests_per_minute=60, tokens_per_minute=600)
+    clock, key = Clock(), ApiKey("ann", requests_per_minute=60, tokens_per_minute=600)
     meter = Meter(clock)
     for _ in range(60):
         meter.begin(key)
@@ -211,23 +211,23 @@ def test_what_was_spent_comes_back_at_the_rate_of_the_key() -> None:
     with pytest.raises(ApiError, match="600 tokens a minute") as refused:
         meter.begin(key)
     assert refused.value.retry_after == pytest.approx(60)
-    meter.begin(Key("ann", requests_per_minute=60, tokens_per_minute=6000)), "the limits are those of now"
+    meter.begin(ApiKey("ann", requests_per_minute=60, tokens_per_minute=6000)), "the limits are those of now"
 
 
 def test_the_file_is_read_again_when_it_changes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     keys = KeyFile(file, clock)
-    assert keys.find(b"eve's key") == Key("eve")
+    assert keys.find(b"eve's key") == ApiKey("eve")
     file.write_text('[ann]\nkey = "another"\nadmin = true\n')
-    assert keys.find(b"ann's key") == Key("ann"), "it is looked at once a second"
+    assert keys.find(b"ann's key") == ApiKey("ann"), "it is looked at once a second"
     clock.now += 1
-    assert (keys.find(b"ann's key"), keys.find(b"another")) == (None, Key("ann", admin=True))
+    assert (keys.find(b"ann's key"), keys.find(b"another")) == (None, ApiKey("ann", admin=True))
     for broken in ("[ann\n", "", "[ann]\n", None):
         file.unlink() if broken is None else file.write_text(broken)
         os.utime(file.parent)
         clock.now += 1
         caplog.clear()
-        assert keys.find(b"another") == Key("ann", admin=True), "the keys stay as they were"
+        assert keys.find(b"another") == ApiKey("ann", admin=True), "the keys stay as they were"
         assert "left unread" in caplog.text
     file.write_text(KEYS)
     clock.now += 1

@@ -13,7 +13,7 @@ from tiny_llm import tiny_llm
 
 from outrider import LLM
 from outrider.errors import InvalidRequest
-from outrider.server.connections import Limits, networks
+from outrider.server.connections import ConnectionLimits, networks
 from outrider.server.hosts import origins
 
 APP = "https://app.example"
@@ -26,7 +26,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 @pytest.fixture(scope="module")
 def live(llm: LLM) -> Iterator[Live]:
-    limits = Limits(proxies=networks(["127.0.0.1"]))
+    limits = ConnectionLimits(proxies=networks(["127.0.0.1"]))
     with live_server(llm, origins=[APP], limits=limits, max_queue=64) as server:
         yield server
 

@@ -15,9 +15,9 @@ from outrider import LLM
 from outrider.models.checkpoints.chat_template import ChatTemplate
 from outrider.server.protocol import Message, Tool
 from outrider.server.schemas import closed
+from outrider.server.tools.call_parser import Argued, Called, CallParser, Said
 from outrider.server.tools.conversation import conversation
 from outrider.server.tools.dialect import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, Dialect, dialect_of
-from outrider.server.tools.reading import Argued, Called, CallReader, Said
 
 MODEL = "smollm2-135m"
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -281,7 +281,7 @@ ANSWERS = {
 def test_calls_are_read_however_an_answer_is_cut(dialect: Dialect) -> None:
     answer = ANSWERS[dialect]
     for size in range(1, len(answer) + 1):
-        reader = CallReader(dialect, ["f", "g"])
+        reader = CallParser(dialect, ["f", "g"])
         events = [e for at in range(0, len(answer), size) for e in reader.push(answer[at : at + size])]
         events += reader.finish()
         assert reader.read.content == ("" if dialect is LLAMA3 else "Well.\n")
@@ -298,7 +298,7 @@ def test_calls_are_read_however_an_answer_is_cut(dialect: Dialect) -> None:
 @pytest.mark.parametrize("text", ["", "<tool", "a < b", '{"name": "f"', '{"name": "h", "parameters": {}}', "{}"])
 @pytest.mark.parametrize("dialect", [HERMES, LLAMA3], ids=lambda dialect: dialect.name)
 def test_what_is_no_call_is_text(dialect: Dialect, text: str) -> None:
-    reader = CallReader(dialect, ["f"])
+    reader = CallParser(dialect, ["f"])
     for character in text:
         reader.push(character)
     reader.finish()
@@ -306,7 +306,7 @@ def test_what_is_no_call_is_text(dialect: Dialect, text: str) -> None:
 
 
 def test_a_call_that_is_cut_off_is_not_complete() -> None:
-    reader = CallReader(HERMES, ["f"])
+    reader = CallParser(HERMES, ["f"])
     reader.push('<tool_call>\n{"name": "f", "arguments": {"a')
     reader.finish()
     assert not reader.complete

@@ -6,9 +6,9 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from outrider.bench.reading import Reading
 from outrider.bench.results import Measurement, Results
-from outrider.bench.waves import Answer, Cell, Wave
+from outrider.bench.timing import Timing
+from outrider.bench.waves import Cell, TimedAnswer, Wave
 
 PROVENANCE = {
     "date": "2025-01-01T00:00:00+00:00", "commit": "abc", "uncommitted_changes": False, "cpu": "Some CPU", "cores": 2,
@@ -22,11 +22,9 @@ SETTINGS = {
 CELL = Cell(1, "greedy")
 
 
-def reading(
-    passes: Sequence[int], seconds: float, *, prefill: float = 0.5, ids: Sequence[int] | None = None
-) -> Reading:
+def timing(passes: Sequence[int], seconds: float, *, prefill: float = 0.5, ids: Sequence[int] | None = None) -> Timing:
     tokens = sum(passes)
-    return Reading(tokens, tuple(ids or range(tokens)), tuple(passes), prefill, seconds, tokens)
+    return Timing(tokens, tuple(ids or range(tokens)), tuple(passes), prefill, seconds, tokens)
 
 
 def results(measurements: Sequence[Measurement], temperature: float = 0.0) -> Results:
@@ -46,7 +44,7 @@ def noisy(
         for arm, rate in rates.items():
             speed = rate * math.exp(level(index) + chance.gauss(0, noise)) * (1 + 0.3 * math.sin(index))
             passes = [1] * 65
-            made.append(Measurement(arm, f"q{index}", f"c{index % 3}", 0, 50, reading(passes, 64 / speed)))
+            made.append(Measurement(arm, f"q{index}", f"c{index % 3}", 0, 50, timing(passes, 64 / speed)))
     return results(made)
 
 
@@ -63,7 +61,7 @@ def waves(rates: dict[str, Sequence[float]], cell: Cell = CELL) -> list[Wave]:
         for number, rate in enumerate(each):
             seconds = 10 / rate
             first, rest = round(0.1 * seconds, 6), round(0.9 * seconds, 6)  # as a file keeps them
-            answers = [Answer(name, 9, reading([1] * 10, rest, prefill=first)) for name in "ab"]
+            answers = [TimedAnswer(name, 9, timing([1] * 10, rest, prefill=first)) for name in "ab"]
             made.append(Wave(arm, cell, number, 2 * seconds, tuple(answers)))
     return made
 

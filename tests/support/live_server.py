@@ -21,7 +21,7 @@ from outrider.control.controller import FixedLength
 from outrider.engine.turns import Turns
 from outrider.server.app import make_app
 from outrider.server.backend import Backend
-from outrider.server.connections import Limits
+from outrider.server.connections import ConnectionLimits
 from outrider.server.hosts import names
 from outrider.server.keys import Keys, OneKey
 from outrider.server.logs import JsonLines
@@ -101,7 +101,7 @@ def live_server(
     api_key: str | None = None,
     keys: Keys | None = None,
     send_buffer: int = 0,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     hosts: Collection[str] = (),
     origins: Collection[str] = (),
     others: Collection[Backend] = (),

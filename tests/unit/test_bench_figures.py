@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_results import noisy, reading, results
+from bench_results import noisy, results, timing
 
 from outrider.bench.bystanders import Bystanders
 from outrider.bench.compare import compare
@@ -24,10 +24,10 @@ def _two_arms() -> Results:
     """suffix: 4 tokens with the prompt, then 12 in 3 passes and 2 seconds; 5, then 4 in 1 pass and 2 seconds."""
     return results(
         [
-            Measurement("plain", "a", "chat", 0, 10, reading([1] * 9, 8.0)),
-            Measurement("suffix", "a", "chat", 0, 10, reading([4, 6, 5, 1], 2.0)),
-            Measurement("plain", "b", "edit", 0, 30, reading([1] * 9, 4.0)),
-            Measurement("suffix", "b", "edit", 0, 30, reading([5, 4], 2.0, ids=[7] * 9)),
+            Measurement("plain", "a", "chat", 0, 10, timing([1] * 9, 8.0)),
+            Measurement("suffix", "a", "chat", 0, 10, timing([4, 6, 5, 1], 2.0)),
+            Measurement("plain", "b", "edit", 0, 30, timing([1] * 9, 4.0)),
+            Measurement("suffix", "b", "edit", 0, 30, timing([5, 4], 2.0, ids=[7] * 9)),
         ]
     )
 
@@ -71,7 +71,7 @@ def test_the_promised_fields() -> None:
 
 def test_sampled_peers_are_not_asked_for_the_same_tokens() -> None:
     made = results(
-        [Measurement(arm, "a", "c", 0, 9, reading([1] * 9, 1.0)) for arm in ("plain", "suffix", "transformers")], 0.7
+        [Measurement(arm, "a", "c", 0, 9, timing([1] * 9, 1.0)) for arm in ("plain", "suffix", "transformers")], 0.7
     )
     document = made.document()
     assert _arm(document, "suffix")["identical_to_plain"] == 1
@@ -85,10 +85,10 @@ def test_loops_are_seen_and_left_out() -> None:
     assert not repeats(list(range(100)))
     made = results(
         [
-            Measurement("plain", "loop", "c", 0, 9, reading([1] * 20, 1.0, ids=[3] * 20)),
-            Measurement("suffix", "loop", "c", 0, 9, reading([10, 10], 0.01, ids=[3] * 20)),
-            Measurement("plain", "free", "c", 0, 9, reading([1] * 20, 1.0)),
-            Measurement("suffix", "free", "c", 0, 9, reading([10, 10], 0.5)),
+            Measurement("plain", "loop", "c", 0, 9, timing([1] * 20, 1.0, ids=[3] * 20)),
+            Measurement("suffix", "loop", "c", 0, 9, timing([10, 10], 0.01, ids=[3] * 20)),
+            Measurement("plain", "free", "c", 0, 9, timing([1] * 20, 1.0)),
+            Measurement("suffix", "free", "c", 0, 9, timing([10, 10], 0.5)),
         ]
     )
     suffix = _arm(made.document(), "suffix")
@@ -99,7 +99,7 @@ def test_loops_are_seen_and_left_out() -> None:
 
 def test_disturbed_questions_are_left_out_for_all_arms_unless_most_are() -> None:
     def measured(question: str, arm: str, seconds: float, other: float) -> Measurement:
-        return Measurement(arm, question, "c", 0, 9, reading([1] * 9, seconds), other)
+        return Measurement(arm, question, "c", 0, 9, timing([1] * 9, seconds), other)
 
     made = results(
         [
@@ -146,7 +146,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_question_is_finished_when_every_arm_answered_every_turn() -> None:
     made = _two_arms()
-    made.measurements.append(Measurement("plain", "c", "chat", 0, 9, reading([1] * 9, 1.0)))
+    made.measurements.append(Measurement("plain", "c", "chat", 0, 9, timing([1] * 9, 1.0)))
     assert finished(made, {"a": 1, "b": 2, "c": 1}) == {"a"}
 
 
@@ -206,12 +206,12 @@ def test_a_slower_peer_is_not_ours_to_judge() -> None:
 def test_other_tokens_are_worse_at_any_speed() -> None:
     before = _two_arms()
     before.measurements = [
-        Measurement(e.arm, e.question, e.category, 0, 9, reading([1] * 9, e.reading.decode_seconds))
+        Measurement(e.arm, e.question, e.category, 0, 9, timing([1] * 9, e.timing.decode_seconds))
         for e in before.measurements
     ]
     after = results(before.measurements)
     broken = after.measurements[3]
-    after.measurements[3] = Measurement("suffix", broken.question, "edit", 0, 9, reading([1] * 9, 1.0, ids=[9] * 9))
+    after.measurements[3] = Measurement("suffix", broken.question, "edit", 0, 9, timing([1] * 9, 1.0, ids=[9] * 9))
     found = [verdict.sentence for verdict in compare(before, after) if verdict.worse]
     assert found == ["suffix: 1 of 2 answers equal plain's, 2 before: worse"]
 

@@ -25,7 +25,7 @@ Answers = Mapping[tuple[str, int], Measurement]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Comparison:
     """One thing that was judged. `worse`: clearly, and by our own doing."""
 
     arm: str
@@ -33,7 +33,7 @@ class Verdict:
     sentence: str
 
 
-def compare(before: Results, after: Results) -> list[Verdict]:
+def compare(before: Results, after: Results) -> list[Comparison]:
     """Judge every arm the two have in common: speed, tokens per pass, and whether the tokens are still plain's."""
     for name in _SAME:
         old, new = before.settings.get(name), after.settings.get(name)
@@ -78,9 +78,9 @@ def _speed(
     asked: list[tuple[str, int]],
     before: Mapping[str, Answers],
     after: Mapping[str, Answers],
-) -> Verdict:
+) -> Comparison:
     def change(name: str, key: tuple[str, int]) -> float:
-        return math.log(after[name][key].reading.decode_rate / before[name][key].reading.decode_rate)
+        return math.log(after[name][key].timing.decode_rate / before[name][key].timing.decode_rate)
 
     usable = [key for key in asked if control is None or (key in before[control] and key in after[control])]
     changes = [change(arm, key) - (change(control, key) if control else 0.0) for key in usable]
@@ -89,7 +89,7 @@ def _speed(
     verdict, worse = _judge(found)
     ours = parse(arm).is_ours
     low, high = (math.expm1(end) for end in (found.low, found.high))
-    return Verdict(
+    return Comparison(
         arm,
         worse and ours,
         f"{arm}: decode speed {math.expm1(found.value):+.1%} ({low:+.1%} to {high:+.1%}, {len(changes)} answers, "
@@ -97,11 +97,11 @@ def _speed(
     )
 
 
-def _per_pass(arm: str, asked: list[tuple[str, int]], before: Answers, after: Answers) -> list[Verdict]:
+def _per_pass(arm: str, asked: list[tuple[str, int]], before: Answers, after: Answers) -> list[Comparison]:
     """Tokens per target pass do not depend on the machine, so they are compared as they are."""
 
     def length(each: Measurement) -> float:
-        passes = (each.reading.passes or (1, 1))[1:]
+        passes = (each.timing.passes or (1, 1))[1:]
         return sum(passes) / len(passes) if passes else 1.0
 
     old = [length(before[key]) for key in asked]
@@ -110,7 +110,7 @@ def _per_pass(arm: str, asked: list[tuple[str, int]], before: Answers, after: An
         return []
     verdict, worse = _judge(mean_interval([math.log(n / o) for n, o in zip(new, old, strict=True)]))
     means = f"{sum(old) / len(old):.2f} → {sum(new) / len(new):.2f}"
-    return [Verdict(arm, worse, f"{arm}: tokens per pass {means}: {verdict}")]
+    return [Comparison(arm, worse, f"{arm}: tokens per pass {means}: {verdict}")]
 
 
 def _identity(
@@ -119,7 +119,7 @@ def _identity(
     asked: list[tuple[str, int]],
     before: Mapping[str, Answers],
     after: Mapping[str, Answers],
-) -> list[Verdict]:
+) -> list[Comparison]:
     """Fewer answers that equal plain decoding's is worse, whatever the speed."""
     plain = reference(arm, shared)
     if plain is None or plain == arm:
@@ -127,11 +127,13 @@ def _identity(
 
     def same(answers: Mapping[str, Answers]) -> int:
         own, theirs = answers[arm], answers[plain]
-        return sum(own[key].reading.token_ids == theirs[key].reading.token_ids for key in asked if key in theirs)
+        return sum(own[key].timing.token_ids == theirs[key].timing.token_ids for key in asked if key in theirs)
 
     old, new = same(before), same(after)
     verdict = "worse" if new < old else "as before" if new == old else "better"
-    return [Verdict(arm, new < old, f"{arm}: {new} of {len(asked)} answers equal {plain}'s, {old} before: {verdict}")]
+    return [
+        Comparison(arm, new < old, f"{arm}: {new} of {len(asked)} answers equal {plain}'s, {old} before: {verdict}")
+    ]
 
 
 def _judge(found: Interval) -> tuple[str, bool]:

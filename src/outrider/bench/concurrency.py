@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.bench.ours import sampling_params
-from outrider.bench.reading import Reading, Sampling, Stopwatch
 from outrider.bench.sampling import SamplingMethod
+from outrider.bench.timing import Sampling, Stopwatch, Timing
 from outrider.engine.request import Request
 from outrider.llm import LLM
 
@@ -51,15 +51,15 @@ def requests_of(
     return made
 
 
-def serve(llm: LLM, asked: Sequence[BenchRequest], concurrency: int, salt: str) -> list[Reading]:
-    """Answer all requests, at most `concurrency` of them in flight; readings in the order of the requests.
+def serve(llm: LLM, asked: Sequence[BenchRequest], concurrency: int, salt: str) -> list[Timing]:
+    """Answer all requests, at most `concurrency` of them in flight; timings in the order of the requests.
 
     They have no use for what was computed or said under another salt, or for the same question before: every round, and
     every repetition of a question, finds caches and memories as the first one does.
     """
     coming = deque(enumerate(asked))
     running: dict[int, tuple[int, Request, Stopwatch]] = {}
-    readings: dict[int, Reading] = {}
+    timings: dict[int, Timing] = {}
     engine = llm.engine
     try:
         while coming or running:
@@ -74,9 +74,9 @@ def serve(llm: LLM, asked: Sequence[BenchRequest], concurrency: int, salt: str) 
                 index, request, watch = running[chunk.index]
                 watch.emit(chunk.token_ids)
                 if request.ended:
-                    readings[index] = watch.reading(request.drafted)
+                    timings[index] = watch.timing(request.drafted)
                     del running[request.id]
     finally:
         for _, request, _ in running.values():  # stopped on the way
             engine.remove(request)
-    return [readings[index] for index in range(len(asked))]
+    return [timings[index] for index in range(len(asked))]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-from outrider.bench.reading import WARM_UP, ArmUnavailable, Reading, Sampling
+from outrider.bench.timing import WARM_UP, ArmUnavailable, Sampling, Timing
 from outrider.models.checkpoints.tokenizer import Tokenizer
 
 _TIMEOUT = 600
@@ -44,7 +44,7 @@ class EndpointArm:
             self._as_text = True
             self.run(prompt, WARM_UP)
 
-    def run(self, prompt: Sequence[int], sampling: Sampling) -> Reading:
+    def run(self, prompt: Sequence[int], sampling: Sampling) -> Timing:
         text = b"".join(map(self._tokenizer.token_bytes, prompt)).decode("utf-8", errors="replace")
         request = {
             "model": self._model,
@@ -66,7 +66,7 @@ class EndpointArm:
                     tokens = int(usage["completion_tokens"])
         if not times or not tokens:
             raise ArmUnavailable(f"{self._url} streamed no text, or no usage with its token count")
-        return Reading(tokens, None, None, times[0] - started, times[-1] - times[0])
+        return Timing(tokens, None, None, times[0] - started, times[-1] - times[0])
 
     def close(self) -> None:
         pass

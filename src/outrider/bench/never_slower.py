@@ -72,7 +72,7 @@ def _judged(own: Sequence[Wave], theirs: Sequence[Wave]) -> dict[str, Any]:
         "half_width": (found.high - found.low) / 2,
         "verdict": verdict(found),
         "worst_request": {"question": own[0].answers[worst].question, "ratio": ratios[worst]},
-        "tokens_per_pass": acceptance([answer.reading for wave in own for answer in wave.answers])[
+        "tokens_per_pass": acceptance([answer.timing for wave in own for answer in wave.answers])[
             "mean_acceptance_length"
         ],
     }
@@ -81,7 +81,7 @@ def _judged(own: Sequence[Wave], theirs: Sequence[Wave]) -> dict[str, Any]:
 def _identity(own: Sequence[Wave], theirs: Sequence[Wave]) -> dict[str, int]:
     """Over all rounds: other work on the machine may change the time, but not the tokens."""
     same = [
-        a.reading.token_ids == b.reading.token_ids
+        a.timing.token_ids == b.timing.token_ids
         for mine, other in zip(own, theirs, strict=True)
         for a, b in zip(mine.answers, other.answers, strict=True)
     ]
@@ -90,7 +90,7 @@ def _identity(own: Sequence[Wave], theirs: Sequence[Wave]) -> dict[str, int]:
 
 def _figures(waves: Sequence[Wave]) -> dict[str, Any]:
     """Medians over the rounds, of the whole and of every request; percentiles are over requests."""
-    first_tokens = [[answer.reading.prefill_seconds for answer in wave.answers] for wave in waves]
+    first_tokens = [[answer.timing.prefill_seconds for answer in wave.answers] for wave in waves]
     return {
         "tokens_per_second": median(wave.rate for wave in waves),
         "request_tokens_per_second": _spread(_speeds(waves)),
@@ -100,7 +100,7 @@ def _figures(waves: Sequence[Wave]) -> dict[str, Any]:
 
 def _speeds(waves: Sequence[Wave]) -> list[float]:
     """Of every request, from asking to its last token."""
-    return _medians([[answer.reading.rate for answer in wave.answers] for wave in waves])
+    return _medians([[answer.timing.rate for answer in wave.answers] for wave in waves])
 
 
 def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:

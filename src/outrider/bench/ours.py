@@ -7,11 +7,11 @@ from importlib.metadata import version
 from typing import Literal
 
 from outrider import __version__
+from outrider.bench.measured_model import MeasuredModel
 from outrider.bench.names import AUTO, ArmName
-from outrider.bench.reading import WARM_UP, Reading, Sampling, Stopwatch
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.synthetic_engine import synthetic_engine
-from outrider.bench.target import Target
+from outrider.bench.timing import WARM_UP, Sampling, Stopwatch, Timing
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.registry import DRAFTERS
 from outrider.errors import DrafterError, InvalidRequest
@@ -24,7 +24,7 @@ _WARM_PROMPT = "Name three rivers, and say where each of them ends."
 class OurArm:
     """Plain decoding, or one drafter at one draft length."""
 
-    def __init__(self, name: ArmName, target: Target, synthetic_acceptance: float | None = None) -> None:
+    def __init__(self, name: ArmName, target: MeasuredModel, synthetic_acceptance: float | None = None) -> None:
         if not name.is_plain and name.method not in (AUTO, *DRAFTERS):
             known = ", ".join(["plain", AUTO, *(each for each in DRAFTERS if each != "none")])
             raise DrafterError(f"arms: there is no drafter {name.method!r} in this version; ours are {known}")
@@ -51,13 +51,13 @@ class OurArm:
         assert self._llm is not None, "prepare comes first"
         return self._llm
 
-    def run(self, prompt: Sequence[int], sampling: Sampling) -> Reading:
+    def run(self, prompt: Sequence[int], sampling: Sampling) -> Timing:
         drafted = 0
         watch = Stopwatch()
         for chunk in self.llm.stream([prompt], sampling_params(sampling)):
             watch.emit(chunk.token_ids)
             drafted += len(chunk.step.draft)
-        return watch.reading(drafted)
+        return watch.timing(drafted)
 
     def close(self) -> None:
         self._llm = None

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from outrider.bench.environments import PROGRAMS, command, python_of
 from outrider.bench.names import ArmName
-from outrider.bench.reading import WARM_UP, ArmUnavailable, Reading, Sampling
+from outrider.bench.timing import WARM_UP, ArmUnavailable, Sampling, Timing
 
 _WORKER = Path(__file__).parent / "peers" / "worker.py"
 _WARM_IDS = list(range(100, 132))
@@ -57,7 +57,7 @@ class PeerArm:
         self._versions = self._ask(self._config)["ready"]
         self.run(_WARM_IDS, WARM_UP)
 
-    def run(self, prompt: Sequence[int], sampling: Sampling) -> Reading:
+    def run(self, prompt: Sequence[int], sampling: Sampling) -> Timing:
         answer = self._ask(
             {
                 "ids": list(prompt),
@@ -66,7 +66,7 @@ class PeerArm:
                 "seed": sampling.seed,
             }
         )
-        return Reading(
+        return Timing(
             tokens=answer["tokens"],
             token_ids=tuple(answer["token_ids"]),
             passes=tuple(answer["passes"]),

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from outrider import __version__
-from outrider.bench.target import Target
+from outrider.bench.measured_model import MeasuredModel
 from outrider.models.cpu import cpu_name
 
 
-def provenance(target: Target, threads: int) -> dict[str, Any]:
+def provenance(target: MeasuredModel, threads: int) -> dict[str, Any]:
     """Taken before the run; `arms` fills as they come up, with what each runs on."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

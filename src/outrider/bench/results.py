@@ -16,9 +16,9 @@ from typing import Any
 
 from outrider.bench.bystanders import LIMIT
 from outrider.bench.never_slower import FAILS, never_slower
-from outrider.bench.reading import Reading
 from outrider.bench.summary import summarise
-from outrider.bench.waves import Answer, Cell, Wave
+from outrider.bench.timing import Timing
+from outrider.bench.waves import Cell, TimedAnswer, Wave
 from outrider.errors import InvalidRequest
 
 FORMAT = 1
@@ -26,14 +26,14 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A reading, and what it was a reading of."""
+    """A timing, and what it was a timing of."""
 
     arm: str
     question: str
     category: str
     turn: int
     prompt_tokens: int
-    reading: Reading
+    timing: Timing
     other_work: float | None = None
     """Processors busy with something else meanwhile; None: not known."""
 
@@ -177,8 +177,8 @@ def finished_rounds(waves: Sequence[Wave], arms: Sequence[str]) -> set[tuple[Cel
 
 def _flat(each: Measurement) -> dict[str, Any]:
     flat = asdict(each)
-    reading, other_work = flat.pop("reading"), flat.pop("other_work")
-    return {**flat, **_flat_reading(reading), "other_work": other_work}
+    timing, other_work = flat.pop("timing"), flat.pop("other_work")
+    return {**flat, **_flat_timing(timing), "other_work": other_work}
 
 
 def _flat_wave(wave: Wave) -> dict[str, Any]:
@@ -192,15 +192,15 @@ def _flat_wave(wave: Wave) -> dict[str, Any]:
             {
                 "question": answer.question,
                 "prompt_tokens": answer.prompt_tokens,
-                **_flat_reading(asdict(answer.reading)),
+                **_flat_timing(asdict(answer.timing)),
             }
             for answer in wave.answers
         ],
     }
 
 
-def _flat_reading(reading: dict[str, Any]) -> dict[str, Any]:
-    return {**reading, **{name: round(reading[name], 6) for name in ("prefill_seconds", "decode_seconds")}}
+def _flat_timing(timing: dict[str, Any]) -> dict[str, Any]:
+    return {**timing, **{name: round(timing[name], 6) for name in ("prefill_seconds", "decode_seconds")}}
 
 
 def _measurement(entry: Mapping[str, Any]) -> Measurement:
@@ -210,7 +210,7 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
         category=entry["category"],
         turn=entry["turn"],
         prompt_tokens=entry["prompt_tokens"],
-        reading=_reading(entry),
+        timing=_timing(entry),
         other_work=entry["other_work"],
     )
 
@@ -222,17 +222,17 @@ def _wave(entry: Mapping[str, Any]) -> Wave:
         round=entry["round"],
         seconds=entry["seconds"],
         answers=tuple(
-            Answer(answer["question"], answer["prompt_tokens"], _reading(answer)) for answer in entry["answers"]
+            TimedAnswer(answer["question"], answer["prompt_tokens"], _timing(answer)) for answer in entry["answers"]
         ),
         other_work=entry["other_work"],
     )
 
 
-def _reading(entry: Mapping[str, Any]) -> Reading:
+def _timing(entry: Mapping[str, Any]) -> Timing:
     def ids(values: Sequence[int] | None) -> tuple[int, ...] | None:
         return None if values is None else tuple(values)
 
-    return Reading(
+    return Timing(
         tokens=entry["tokens"],
         token_ids=ids(entry["token_ids"]),
         passes=ids(entry["passes"]),

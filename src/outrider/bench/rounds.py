@@ -11,7 +11,7 @@ from outrider.bench.bystanders import Bystanders
 from outrider.bench.concurrency import BenchRequest, Prompt, requests_of, serve
 from outrider.bench.results import Results, finished_rounds
 from outrider.bench.sampling import parse
-from outrider.bench.waves import Answer, Cell, Wave
+from outrider.bench.waves import Cell, TimedAnswer, Wave
 from outrider.llm import LLM
 from outrider.models.checkpoints.progress import Progress
 
@@ -61,11 +61,11 @@ def measure_cells(
 def _wave(arm: Batched, cell: Cell, number: int, asked: Sequence[BenchRequest], others: Bystanders) -> Wave:
     others.start()
     started = perf_counter()
-    readings = serve(arm.llm, asked, cell.concurrency, f"{cell.name} {number}")
+    timings = serve(arm.llm, asked, cell.concurrency, f"{cell.name} {number}")
     seconds = perf_counter() - started
     answers = [
-        Answer(request.prompt.question, len(request.prompt.token_ids), reading)
-        for request, reading in zip(asked, readings, strict=True)
+        TimedAnswer(request.prompt.question, len(request.prompt.token_ids), timing)
+        for request, timing in zip(asked, timings, strict=True)
     ]
     return Wave(arm.name, cell, number, seconds, tuple(answers), others.processors())
 

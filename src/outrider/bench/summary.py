@@ -9,8 +9,8 @@ from outrider.bench.names import parse, reference
 from outrider.bench.statistics import quartiles, ratio_of_rates
 
 if TYPE_CHECKING:
-    from outrider.bench.reading import Reading
     from outrider.bench.results import Measurement
+    from outrider.bench.timing import Timing
 
 _GRAM, _TIMES = 8, 3
 _POSITIONS = 16
@@ -72,48 +72,48 @@ def looping(arms: Sequence[str], measured: Mapping[str, Sequence[Measurement]]) 
     plain = [arm for arm in arms if arm == reference(arm, arms)]
     judge = (plain or list(arms))[:1]
     answers = [each for arm in judge for each in measured[arm]]
-    return {each.asked for each in answers if each.reading.token_ids and repeats(each.reading.token_ids)}
+    return {each.asked for each in answers if each.timing.token_ids and repeats(each.timing.token_ids)}
 
 
 def _figures(
     own: Sequence[Measurement], theirs: Sequence[Measurement], held_against: str | None, same_tokens: bool
 ) -> dict[str, Any]:
     """Totals, medians and acceptance of one arm over some questions, beside the arm it is held against."""
-    readings = [each.reading for each in own]
-    low, median, high = quartiles([r.decode_rate for r in readings])
-    _, prefill, _ = quartiles([r.prefill_seconds for r in readings])
-    decoding = sum(r.decode_seconds for r in readings)
-    whole = decoding + sum(r.prefill_seconds for r in readings)
+    timings = [each.timing for each in own]
+    low, median, high = quartiles([r.decode_rate for r in timings])
+    _, prefill, _ = quartiles([r.prefill_seconds for r in timings])
+    decoding = sum(r.decode_seconds for r in timings)
+    whole = decoding + sum(r.prefill_seconds for r in timings)
     figures: dict[str, Any] = {
-        "answers": len(readings),
-        "tokens": sum(r.tokens for r in readings),
-        "decode_tokens_per_second": _over(sum(r.decode_tokens for r in readings), decoding),
-        "e2e_tokens_per_second": _over(sum(r.tokens for r in readings), whole),
-        "prefill_seconds": _over(sum(r.prefill_seconds for r in readings), len(readings)),
+        "answers": len(timings),
+        "tokens": sum(r.tokens for r in timings),
+        "decode_tokens_per_second": _over(sum(r.decode_tokens for r in timings), decoding),
+        "e2e_tokens_per_second": _over(sum(r.tokens for r in timings), whole),
+        "prefill_seconds": _over(sum(r.prefill_seconds for r in timings), len(timings)),
         "prefill_seconds_median": prefill,
         "prompt_tokens": _over(sum(each.prompt_tokens for each in own), len(own)),
         "decode_tokens_per_second_median": median,
         "decode_tokens_per_second_quartiles": [low, high],
-        **acceptance(readings),
+        **acceptance(timings),
     }
     pairs = _pairs(own, theirs)
     figures["reference"] = held_against
-    known = [(a.reading.token_ids, b.reading.token_ids) for a, b in pairs]
+    known = [(a.timing.token_ids, b.timing.token_ids) for a, b in pairs]
     comparable = same_tokens and held_against is not None and all(a is not None and b is not None for a, b in known)
     figures["identical_to_plain"] = sum(a == b for a, b in known) if comparable else None
     figures["speedup"] = _speedup(pairs)
     return figures
 
 
-def acceptance(readings: Sequence[Reading]) -> dict[str, Any]:
+def acceptance(timings: Sequence[Timing]) -> dict[str, Any]:
     """Over the passes after the first of each answer (the first is the prompt's).
 
     Position i: in what share of the passes at least i drafted tokens were accepted.
     """
-    told = [reading for reading in readings if reading.passes is not None]
-    passes = [gained for reading in told for gained in (reading.passes or ())[1:]]
+    told = [timing for timing in timings if timing.passes is not None]
+    passes = [gained for timing in told for gained in (timing.passes or ())[1:]]
     deepest = min(_POSITIONS, max(passes, default=1) - 1)
-    drafted = [reading.drafted for reading in told if reading.drafted is not None]
+    drafted = [timing.drafted for timing in told if timing.drafted is not None]
     return {
         "mean_acceptance_length": _over(sum(passes), len(passes)) if told else None,
         "acceptance_per_position": [
@@ -130,7 +130,7 @@ def _pairs(own: Sequence[Measurement], theirs: Sequence[Measurement]) -> list[tu
 
 def _speedup(pairs: Sequence[tuple[Measurement, Measurement]]) -> dict[str, float] | None:
     """Decode rate over the reference's, from totals; the interval says how much the choice of questions matters."""
-    timed = [(a.reading, b.reading) for a, b in pairs if a.reading.decode_seconds > 0 and b.reading.decode_seconds > 0]
+    timed = [(a.timing, b.timing) for a, b in pairs if a.timing.decode_seconds > 0 and b.timing.decode_seconds > 0]
     if not timed or not all(b.decode_tokens for _, b in timed):
         return None
     total = ratio_of_rates(

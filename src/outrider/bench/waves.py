@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from outrider.bench.reading import Reading
+from outrider.bench.timing import Timing
 from outrider.errors import InvalidRequest
 
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
@@ -28,12 +28,12 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One request's. Its reading begins when it was asked: waiting for a place in the batch is part of its prefill."""
+class TimedAnswer:
+    """One request's. Its timing begins when it was asked: waiting for a place in the batch is part of its prefill."""
 
     question: str
     prompt_tokens: int
-    reading: Reading
+    timing: Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Wave:
     round: int
     seconds: float
     """From the first request asked to the last token of all."""
-    answers: tuple[Answer, ...]
+    answers: tuple[TimedAnswer, ...]
     other_work: float | None = None
     """Processors busy with something else meanwhile; None: not known."""
 
     @property
     def rate(self) -> float:
         """Tokens per second of all requests together, prompts included."""
-        return sum(answer.reading.tokens for answer in self.answers) / self.seconds
+        return sum(answer.timing.tokens for answer in self.answers) / self.seconds
 
 
 def parse_concurrency(text: str) -> list[int]:

@@ -143,11 +143,11 @@ def measure(
     asked = spread(chosen, limit)
     plots_possible(plots)
     from outrider.bench.results import Results
-    from outrider.bench.run import Plan, run
+    from outrider.bench.run import BenchConfig, run
     from outrider.cli.progress import TimedProgress
     from outrider.models.dtypes import short_name
 
-    plan = Plan(
+    config = BenchConfig(
         model=model,
         arms=names,
         questions=asked,
@@ -173,7 +173,7 @@ def measure(
         if kept is not None:
             results.save(kept)
 
-    results = run(plan, TimedProgress(), keep, earlier)
+    results = run(config, TimedProgress(), keep, earlier)
     _finish(results, kept, json, html, plots)
     if only_cells and results.fails:
         raise typer.Exit(1)

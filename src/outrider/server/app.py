@@ -17,7 +17,7 @@ from outrider.server.keys import Keys
 from outrider.server.metrics import Metrics
 from outrider.server.metrics_port import MetricsPort
 from outrider.server.models import Models
-from outrider.server.parse import Reader
+from outrider.server.parse import BodyReader
 from outrider.server.records import Record
 from outrider.server.request_log import Tracking
 from outrider.server.routes import describing, generating, watching
@@ -42,7 +42,7 @@ def make_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.reader = Reader()
+    app.state.reader = BodyReader()
     metrics = Metrics(lambda: models.loads)
     for name in models.names:
         metrics.of(name)  # from now on there is a zero to count from

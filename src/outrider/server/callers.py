@@ -12,7 +12,7 @@ from ipaddress import IPv6Address, ip_address
 from starlette.requests import Request
 from starlette.types import Scope
 
-from outrider.server.keys import Key
+from outrider.server.keys import ApiKey
 from outrider.server.rates import Meter
 
 _SCOPE = "outrider.caller"
@@ -27,7 +27,7 @@ class Caller:
     """A request's sender. `key` is None where the server asks for none."""
 
     address: str
-    key: Key | None = None
+    key: ApiKey | None = None
     meter: Meter | None = None
 
     @property

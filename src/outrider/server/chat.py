@@ -8,8 +8,8 @@ from typing import Any
 from outrider.engine.request_state import RequestOutput
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server.answers import Answer, chat_logprobs
-from outrider.server.tools.reading import Argued, Call, Called, CallReader, Event, Said
-from outrider.server.translate import Job, says_more
+from outrider.server.tools.call_parser import Argued, Call, Called, CallParser, Event, Said
+from outrider.server.translate import PreparedRequest, says_more
 
 
 class ChatForm:
@@ -20,29 +20,31 @@ class ChatForm:
     piece = "chat.completion.chunk"
 
     def __init__(self) -> None:
-        self._readers: dict[int, CallReader] = {}
+        self._readers: dict[int, CallParser] = {}
 
-    def opening(self, index: int, job: Job) -> dict[str, Any] | None:
+    def opening(self, index: int, prepared: PreparedRequest) -> dict[str, Any] | None:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def delta(self, answer: Answer, delivery: RequestOutput, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    def delta(
+        self, answer: Answer, delivery: RequestOutput, prepared: PreparedRequest, tokenizer: Tokenizer
+    ) -> dict[str, Any] | None:
         chunk = delivery.chunk
         told = {"content": chunk.text} if chunk.text else {}
-        if (reader := self._reader(answer, job)) is not None:
+        if (reader := self._reader(answer, prepared)) is not None:
             told = _told([*reader.push(chunk.text), *(reader.finish() if chunk.completion else ())])
-        if not told and not says_more(delivery, job):
+        if not told and not says_more(delivery, prepared):
             return None
         return {
             "index": answer.index,
             "delta": told,
-            "logprobs": chat_logprobs(tokenizer, chunk.logprobs) if job.logprobs else None,
+            "logprobs": chat_logprobs(tokenizer, chunk.logprobs) if prepared.logprobs else None,
         }
 
-    def choice(self, answer: Answer, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
+    def choice(self, answer: Answer, prepared: PreparedRequest, tokenizer: Tokenizer) -> dict[str, Any]:
         done = answer.completion
         assert done is not None
         message: dict[str, Any] = {"role": "assistant", "content": done.text, "refusal": None}
-        if (reader := self._reader(answer, job)) is not None:
+        if (reader := self._reader(answer, prepared)) is not None:
             reader.push(done.text)
             reader.finish()
             if reader.read.calls:
@@ -51,21 +53,21 @@ class ChatForm:
         return {
             "index": answer.index,
             "message": message,
-            "logprobs": chat_logprobs(tokenizer, done.logprobs or ()) if job.logprobs else None,
+            "logprobs": chat_logprobs(tokenizer, done.logprobs or ()) if prepared.logprobs else None,
         }
 
-    def reason(self, answer: Answer, job: Job) -> str | None:
+    def reason(self, answer: Answer, prepared: PreparedRequest) -> str | None:
         reason = answer.completion.finish_reason if answer.completion else None
-        reader = self._reader(answer, job)
-        if reason == "stop" and reader is not None and reader.complete and job.tools and not job.tools.named:
+        reader = self._reader(answer, prepared)
+        if reason == "stop" and reader is not None and reader.complete and prepared.tools and not prepared.tools.named:
             return "tool_calls"
         return reason
 
-    def _reader(self, answer: Answer, job: Job) -> CallReader | None:
-        if job.tools is None:
+    def _reader(self, answer: Answer, prepared: PreparedRequest) -> CallParser | None:
+        if prepared.tools is None:
             return None
         if answer.index not in self._readers:
-            self._readers[answer.index] = job.tools.reader()
+            self._readers[answer.index] = prepared.tools.reader()
         return self._readers[answer.index]
 
 

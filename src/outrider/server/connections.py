@@ -34,7 +34,7 @@ _PIECE = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Seconds, bytes, and numbers of connections."""
 
     connections: int = 512
@@ -67,7 +67,7 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        limits: Limits,
+        limits: ConnectionLimits,
         refused: Seldom,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
@@ -204,6 +204,6 @@ def networks(given: Iterable[str]) -> tuple[Network, ...]:
         raise InvalidRequest(f"trusted-proxies: {error}; give addresses or networks, as in 10.0.0.0/8") from None
 
 
-def connections(limits: Limits) -> type[asyncio.Protocol]:
+def connections(limits: ConnectionLimits) -> type[asyncio.Protocol]:
     """What uvicorn is to make for each client."""
     return cast(type[asyncio.Protocol], partial(Connection, limits=limits, refused=Seldom()))

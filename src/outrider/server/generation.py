@@ -1,4 +1,4 @@
-"""Runs a job and answers with what comes of it, whole or in a stream; the same for chat and text completions."""
+"""Runs a request and answers with what comes of it, whole or in a stream: for chat and text completions alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outrider.server.metrics import ModelMetrics
 from outrider.server.records import Record, record
 from outrider.server.served import Served
 from outrider.server.sse import DONE, EventStream, Gone, event, unless_gone
-from outrider.server.translate import Job
+from outrider.server.translate import PreparedRequest
 
 log = logging.getLogger("outrider.server")
 
@@ -37,20 +37,22 @@ class ResponseForm(Protocol):
     """`object` of a whole answer, and of a piece of a stream."""
     piece: str
 
-    def opening(self, index: int, job: Job) -> dict[str, Any] | None:
+    def opening(self, index: int, prepared: PreparedRequest) -> dict[str, Any] | None:
         """A choice that opens a stream, before anything is generated."""
         ...
 
-    def delta(self, answer: Answer, delivery: RequestOutput, job: Job, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    def delta(
+        self, answer: Answer, delivery: RequestOutput, prepared: PreparedRequest, tokenizer: Tokenizer
+    ) -> dict[str, Any] | None:
         """A choice with what a step brought, without its finish_reason; None where there is nothing to say yet. Asked
         once for every step, in order."""
         ...
 
-    def choice(self, answer: Answer, job: Job, tokenizer: Tokenizer) -> dict[str, Any]:
+    def choice(self, answer: Answer, prepared: PreparedRequest, tokenizer: Tokenizer) -> dict[str, Any]:
         """A finished choice, without its finish_reason."""
         ...
 
-    def reason(self, answer: Answer, job: Job) -> str | None:
+    def reason(self, answer: Answer, prepared: PreparedRequest) -> str | None:
         """Why a choice has ended; None: it has not. Asked after what it brought."""
         ...
 
@@ -59,23 +61,23 @@ class Generation:
     """One request on its way through the engine."""
 
     def __init__(
-        self, request: HttpRequest, served: Served, job: Job, form: ResponseForm, metrics: ModelMetrics
+        self, request: HttpRequest, served: Served, prepared: PreparedRequest, form: ResponseForm, metrics: ModelMetrics
     ) -> None:
         self._request = request
         self._served = served
         self._tokenizer = served.llm.tokenizer
-        self._job = job
+        self._prepared = prepared
         self._form = form
         self._metrics = metrics
         self._record: Record = record(request.scope)
         self._caller = caller_of(request.scope)
-        self._answers = [Answer(i) for i in range(len(job.requests))]
+        self._answers = [Answer(i) for i in range(len(prepared.requests))]
         self._head = {"id": f"{form.prefix}-{uuid4().hex}", "created": int(time()), "model": served.name}
 
     async def respond(self) -> Response:
-        stream = self._served.service.stream(*self._job.requests)
-        self._caller.spend(self._job.prompt_tokens)
-        if self._job.stream:
+        stream = self._served.service.stream(*self._prepared.requests)
+        self._caller.spend(self._prepared.prompt_tokens)
+        if self._prepared.stream:
             return EventStream(self._events(stream), stream.close)
         try:
             return JSONResponse(await unless_gone(self._whole(stream), self._request.receive))
@@ -89,22 +91,22 @@ class Generation:
         traces: dict[int, dict[str, list[Any]]] = {}
         async for delivery in stream:
             answer = self._take(delivery)
-            if self._job.trace:
+            if self._prepared.trace:
                 trace = traces.setdefault(answer.index, {"tokens": [], "steps": []})
                 trace["tokens"] += answers.token_traces(self._tokenizer, delivery)
                 trace["steps"].append(answers.step_trace(self._tokenizer, delivery.chunk.step, delivery.seconds))
         choices = []
-        for index, answer in enumerate(answers.likeliest(self._answers, self._job.drawn, self._job.n)):
-            choice = {**self._form.choice(answer, self._job, self._tokenizer), "index": index}
-            choice["finish_reason"] = self._form.reason(answer, self._job)
-            if self._job.trace:
+        for index, answer in enumerate(answers.likeliest(self._answers, self._prepared.drawn, self._prepared.n)):
+            choice = {**self._form.choice(answer, self._prepared, self._tokenizer), "index": index}
+            choice["finish_reason"] = self._form.reason(answer, self._prepared)
+            if self._prepared.trace:
                 choice["outrider"] = traces[answer.index]
             choices.append(choice)
         self._finish()
         return {
             **self._top(self._form.whole, choices),
             "usage": self._usage(),
-            "metrics": answers.metrics(self._answers, self._record.started, self._job.seed),
+            "metrics": answers.metrics(self._answers, self._record.started, self._prepared.seed),
         }
 
     async def _events(self, stream: Stream) -> AsyncGenerator[bytes]:
@@ -124,26 +126,26 @@ class Generation:
 
     async def _pieces(self, stream: Stream) -> AsyncGenerator[bytes]:
         """The events of an answer that comes to its end."""
-        extra = {"usage": None} if self._job.include_usage else {}
+        extra = {"usage": None} if self._prepared.include_usage else {}
         for index in range(len(self._answers)):
-            if (choice := self._form.opening(index, self._job)) is not None:
+            if (choice := self._form.opening(index, self._prepared)) is not None:
                 yield self._event([{**choice, "finish_reason": None}], extra)
         async for delivery in stream:
             answer = self._take(delivery)
             if (choice := self._piece(answer, delivery)) is not None:
                 done = {} if answer.completion is None else {"metrics": self._measured([answer])}
                 yield self._event([choice], {**extra, **done})
-        if self._job.include_usage:
+        if self._prepared.include_usage:
             yield self._event([], {"usage": self._usage()})
 
     def _piece(self, answer: Answer, delivery: RequestOutput) -> dict[str, Any] | None:
         """A choice to send for a step; None where there is nothing to say yet."""
-        chunk, job = delivery.chunk, self._job
-        choice = self._form.delta(answer, delivery, job, self._tokenizer)
+        chunk, prepared = delivery.chunk, self._prepared
+        choice = self._form.delta(answer, delivery, prepared, self._tokenizer)
         if choice is None:
             return None
-        choice["finish_reason"] = self._form.reason(answer, job)
-        if job.trace:
+        choice["finish_reason"] = self._form.reason(answer, prepared)
+        if prepared.trace:
             choice["outrider"] = {
                 "tokens": answers.token_traces(self._tokenizer, delivery),
                 "step": answers.step_trace(self._tokenizer, chunk.step, delivery.seconds),
@@ -156,30 +158,30 @@ class Generation:
         self._caller.spend(len(delivery.chunk.token_ids))
         self._metrics.gained(answer, delivery, self._record.started)
         if answer.completion is not None:
-            self._metrics.finished(answer, self._job.requests[answer.index], self._record.started)
+            self._metrics.finished(answer, self._prepared.requests[answer.index], self._record.started)
         return answer
 
     def _usage(self) -> dict[str, Any]:
-        job = self._job
-        return answers.usage(self._answers, job.prompt_tokens, job.reused if job.tells_reused else None)
+        prepared = self._prepared
+        return answers.usage(self._answers, prepared.prompt_tokens, prepared.reused if prepared.tells_reused else None)
 
     def _finish(self) -> None:
         """Note what happened for the log."""
-        self._metrics.prompted(self._job.prompt_tokens, self._job.reused)
+        self._metrics.prompted(self._prepared.prompt_tokens, self._prepared.reused)
         measured = self._measured(self._answers)
         speculation = measured["speculative_decoding"]
         self._record.facts |= {
             "model": self._served.name,
-            "prompt_tokens": self._job.prompt_tokens,
+            "prompt_tokens": self._prepared.prompt_tokens,
             "completion_tokens": sum(answer.tokens for answer in self._answers),
             "choices": len(self._answers),
-            "stream": self._job.stream,
+            "stream": self._prepared.stream,
             "mean_acceptance_length": round(speculation["mean_acceptance_length"], 3),
             "time_to_first_token": round(measured["time_to_first_token"], 4),
         }
 
     def _measured(self, these: Sequence[Answer]) -> dict[str, Any]:
-        return answers.metrics(these, self._record.started, self._job.seed)
+        return answers.metrics(these, self._record.started, self._prepared.seed)
 
     def _event(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
         return event({**self._top(self._form.piece, choices), **extra})

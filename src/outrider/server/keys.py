@@ -25,7 +25,7 @@ _LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ApiKey:
     """What comes with a key. `name`: the principal it stands for; none where all callers have the same one."""
 
     name: str = ""
@@ -43,7 +43,7 @@ class Keys(Protocol):
         """Of the principals there are."""
         ...
 
-    def find(self, given: bytes) -> Key | None: ...
+    def find(self, given: bytes) -> ApiKey | None: ...
 
 
 class OneKey:
@@ -54,8 +54,8 @@ class OneKey:
     def __init__(self, key: str) -> None:
         self._digest = _digest(key.encode())
 
-    def find(self, given: bytes) -> Key | None:
-        return Key() if _digest(given) == self._digest else None
+    def find(self, given: bytes) -> ApiKey | None:
+        return ApiKey() if _digest(given) == self._digest else None
 
 
 class KeyFile:
@@ -73,7 +73,7 @@ class KeyFile:
     def names(self) -> list[str]:
         return [key.name for key in self._keys.values()]
 
-    def find(self, given: bytes) -> Key | None:
+    def find(self, given: bytes) -> ApiKey | None:
         if self._clock() >= self._next:
             self._next = self._clock() + _LOOK
             self._look()
@@ -116,7 +116,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
     return told.st_mtime_ns, told.st_size, told.st_ino
 
 
-def _read(path: Path) -> dict[bytes, Key]:
+def _read(path: Path) -> dict[bytes, ApiKey]:
     """The keys by their digests."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[bytes, Key]:
         raise InvalidRequest(f"api-keys: {path} cannot be read ({error.strerror}).") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"api-keys: {path} is not TOML ({error}).") from None
-    keys: dict[bytes, Key] = {}
+    keys: dict[bytes, ApiKey] = {}
     for name, table in tables.items():
         digest, key = _entry(name, table)
         if digest in keys:
@@ -135,7 +135,7 @@ def _read(path: Path) -> dict[bytes, Key]:
     return keys
 
 
-def _entry(name: str, table: Any) -> tuple[bytes, Key]:
+def _entry(name: str, table: Any) -> tuple[bytes, ApiKey]:
     """One name's. What is wrong is told without the key."""
 
     def wrong(what: str) -> InvalidRequest:
@@ -159,4 +159,4 @@ def _entry(name: str, table: Any) -> tuple[bytes, Key]:
         if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
             raise wrong(f"needs a {field} that is a whole number from 1 on")
     digest = bytes.fromhex(hashed) if hashed is not None else _digest(str(key).encode())
-    return digest, Key(name, admin, table.get(_RATES[0]), table.get(_RATES[1]))
+    return digest, ApiKey(name, admin, table.get(_RATES[0]), table.get(_RATES[1]))

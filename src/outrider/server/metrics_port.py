@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.server.callers import Caller, address_of, note_caller
 from outrider.server.errors import ApiError
-from outrider.server.keys import Key
+from outrider.server.keys import ApiKey
 
 _PATHS = ("/metrics", "/health")
 
@@ -25,5 +25,5 @@ class MetricsPort:
                 message = "on this port there are /metrics and /health only"
                 await ApiError(404, message).response()(scope, receive, send)
                 return
-            note_caller(scope, Caller(address_of(scope), Key(admin=True)))
+            note_caller(scope, Caller(address_of(scope), ApiKey(admin=True)))
         await self._app(scope, receive, send)

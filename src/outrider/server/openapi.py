@@ -44,7 +44,7 @@ _SAY = {
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:
-    """The request body of an operation. It is read by `reading`, so FastAPI has to be told of it."""
+    """The request body of an operation. It is read in parse.py, so FastAPI has to be told of it."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

@@ -15,9 +15,9 @@ from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect
 
 from outrider.server.errors import ApiError
-from outrider.server.protocol import Request
+from outrider.server.json_size import JsonSize
+from outrider.server.protocol import ApiModel
 from outrider.server.records import record
-from outrider.server.shape import Shape
 from outrider.server.unsupported import ignored
 
 MAX_BODY = 4 << 20
@@ -34,10 +34,10 @@ _MAX_KEYS = 1 << 14
 _MAX_DIGITS = 400
 """Of a number; those of the longest that means anything to a program."""
 
-Wanted = TypeVar("Wanted", bound=Request)
+Wanted = TypeVar("Wanted", bound=ApiModel)
 
 
-class Reader:
+class BodyReader:
     """Reads the bodies of one application's requests."""
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ class Reader:
 
 
 async def read(request: HttpRequest, wanted: type[Wanted]) -> Wanted:
-    """By the application's `Reader`."""
-    reader: Reader = request.app.state.reader
+    """By the application's `BodyReader`."""
+    reader: BodyReader = request.app.state.reader
     return await reader.read(request, wanted)
 
 
@@ -91,7 +91,7 @@ def _too_large() -> ApiError:
 
 def _parse(body: bytes, wanted: type[Wanted]) -> tuple[Wanted, list[str]]:
     """The model, and the names of fields it leaves unread."""
-    shape = Shape.of(body)
+    shape = JsonSize.of(body)
     for count, most, words in (
         (shape.levels, _MAX_LEVELS, "levels deep"),
         (shape.keys, _MAX_KEYS, "fields"),

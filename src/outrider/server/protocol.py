@@ -27,7 +27,7 @@ def modest_together(tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-class Request(BaseModel):
+class ApiModel(BaseModel):
     """Anything a client sends as JSON."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -53,11 +53,11 @@ class OutriderOptions(_Ours):
     trace: Annotated[bool, Field(description="Report every token's origin and every step's drafts.")] = False
 
 
-class StreamOptions(Request):
+class StreamOptions(ApiModel):
     include_usage: bool | None = None
 
 
-class Sampled(Request):
+class GenerationRequest(ApiModel):
     """What chat and text completions share."""
 
     model: str | None = None
@@ -85,7 +85,7 @@ class Sampled(Request):
     outrider: OutriderOptions | None = None
 
 
-class ContentPart(Request):
+class ContentPart(ApiModel):
     type: str
     text: str | None = None
 
@@ -93,12 +93,12 @@ class ContentPart(Request):
 Content = str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=1024)]
 
 
-class CalledFunction(Request):
+class CalledFunction(ApiModel):
     name: FunctionName
     arguments: str = "{}"
 
 
-class ToolCall(Request):
+class ToolCall(ApiModel):
     """A call that an earlier answer made."""
 
     id: Annotated[str, Field(max_length=256)]
@@ -106,7 +106,7 @@ class ToolCall(Request):
     function: CalledFunction
 
 
-class Message(Request):
+class Message(ApiModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=1024)] | None = None
@@ -119,23 +119,23 @@ class Message(Request):
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=4096)]
 
 
-class ToolFunction(Request):
+class ToolFunction(ApiModel):
     name: FunctionName
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, AfterValidator(modest)] = None
     strict: bool | None = None
 
 
-class Tool(Request):
+class Tool(ApiModel):
     type: Literal["function"]
     function: ToolFunction
 
 
-class ChosenFunction(Request):
+class ChosenFunction(ApiModel):
     name: str
 
 
-class ChosenTool(Request):
+class ChosenTool(ApiModel):
     type: Literal["function"]
     function: ChosenFunction
 
@@ -143,13 +143,13 @@ class ChosenTool(Request):
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128), AfterValidator(modest_together)]
 
 
-class JsonSchema(Request):
+class JsonSchema(ApiModel):
     name: str | None = None
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema"), AfterValidator(modest)] = None
     strict: bool | None = None
 
 
-class ResponseFormat(Request):
+class ResponseFormat(ApiModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -157,7 +157,7 @@ class ResponseFormat(Request):
 GivenSchema = Annotated[dict[str, Any], BeforeValidator(from_text), AfterValidator(modest)]
 
 
-class StructuredOutputs(Request):
+class StructuredOutputs(ApiModel):
     """vLLM's spelling of what an answer must look like: one of these."""
 
     json_: Annotated[GivenSchema | None, Field(alias="json")] = None
@@ -165,7 +165,7 @@ class StructuredOutputs(Request):
     choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
 
 
-class Formatted(Request):
+class Formatted(ApiModel):
     """What an answer must look like, in the spellings there are."""
 
     response_format: ResponseFormat | None = None
@@ -175,12 +175,12 @@ class Formatted(Request):
     guided_choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
 
 
-class Prediction(Request):
+class Prediction(ApiModel):
     type: Literal["content"]
     content: Content
 
 
-class ChatRequest(Sampled, Formatted):
+class ChatRequest(GenerationRequest, Formatted):
     messages: Messages
     chat_template_kwargs: Annotated[dict[str, Any], Field(description="Variables of the model's template.")] | None = (
         None
@@ -194,7 +194,7 @@ class ChatRequest(Sampled, Formatted):
     parallel_tool_calls: bool | None = None
 
 
-class CompletionRequest(Sampled, Formatted):
+class CompletionRequest(GenerationRequest, Formatted):
     prompt: (
         str
         | Annotated[list[str], Field(fail_fast=True, max_length=1024)]
@@ -210,7 +210,7 @@ class CompletionRequest(Sampled, Formatted):
     prediction: Prediction | None = None
 
 
-class TokenizeRequest(Request):
+class TokenizeRequest(ApiModel):
     """Either a text or a conversation."""
 
     model: str | None = None
@@ -220,6 +220,6 @@ class TokenizeRequest(Request):
     add_generation_prompt: bool = True
 
 
-class DetokenizeRequest(Request):
+class DetokenizeRequest(ApiModel):
     model: str | None = None
     tokens: TokenIds

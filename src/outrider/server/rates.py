@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from outrider.server.errors import ApiError
-from outrider.server.keys import Key
+from outrider.server.keys import ApiKey
 
 _MINUTE = 60.0
 
@@ -39,7 +39,7 @@ class Meter:
         self._requests = Debt(clock())
         self._tokens = Debt(clock())
 
-    def begin(self, key: Key) -> None:
+    def begin(self, key: ApiKey) -> None:
         """Another request; `ApiError` where it is too many, or the tokens of those before are not paid off."""
         now = self._clock()
         for debt, rate, what in (
@@ -52,6 +52,6 @@ class Meter:
         if key.requests_per_minute is not None:
             self._requests.spend(1, key.requests_per_minute, now)
 
-    def spend(self, key: Key, tokens: int) -> None:
+    def spend(self, key: ApiKey, tokens: int) -> None:
         if key.tokens_per_minute is not None:
             self._tokens.spend(tokens, key.tokens_per_minute, self._clock())

@@ -21,7 +21,7 @@ from outrider.server.protocol import ChatRequest, CompletionRequest, DetokenizeR
 from outrider.server.responses.asked import ResponsesRequest, as_chat, renamed
 from outrider.server.responses.generation import ResponseGeneration
 from outrider.server.served import Served
-from outrider.server.translate import Job, chat_job, completion_job, encode, encode_chat
+from outrider.server.translate import PreparedRequest, encode, encode_chat, prepare_chat, prepare_completion
 
 
 def generating(models: Models, metrics: Metrics) -> APIRouter:
@@ -33,24 +33,24 @@ def generating(models: Models, metrics: Metrics) -> APIRouter:
         """Answer a conversation. With `stream`, server-sent events that end with `data: [DONE]`."""
         asked = await read(request, ChatRequest)
         served = await models.served(asked.model)
-        job = await asyncio.to_thread(chat_job, served, asked, caller_of(request.scope))
-        return await Generation(request, served, job, ChatForm(), metrics.of(served.name)).respond()
+        prepared = await asyncio.to_thread(prepare_chat, served, asked, caller_of(request.scope))
+        return await Generation(request, served, prepared, ChatForm(), metrics.of(served.name)).respond()
 
     @router.post("/completions", openapi_extra=body(CompletionRequest), responses=errors(400, 404, 413, 429, 503))
     async def completions(request: HttpRequest) -> Response:
         """Continue texts, given as such or as token ids."""
         asked = await read(request, CompletionRequest)
         served = await models.served(asked.model)
-        job = await asyncio.to_thread(completion_job, served, asked, caller_of(request.scope))
-        return await Generation(request, served, job, TextForm(), metrics.of(served.name)).respond()
+        prepared = await asyncio.to_thread(prepare_completion, served, asked, caller_of(request.scope))
+        return await Generation(request, served, prepared, TextForm(), metrics.of(served.name)).respond()
 
     @router.post("/responses", openapi_extra=body(ResponsesRequest), responses=errors(400, 404, 413, 429, 503))
     async def responses(request: HttpRequest) -> Response:
         """Answer a conversation, in the newer form. Nothing is stored: `previous_response_id` cannot be given."""
         asked = await read(request, ResponsesRequest)
         served = await models.served(asked.model)
-        job = await asyncio.to_thread(response_job, served, asked, caller_of(request.scope))
-        return await ResponseGeneration(request, served, job, asked, metrics.of(served.name)).respond()
+        prepared = await asyncio.to_thread(prepare_response, served, asked, caller_of(request.scope))
+        return await ResponseGeneration(request, served, prepared, asked, metrics.of(served.name)).respond()
 
     return router
 
@@ -91,9 +91,9 @@ def describing(models: Models) -> APIRouter:
     return router
 
 
-def response_job(served: Served, asked: ResponsesRequest, caller: Caller) -> Job:
+def prepare_response(served: Served, asked: ResponsesRequest, caller: Caller) -> PreparedRequest:
     try:
-        return chat_job(served, as_chat(asked), caller)
+        return prepare_chat(served, as_chat(asked), caller)
     except ApiError as error:
         raise renamed(error) from None
 

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.errors import InvalidRequest
-from outrider.server.connections import Limits, connections
+from outrider.server.connections import ConnectionLimits, connections
 from outrider.server.models import Models
 from outrider.server.strays import catch_strays
 
@@ -51,8 +51,10 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Drains the engine first: then nothing is left for connections to wait for. A second Ctrl-C does not wait."""
 
-    def __init__(self, app: FastAPI, models: Models, grace: float = GRACE, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
+    def __init__(
+        self, app: FastAPI, models: Models, grace: float = GRACE, limits: ConnectionLimits | None = None
+    ) -> None:
+        limits = limits or ConnectionLimits()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -90,7 +92,7 @@ def serve(
     models: Models,
     listeners: list[socket.socket],
     ready: Callable[[], None],
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve until a signal comes. `ready` is called once the default model answers; what loading it raises ends the
     server and is raised."""

@@ -20,10 +20,10 @@ from outrider.server.protocol import (
     ChatRequest,
     CompletionRequest,
     Content,
+    GenerationRequest,
     Message,
     OutriderOptions,
     Prediction,
-    Sampled,
     SpeculateOptions,
     Tool,
 )
@@ -39,7 +39,7 @@ _COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PreparedRequest:
     """A request, ready to run. Choice k of prompt p is request p * drawn + k."""
 
     requests: Sequence[Request]
@@ -67,13 +67,13 @@ class Job:
         return sum(request.reused or 0 for request in self.requests[:: self.drawn])
 
 
-def says_more(delivery: RequestOutput, job: Job) -> bool:
+def says_more(delivery: RequestOutput, prepared: PreparedRequest) -> bool:
     """Whether what a step brought is to be told of even without text."""
     chunk = delivery.chunk
-    return bool(chunk.completion or job.trace or chunk.logprobs)
+    return bool(chunk.completion or prepared.trace or chunk.logprobs)
 
 
-def chat_job(served: Served, asked: ChatRequest, caller: Caller) -> Job:
+def prepare_chat(served: Served, asked: ChatRequest, caller: Caller) -> PreparedRequest:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
@@ -85,10 +85,10 @@ def chat_job(served: Served, asked: ChatRequest, caller: Caller) -> Job:
     variables = asked.chat_template_kwargs or {}
     prompt = encode_chat(served, asked.messages, tools=tools.tools if tools else (), variables=variables)
     wanted = Wanted(tools.grammar, "tools") if tools else wanted
-    return _job(served, asked, caller, [prompt], [None], most, logprobs, wanted, tools)
+    return _prepare(served, asked, caller, [prompt], [None], most, logprobs, wanted, tools)
 
 
-def completion_job(served: Served, asked: CompletionRequest, caller: Caller) -> Job:
+def prepare_completion(served: Served, asked: CompletionRequest, caller: Caller) -> PreparedRequest:
     scored = _scored(asked)
     several = _prompts(asked.prompt)
     if not several:
@@ -102,7 +102,7 @@ def completion_job(served: Served, asked: CompletionRequest, caller: Caller) -> 
         echoes = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in several]
     most = _COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
     wanted = wanted_by(asked)
-    return _job(
+    return _prepare(
         served, asked, caller, prompts, echoes, most, asked.logprobs, wanted, prompt_logprobs=scored, drawn=drawn
     )
 
@@ -189,7 +189,7 @@ def _text(content: Content | None, place: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
-def _job(
+def _prepare(
     served: Served,
     asked: ChatRequest | CompletionRequest,
     caller: Caller,
@@ -201,7 +201,7 @@ def _job(
     tools: Toolbox | None = None,
     prompt_logprobs: int | None = None,
     drawn: int | None = None,
-) -> Job:
+) -> PreparedRequest:
     n, options = asked.n or 1, asked.outrider or OutriderOptions()
     drawn = drawn or n
     _check_number(served, drawn * len(prompts))
@@ -238,7 +238,7 @@ def _job(
         names |= {"prompt": "messages"} if isinstance(asked, ChatRequest) else {}
         told = _renamed(as_api_error(error, fields | set(names)), names)
         raise told if told.code != _TOO_LONG else _too_long(served, told.message, told.param) from None
-    return Job(
+    return PreparedRequest(
         requests=requests,
         n=n,
         drawn=drawn,
@@ -275,7 +275,7 @@ _SAME_NAME = (
 )
 
 
-def _sampling(asked: Sampled, generation_config: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling(asked: GenerationRequest, generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling parameters by the library's names. A temperature that is not given is the model's own, else OpenAI's 1;
     whatever else is not given is the library's default."""
     given = {name: value for name in _SAME_NAME if (value := getattr(asked, name)) is not None}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
-class Acceptance:
+class ReplayedAcceptance:
     """Counts over replayed texts, for chains of `depth`."""
 
     depth: int

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from outrider import __version__
-from outrider.train.settings import Settings, option
+from outrider.train.settings import TrainConfig, option
 from outrider.train.student import Evaluation
 
 FILE = "README.md"
@@ -23,7 +23,7 @@ _CURVE = 12
 
 
 def about(
-    settings: Settings,
+    settings: TrainConfig,
     kind: str,
     start: Mapping[str, Any] | None,
     data: Mapping[str, Any],
@@ -59,7 +59,7 @@ def short_name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() or Path(model).expanduser().exists() else model
 
 
-def page(settings: Settings, facts: Mapping[str, Any], history: Sequence[Mapping[str, Any]], plotted: bool) -> str:
+def page(settings: TrainConfig, facts: Mapping[str, Any], history: Sequence[Mapping[str, Any]], plotted: bool) -> str:
     """`facts`: what `about` gives."""
     held_out = facts["held_out"]
     target = facts["target"]

@@ -30,11 +30,11 @@ from outrider.train.grow import most_written
 from outrider.train.head_student import HeadStudent, Unroll, start_from_target
 from outrider.train.jobs import BulkWriter
 from outrider.train.loop import DataLoader, Stop
-from outrider.train.plan import Plan
+from outrider.train.plan import WritingPlan
 from outrider.train.prompts import Frame, read_prompts
 from outrider.train.recipe import Recipe
 from outrider.train.run import Open, Tell
-from outrider.train.settings import Settings
+from outrider.train.settings import TrainConfig
 from outrider.train.start import DraftStart, HeadStart
 from outrider.train.student import Student
 from outrider.train.teacher import Teacher
@@ -48,14 +48,14 @@ _FLUSH = 30.0
 def opener(progress: Progress) -> Open:
     """Opens the context of a run; nothing is written yet."""
 
-    def opened(settings: Settings, data: Path, device: torch.device) -> TargetContext:
+    def opened(settings: TrainConfig, data: Path, device: torch.device) -> TargetContext:
         return TargetContext(settings, data, device, progress)
 
     return opened
 
 
 class TargetContext:
-    def __init__(self, settings: Settings, folder: Path, device: torch.device, progress: Progress) -> None:
+    def __init__(self, settings: TrainConfig, folder: Path, device: torch.device, progress: Progress) -> None:
         if settings.loss not in LOSSES:
             raise TrainingError(f"--loss must be one of {', '.join(LOSSES)}, got {settings.loss!r}")
         if settings.data is not None and not folder.is_dir():
@@ -97,7 +97,7 @@ class TargetContext:
             return
         frame = Frame.of(self._target.tokenizer)
         writer = self._writer(frame, max(1, wanted // (self._recipe.context // 2)))
-        plan = Plan(self._recipe, frame, self._prompts, skip=corpus.families)
+        plan = WritingPlan(self._recipe, frame, self._prompts, skip=corpus.families)
         started = flushed = monotonic()
         for tokens in gather(writer, plan, corpus, wanted):
             now = monotonic()

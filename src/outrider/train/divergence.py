@@ -29,7 +29,7 @@ _BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetDistribution:
     """What the target says of each row; made once, compared with every step of an unroll."""
 
     logits: Tensor
@@ -40,12 +40,12 @@ class Target:
     """[rows]: the column of its own token, -1 where the student has none for it."""
 
     @staticmethod
-    def of(logits: Tensor, token: Tensor, arithmetic: Arithmetic) -> Target:
-        return Target(logits, arithmetic.normaliser(logits), token)
+    def of(logits: Tensor, token: Tensor, arithmetic: Arithmetic) -> TargetDistribution:
+        return TargetDistribution(logits, arithmetic.normaliser(logits), token)
 
 
 def diverge(
-    states: Tensor, matrix: Tensor, target: Target, weight: Tensor, mix: Mix, arithmetic: Arithmetic
+    states: Tensor, matrix: Tensor, target: TargetDistribution, weight: Tensor, mix: Mix, arithmetic: Arithmetic
 ) -> tuple[Tensor, Tensor]:
     """Loss of student logits `states @ matrix.T`, summed with `weight` per row, and the student's choices [rows].
 
@@ -62,7 +62,7 @@ class _Diverge(torch.autograd.Function):
         ctx: Any,
         states: Tensor,
         matrix: Tensor,
-        target: Target,
+        target: TargetDistribution,
         weight: Tensor,
         mix: Mix,
         arithmetic: Arithmetic,

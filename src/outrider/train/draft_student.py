@@ -21,10 +21,10 @@ from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.head.module import Attention, Mlp, Norm
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
-from outrider.train.acceptance import Acceptance
+from outrider.train.acceptance import ReplayedAcceptance
 from outrider.train.arithmetic import Arithmetic, Mix, PlainArithmetic, use
 from outrider.train.batch import Texts
-from outrider.train.divergence import Target, diverge
+from outrider.train.divergence import TargetDistribution, diverge
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
 
@@ -101,7 +101,7 @@ class DraftStudent:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Texts]) -> Evaluation:
-        acceptance = Acceptance(DEPTH)
+        acceptance = ReplayedAcceptance(DEPTH)
         losses, seen = 0.0, 0
         for texts in batches:
             loss, right = self._judge(texts)
@@ -153,7 +153,7 @@ class DraftStudent:
         loss, chosen = diverge(
             states,
             self.module.embed_tokens.weight,
-            Target.of(self._teacher.logits(final), right, self._teacher.arithmetic),
+            TargetDistribution.of(self._teacher.logits(final), right, self._teacher.arithmetic),
             torch.ones(len(where), device=device),
             self._divergence,
             self._teacher.arithmetic,

@@ -16,10 +16,10 @@ from outrider.models.head.config import HeadConfig
 from outrider.models.head.module import HeadModule
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
-from outrider.train.acceptance import Acceptance
+from outrider.train.acceptance import ReplayedAcceptance
 from outrider.train.arithmetic import Mix, use
 from outrider.train.batch import NARROWEST, Texts
-from outrider.train.divergence import Target, diverge
+from outrider.train.divergence import TargetDistribution, diverge
 from outrider.train.quantize import narrowed, watching
 from outrider.train.student import Evaluation
 from outrider.train.teacher import Teacher
@@ -86,7 +86,7 @@ class HeadStudent:
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Texts]) -> Evaluation:
         """Acceptance on texts the target wrote greedily, replayed as chains as deep as the unroll, at most 5."""
-        acceptance = Acceptance(min(5, self._unroll.steps))
+        acceptance = ReplayedAcceptance(min(5, self._unroll.steps))
         losses, seen = 0.0, 0
         for texts in batches:
             rights = []
@@ -128,9 +128,9 @@ class HeadStudent:
         which tokens count (those that a draft of this depth can reach)."""
         device, arithmetic = self._teacher.device, self._teacher.arithmetic
         tokens = texts.tokens.to(device, torch.long, non_blocking=True)
-        reading = self._teacher.read(tokens, self.module.config.taps)
+        taught = self._teacher.read(tokens, self.module.config.taps)
         embeds = self._teacher.embed(tokens[:, 1:])
-        states = self.module.fuse(reading.features[:, :-1])
+        states = self.module.fuse(taught.features[:, :-1])
         rows = texts.width - 1
         first = max(min(texts.first_answer - 2, rows - self._unroll.steps), 0)  # every step has a row
         attend = UnrolledAttention(
@@ -143,9 +143,9 @@ class HeadStudent:
         )
         # Token x of a text is guessed by head row x - 2, and drawn by the target from its state x - 1.
         where, depth = (index.to(device, non_blocking=True) for index in texts.answers())
-        logits = self._teacher.logits(reading.final.flatten(0, 1)[where - 1], self.ids)
+        logits = self._teacher.logits(taught.final.flatten(0, 1)[where - 1], self.ids)
         right = self._columns[tokens.flatten()[where]]
-        target = Target.of(logits, right, arithmetic)
+        target = TargetDistribution.of(logits, right, arithmetic)
         text, guess = where // texts.width, where % texts.width - 2
         guess_all, guess_later = text * rows + guess, text * (rows - first) + guess - first
         for j in range(self._unroll.steps):

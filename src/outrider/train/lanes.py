@@ -15,7 +15,7 @@ from outrider.train.jobs import Job
 _FIELDS = 6  # lane, prompt length, limit, the key's two words, temperature: what `load` sends before the tokens
 
 
-class Lanes:
+class WriterLanes:
     """A lane holds tokens 0..position that the target has read or is about to read; beyond them, inside the prompt,
     those still to be read. A lane that has ended stands still until it is loaded again: repeating its last step
     changes nothing.
@@ -100,7 +100,7 @@ class Lanes:
 class Snapshot:
     """A copy of the lanes on the host, made without waiting for it."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: WriterLanes) -> None:
         pinned = lanes.device.type == "cuda"
 
         def like(tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Snapshot:
         self._tokens, self._ended, self._broken = like(lanes.tokens), like(lanes.ended), like(lanes.broken)
         self._taken = torch.Event(lanes.device) if pinned else None
 
-    def take(self, lanes: Lanes) -> None:
+    def take(self, lanes: WriterLanes) -> None:
         self._tokens.copy_(lanes.tokens, non_blocking=True)
         self._ended.copy_(lanes.ended, non_blocking=True)
         self._broken.copy_(lanes.broken, non_blocking=True)

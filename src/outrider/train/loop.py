@@ -49,7 +49,7 @@ class DataLoader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TrainLimits:
     """What ends training. `progress` is the share of it that is used up; the schedule depends on nothing else."""
 
     steps: int | None
@@ -101,7 +101,7 @@ class Loop:
         self,
         student: Student,
         loader: DataLoader,
-        limits: Limits,
+        limits: TrainLimits,
         checkpoints: Checkpoints,
         watcher: Watcher,
         stop: Stop,

@@ -12,7 +12,7 @@ from outrider.models.architecture import Architecture
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import LayerWeights
 from outrider.sampling.noise import STEP, mix
-from outrider.train.lanes import Lanes
+from outrider.train.lanes import WriterLanes
 
 
 class Operations(Protocol):
@@ -48,7 +48,7 @@ class TorchOperations:
 
     recordable = False
 
-    def __init__(self, architecture: Architecture, cache: Tensor, lanes: Lanes) -> None:
+    def __init__(self, architecture: Architecture, cache: Tensor, lanes: WriterLanes) -> None:
         self._a, self._cache, self._lanes = architecture, cache, lanes
         self._tables = [rotation_table(rope, lanes.context, lanes.device) for rope in architecture.ropes]
 

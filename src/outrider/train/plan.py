@@ -42,7 +42,7 @@ Script = Generator[Ask | Sample | Spawn, Written | None, None]
 Words = Generator[Ask | Sample | Spawn, Written | None, str | None]
 
 
-class Plan:
+class WritingPlan:
     """The jobs of a recipe, without end; `take` each result, and keep the samples it gives.
 
         for written in writer.write(plan.jobs()):

@@ -16,9 +16,9 @@ from outrider.errors import TrainingError
 from outrider.train import card, plot, report, settings
 from outrider.train.checkpoint import Checkpoints
 from outrider.train.files import explained, replace_text
-from outrider.train.loop import DataLoader, Limits, Loop, Stop
+from outrider.train.loop import DataLoader, Loop, Stop, TrainLimits
 from outrider.train.report import Log, Watcher, history
-from outrider.train.settings import Asked, Defaults, Settings
+from outrider.train.settings import Asked, Defaults, TrainConfig
 from outrider.train.start import look
 from outrider.train.student import Evaluation, Student
 
@@ -55,7 +55,7 @@ class Tell(Protocol):
     def __call__(self, done: int, total: int) -> None: ...
 
 
-Open = Callable[[Settings, Path, torch.device], TrainContext]
+Open = Callable[[TrainConfig, Path, torch.device], TrainContext]
 """Makes the context of a run; the path is where its corpus lies."""
 
 
@@ -93,7 +93,7 @@ def run(
 
 
 class _Run:
-    def __init__(self, chosen: Settings, folder: Path, device: torch.device, log: Log, stop: Stop) -> None:
+    def __init__(self, chosen: TrainConfig, folder: Path, device: torch.device, log: Log, stop: Stop) -> None:
         self._settings, self._folder, self._device, self._log, self._stop = chosen, folder, device, log, stop
 
     def run(self, context: TrainContext) -> Outcome:
@@ -104,7 +104,7 @@ class _Run:
         writing = self._write(context) if state is None else self._written_before()
         torch.manual_seed(s.seed)
         loader, student = context.loader(), context.student()
-        limits = Limits(
+        limits = TrainLimits(
             steps=None if s.epochs is None else loader.steps(s.epochs),
             seconds=None if s.minutes is None else max(0.0, s.minutes * 60 - writing),
         )
@@ -212,13 +212,13 @@ class _Run:
         self._log.tell({"event": "note", "text": text})
 
 
-def _settled(asked: Asked, folder: Path, defaults: Defaults, resume: bool) -> Settings:
+def _settled(asked: Asked, folder: Path, defaults: Defaults, resume: bool) -> TrainConfig:
     """The settings of the run in `folder`: those it began with, or new ones."""
     file = folder / settings.FILE
     if resume:
         if not file.is_file():
             raise TrainingError(f"there is no run in {folder} to go on with; leave --resume out to start one")
-        stored = Settings.load(file)
+        stored = TrainConfig.load(file)
         stored.agree(asked)
         if stored.start_from is not None:
             found = look(stored.start_from, stored.model, stored.draft_model)
@@ -227,9 +227,9 @@ def _settled(asked: Asked, folder: Path, defaults: Defaults, resume: bool) -> Se
         return stored
     _check_free(folder)
     if asked.start_from is None:
-        return Settings.settle(asked, defaults)
+        return TrainConfig.settle(asked, defaults)
     start = look(asked.start_from, asked.model or defaults.model, bool(asked.draft_model))
-    return Settings.settle(asked, defaults, start)
+    return TrainConfig.settle(asked, defaults, start)
 
 
 def _check_free(folder: Path) -> None:

@@ -30,7 +30,7 @@ _PATHS = ("model", "start_from", "prompts", "data")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The options of `outrider train` as typed; None: not given. Names are those of `Settings`."""
+    """The options of `outrider train` as typed; None: not given. Names are those of `TrainConfig`."""
 
     model: str | None = None
     draft_model: bool | None = None
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TrainConfig:
     """All a run depends on beside the target's weights: the same settings give the same steps."""
 
     model: str
@@ -101,7 +101,7 @@ class Settings:
         return given
 
     @staticmethod
-    def settle(asked: Asked, defaults: Defaults, start: Start | None = None) -> Settings:
+    def settle(asked: Asked, defaults: Defaults, start: Start | None = None) -> TrainConfig:
         """`start`: of what is asked for to start from."""
         if start is not None:
             start.agree(asked)
@@ -120,7 +120,7 @@ class Settings:
         base = {name: value for name, value in asdict(defaults).items() if name != "epochs"}
         nothing = {"prompts": None, "data": None, "minutes": None, "epochs": None, "draft_model": False}
         begun = {} if start is None else {"start_from": start.name, "start_from_sha256": start.sha256}
-        settings = Settings(**{**base, **nothing, **given, **begun, "prompts_sha256": prompts})
+        settings = TrainConfig(**{**base, **nothing, **given, **begun, "prompts_sha256": prompts})
         settings.check()
         return settings
 
@@ -154,10 +154,10 @@ class Settings:
         return json.dumps({**asdict(self), "command": self.command}, indent=2) + "\n"
 
     @staticmethod
-    def load(path: Path) -> Settings:
+    def load(path: Path) -> TrainConfig:
         try:
             raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return Settings(**{name: value for name, value in raw.items() if name != "command"})
+            return TrainConfig(**{name: value for name, value in raw.items() if name != "command"})
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise TrainingError(f"{path} cannot be read as the settings of a run ({error}); start anew") from error
 
@@ -174,7 +174,7 @@ class Start:
     """What a run starts from, and what follows from it."""
 
     name: str
-    """As `Settings.start_from` has it."""
+    """As `TrainConfig.start_from` has it."""
     sha256: str
     layers: int
     draft_vocab: int | None

@@ -23,7 +23,7 @@ from outrider.models.head.weights import target_ids
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 from outrider.train.draft_student import DraftModule, draft_from_target
 from outrider.train.grow import grown, most_written
-from outrider.train.settings import SHIPPED, Settings, Start, as_text, checksum, other_shape
+from outrider.train.settings import SHIPPED, Start, TrainConfig, as_text, checksum, other_shape
 
 _PASSED_ON = ("command", "trained", "data", "held_out", "started_from")
 """Of what a start says about itself."""
@@ -57,7 +57,7 @@ def folder_of(start_from: str, model: str) -> Path:
 class HeadStart:
     """A head that fits the target. What it has it keeps; it may be given more to draft and more to read."""
 
-    def __init__(self, settings: Settings, target: Checkpoint, architecture: Architecture) -> None:
+    def __init__(self, settings: TrainConfig, target: Checkpoint, architecture: Architecture) -> None:
         assert settings.start_from is not None
         folder = folder_of(settings.start_from, settings.model)
         self._head = read_head(folder, target.tokenizer).for_target(architecture)
@@ -80,7 +80,7 @@ class HeadStart:
 class DraftStart:
     """A stand-alone model of the target's own shape, but for the number of layers."""
 
-    def __init__(self, settings: Settings, target: Checkpoint, architecture: Architecture) -> None:
+    def __init__(self, settings: TrainConfig, target: Checkpoint, architecture: Architecture) -> None:
         assert settings.start_from is not None
         self._draft = open_checkpoint(settings.start_from, target.progress)
         check_vocabularies(target.tokenizer.vocabulary(), self._draft.tokenizer.vocabulary())
@@ -98,7 +98,7 @@ class DraftStart:
         return draft_from_target(a, weights, len(a.layers), max_length)
 
 
-def _about(settings: Settings, before: Mapping[str, Any]) -> dict[str, Any]:
+def _about(settings: TrainConfig, before: Mapping[str, Any]) -> dict[str, Any]:
     """For the card and the config of what comes out: no paths of the machine."""
     return {
         "name": settings.shown()["start_from"],

@@ -16,7 +16,7 @@ from outrider.train.arithmetic import Arithmetic, arithmetic_for
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TeacherOutput:
     """What the target computes over texts [B, T]."""
 
     features: Tensor
@@ -48,12 +48,12 @@ class Teacher:
         self._rotations = [rotary.rotation_table(rope, max_length, self.device) for rope in architecture.ropes]
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, taps: Sequence[int]) -> Reading:
+    def read(self, tokens: Tensor, taps: Sequence[int]) -> TeacherOutput:
         # Everything has its precision already: looking for what to cast would take the host longer than launching.
         with torch.autocast(self.device.type, enabled=False):
             return self._read(tokens, taps)
 
-    def _read(self, tokens: Tensor, taps: Sequence[int]) -> Reading:
+    def _read(self, tokens: Tensor, taps: Sequence[int]) -> TeacherOutput:
         eps, hidden = self.architecture.norm_eps, self.architecture.hidden
         x = self.embed(tokens)
         features = x.new_empty(*tokens.shape, len(taps) * hidden)
@@ -72,7 +72,7 @@ class Teacher:
             after = self.weights.norm if last else self.weights.layers[i + 1].attention_norm
             normed = self._add_norm(x, self._mlp(layer, normed), after, eps)
             keep(i + 1)
-        return Reading(features, normed)
+        return TeacherOutput(features, normed)
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:

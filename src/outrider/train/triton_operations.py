@@ -13,7 +13,7 @@ from outrider.models.cuda.kernels.rows import rotate_kernel
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import LayerWeights
 from outrider.train.kernels.writing import add_norm_kernel, attend_lanes_kernel, choose_lanes_kernel, gate_kernel
-from outrider.train.lanes import Lanes
+from outrider.train.lanes import WriterLanes
 
 _TILE = 16
 """Query vectors per program: the fewest a matrix instruction takes."""
@@ -28,7 +28,7 @@ class TritonOperations:
 
     recordable = True
 
-    def __init__(self, architecture: Architecture, cache: Tensor, lanes: Lanes) -> None:
+    def __init__(self, architecture: Architecture, cache: Tensor, lanes: WriterLanes) -> None:
         a = architecture
         self._a, self._cache, self._lanes = a, cache, lanes
         self._tables = [rotation_table(rope, lanes.context, lanes.device) for rope in a.ropes]

@@ -23,10 +23,10 @@ from outrider.models.cuda.graphs import Graphs
 from outrider.models.memory import lazy_zeros
 from outrider.models.weights import DecoderWeights, LayerWeights
 from outrider.train.jobs import Job, Written
-from outrider.train.lanes import Lanes, Snapshot
+from outrider.train.lanes import Snapshot, WriterLanes
 from outrider.train.operations import Operations, TorchOperations
 
-Kernels = Callable[[Architecture, Tensor, Lanes], Operations]
+Kernels = Callable[[Architecture, Tensor, WriterLanes], Operations]
 
 
 class Writer:
@@ -52,7 +52,7 @@ class Writer:
         self.context = context
         self.lanes = lanes
         self._a, self._weights = a, weights
-        self._lanes = Lanes(lanes, context, eos_ids, seed, device)
+        self._lanes = WriterLanes(lanes, context, eos_ids, seed, device)
         # Zeros, not empty: a masked value is multiplied by zero, and zero times a stray NaN is not zero.
         shape = (len(a.layers), 2, lanes, a.kv_heads, context, a.head_dim)
         cache = lazy_zeros(shape, weights.embedding.dtype, device)

@@ -4,7 +4,7 @@
 
 MODULE, a file beside this one, offers `load(config) -> peer` with `peer.versions() -> dict` and
 `peer.run(ids, max_tokens, temperature, seed, emit)`, which calls `emit(tokens)` once per target pass. The first line
-in is the config; the answer is {"ready": versions}. Every further line is a request; the answer is a reading.
+in is the config; the answer is {"ready": versions}. Every further line is a request; the answer is a timing.
 Anything that goes wrong is answered as {"error": sentence}. The end of stdin ends the process.
 """
 

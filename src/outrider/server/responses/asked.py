@@ -8,6 +8,7 @@ from pydantic import Field
 
 from outrider.server.errors import ApiError
 from outrider.server.protocol import (
+    ApiModel,
     CalledFunction,
     ChatRequest,
     ChosenFunction,
@@ -16,7 +17,6 @@ from outrider.server.protocol import (
     JsonSchema,
     Message,
     OutriderOptions,
-    Request,
     ResponseFormat,
     Seed,
     Tool,
@@ -25,7 +25,7 @@ from outrider.server.protocol import (
 )
 
 
-class Item(Request):
+class Item(ApiModel):
     """A message, a call that an earlier answer made, or what came of one."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -41,7 +41,7 @@ class NamedFunction(ToolFunction):
     type: Literal["function"]
 
 
-class ChosenByName(Request):
+class ChosenByName(ApiModel):
     type: Literal["function"]
     name: str
 
@@ -50,11 +50,11 @@ class NamedSchema(JsonSchema):
     type: Literal["text", "json_object", "json_schema"]
 
 
-class TextOptions(Request):
+class TextOptions(ApiModel):
     format: NamedSchema | None = None
 
 
-class ResponsesRequest(Request):
+class ResponsesRequest(ApiModel):
     model: str | None = None
     input: str | Annotated[list[Item], Field(fail_fast=True, min_length=1, max_length=4096)]
     instructions: str | None = None

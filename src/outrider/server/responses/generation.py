@@ -1,4 +1,4 @@
-"""Runs a job and answers in the form of a response."""
+"""Runs a prepared request and answers in the form of a response."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from outrider.server.responses.asked import ResponsesRequest
 from outrider.server.responses.output import Output
 from outrider.server.served import Served
 from outrider.server.sse import named_event
-from outrider.server.tools.reading import Event, Said
-from outrider.server.translate import Job
+from outrider.server.tools.call_parser import Event, Said
+from outrider.server.translate import PreparedRequest
 
 _REPEATED = ("instructions", "max_output_tokens", "temperature", "top_p", "tool_choice", "parallel_tool_calls")
 
@@ -26,13 +26,18 @@ class ResponseGeneration(Generation):
     """One answer, item by item."""
 
     def __init__(
-        self, request: HttpRequest, served: Served, job: Job, asked: ResponsesRequest, metrics: ModelMetrics
+        self,
+        request: HttpRequest,
+        served: Served,
+        prepared: PreparedRequest,
+        asked: ResponsesRequest,
+        metrics: ModelMetrics,
     ) -> None:
-        super().__init__(request, served, job, ChatForm(), metrics)
+        super().__init__(request, served, prepared, ChatForm(), metrics)
         self._asked = asked
         self._id = f"resp_{uuid4().hex}"
         self._output = Output()
-        self._reader = job.tools.reader() if job.tools else None
+        self._reader = prepared.tools.reader() if prepared.tools else None
 
     async def _whole(self, stream: Stream) -> dict[str, Any]:
         async for delivery in stream:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import uuid4
 
-from outrider.server.tools.reading import Argued, Called, Event, Said
+from outrider.server.tools.call_parser import Argued, Called, Event, Said
 
 Told = dict[str, Any]
 

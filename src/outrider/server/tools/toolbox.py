@@ -10,8 +10,8 @@ from typing import Any
 from outrider.sampling.grammar import Grammar
 from outrider.server.errors import ApiError
 from outrider.server.protocol import ChatRequest, ChosenTool, Tool
+from outrider.server.tools.call_parser import CallParser
 from outrider.server.tools.dialect import Dialect
-from outrider.server.tools.reading import CallReader
 from outrider.server.tools.rules import Function, rules, shown
 
 
@@ -27,8 +27,8 @@ class Toolbox:
     """Control tokens that calls are told by."""
     named: bool
 
-    def reader(self) -> CallReader:
-        return CallReader(self.dialect, [tool.function.name for tool in self.tools])
+    def reader(self) -> CallParser:
+        return CallParser(self.dialect, [tool.function.name for tool in self.tools])
 
 
 def toolbox(asked: ChatRequest, dialect: Dialect, control: Mapping[str, int], wanted: Grammar | None) -> Toolbox | None:

@@ -43,14 +43,14 @@ class Call:
 
 
 @dataclass(slots=True)
-class Reading:
+class ParsedAnswer:
     """What has been read of one answer."""
 
     content: str = ""
     calls: list[Call] = field(default_factory=list)
 
 
-class CallReader:
+class CallParser:
     """Reads one answer that a grammar of the dialect (`rules`) allows; anything else in it is text.
 
     Held back is what may still become the opening of a call. Invariant: the pieces of text and arguments, one after the
@@ -58,7 +58,7 @@ class CallReader:
     """
 
     def __init__(self, dialect: Dialect, functions: Iterable[str]) -> None:
-        self.read = Reading()
+        self.read = ParsedAnswer()
         self._dialect = dialect
         self._heads = {dialect.head(name): name for name in functions}
         self._state: _State = "text"

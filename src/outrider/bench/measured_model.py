@@ -30,7 +30,7 @@ from outrider.models.load import placement
 
 
 @dataclass
-class Target:
+class MeasuredModel:
     """`dtype` is the run's own; an arm may ask for another (`plain@fp32`)."""
 
     model: str
@@ -149,7 +149,7 @@ class Target:
 class _TwinParts:
     """What `auto` is made of beside a cost twin: the packaged head, grown with it, and lookup."""
 
-    target: Target
+    target: MeasuredModel
     llm: LLM
     dtype: str | None
     remember: bool = True

@@ -14,7 +14,7 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class JsonSize:
     """`levels` of brackets, `items` of lists and objects, and how many of those have `keys`.
 
     Right for every text that is JSON, and for what comes before the first mistake of any other: no parser gets further.
@@ -25,13 +25,13 @@ class Shape:
     keys: int
 
     @staticmethod
-    def of(text: bytes) -> Shape:
+    def of(text: bytes) -> JsonSize:
         data = np.frombuffer(text, dtype=np.uint8)
         data = data[~_in_strings(data)]
         opening, closing = (data == ord("[")) | (data == ord("{")), (data == ord("]")) | (data == ord("}"))
         depth = np.cumsum(opening.astype(np.int8) - closing.astype(np.int8), dtype=np.int32)
         count = np.count_nonzero
-        return Shape(
+        return JsonSize(
             levels=int(depth.max(initial=0)),
             items=int(count(data == ord(",")) + count(opening)),
             keys=int(count(data == ord(":"))),

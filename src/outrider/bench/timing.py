@@ -21,7 +21,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Timing:
     """One answer by one arm.
 
     Time is cut where the first tokens appear: everything before is prefill, everything after is decoding. So a decode
@@ -57,7 +57,7 @@ class Reading:
 
 
 class Stopwatch:
-    """Makes a `Reading` out of tokens as they come: `emit` once per target pass."""
+    """Makes a `Timing` out of tokens as they come: `emit` once per target pass."""
 
     def __init__(self) -> None:
         self._started = perf_counter()
@@ -71,9 +71,9 @@ class Stopwatch:
             self._passes.append(len(tokens))
             self._tokens.extend(tokens)
 
-    def reading(self, drafted: int | None = None) -> Reading:
+    def timing(self, drafted: int | None = None) -> Timing:
         first, last = self._times[0], self._times[-1]
-        return Reading(
+        return Timing(
             tokens=len(self._tokens),
             token_ids=tuple(self._tokens),
             passes=tuple(self._passes),
@@ -92,7 +92,7 @@ class Arm(Protocol):
         """Load everything and warm up; raises `ArmUnavailable` where it cannot run here."""
         ...
 
-    def run(self, prompt: Sequence[int], sampling: Sampling) -> Reading: ...
+    def run(self, prompt: Sequence[int], sampling: Sampling) -> Timing: ...
 
     def close(self) -> None: ...
 
