@@ -31,6 +31,7 @@ from outrider.sampling.random_source import KeyedRandom
 from outrider.verify import RULES
 
 VOCAB, LENGTH = 8, 16
+pytestmark = pytest.mark.long
 PROMPT = (3, 1, 4, 1)
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -31,6 +31,7 @@ from outrider.core.draft import ROOT, Budget, Draft, Verdict
 from outrider.sampling.random_source import RandomSource, Stream
 from outrider.verify import Rule, Target, rejection
 
+pytestmark = pytest.mark.long
 TOLERANCE = 1e-9
 CAUGHT = 1e-4  # what is broken must be off by far more than the tolerance
 

@@ -29,6 +29,8 @@ from outrider.sampling.warp import truncate
 
 needs_sampler = pytest.mark.skipif(library() is None, reason="the sampler was not compiled")
 
+pytestmark = pytest.mark.long
+
 
 def reference(logits: Tensor, params: ResolvedParams, position: int) -> int:
     """Score, noise and argmax over the whole row, as `target` defines them."""
