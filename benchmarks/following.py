@@ -57,7 +57,7 @@ def watched(llm: LLM, steps: list[tuple[float, float]]) -> None:
         clock.lap()
         start = perf_counter()
         chunks = step()
-        if chunks and not any(request.missing for request in engine.scheduler.running):
+        if chunks and not any(request.num_uncomputed_tokens for request in engine.scheduler.running):
             steps.append((perf_counter() - start, clock.lap()))
         return chunks
 

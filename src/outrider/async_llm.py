@@ -85,9 +85,9 @@ class AsyncLLM:
         requests = await asyncio.to_thread(made)  # long prompts take a while to encode
         if not requests:
             return
-        with service.stream(*requests) as deliveries:
-            async for delivery in deliveries:
-                yield delivery.chunk
+        with service.stream(*requests) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def chat(
         self,

@@ -98,7 +98,7 @@ def test_scores_that_are_not_numbers_end_one_request_only(
     failed: list[tuple[Any, Exception]] = []
     crew: Crew[Any] = Crew(
         engine,
-        lambda reader, delivery: None,
+        lambda reader, chunk: None,
         lambda reader, why: failed.append((reader, why)),
         lambda: made(99, [5], SamplingParams(temperature=0, max_tokens=1)),
     )
@@ -155,7 +155,7 @@ def test_a_conversation_goes_on_with_a_whole_head(on_device: bool, monkeypatch: 
     second = made(1, [*first.tokens, 4, 5], SamplingParams(temperature=0, max_tokens=10))
     engine.add(second)
     engine.step()
-    assert engine._places.reused > 30
+    assert engine._slots.reused > 30
     assert drafter._held[1].dropped <= 3  # on the host the last one, whose row waits for a draft that never comes
 
 

@@ -18,7 +18,7 @@ import pytest
 from live_server import Live, live_server, logged
 
 from outrider import LLM
-from outrider.engine.request_state import Stream
+from outrider.engine.request_state import OutputStream
 from outrider.server.run import listen
 
 SAY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
@@ -288,19 +288,19 @@ def test_a_full_queue_says_when_to_come_back(llm: LLM) -> None:
 def test_a_slow_reader_is_cut_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads nothing; once the connection's own buffers are full, unread text is held up to a limit only."""
     most, errors = [], []
-    take, fail = Stream.take, Stream.fail
+    take, fail = OutputStream.take, OutputStream.fail
 
-    def watched(self: Stream, delivery: Any) -> bool:
-        taken = take(self, delivery)
+    def watched(self: OutputStream, chunk: Any) -> bool:
+        taken = take(self, chunk)
         most.append(len(self._unread))
         return taken
 
-    def told(self: Stream, error: Exception) -> None:
+    def told(self: OutputStream, error: Exception) -> None:
         errors.append(str(error))
         fail(self, error)
 
-    monkeypatch.setattr(Stream, "take", watched)
-    monkeypatch.setattr(Stream, "fail", told)
+    monkeypatch.setattr(OutputStream, "take", watched)
+    monkeypatch.setattr(OutputStream, "fail", told)
     body = {"prompt": "A", "max_tokens": 450, "ignore_eos": True, "stream": True, "n": 4, "logprobs": 20}
     with live_server(llm, send_buffer=4096) as small, socket.socket() as connection:
         monkeypatch.setattr(small.backend.served().service, "_buffer", 8)

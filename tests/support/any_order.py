@@ -143,7 +143,7 @@ def expected(target: CudaDecoder, one: Request) -> list[int]:
         stream=TextStream(lambda token: b"x", one.params.stop, False),
         history=History(one.tokens[: one.prompt_length]),
         slot=-1,
-        missing=0,
+        num_uncomputed_tokens=0,
         prefix_donor=None,
         finish_reason=None,
         origins=[],

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.scheduler import LOOKAHEAD, SPARED, Plan, Scheduler
+from outrider.engine.scheduler import LOOKAHEAD, SPARED, Scheduler, SchedulerOutput
 from outrider.errors import InvalidRequest
 
 
@@ -21,7 +21,7 @@ class Job:
     name: int
     tokens: list[int]
     remaining: int
-    missing: int = 0
+    num_uncomputed_tokens: int = 0
     principal: str = ""
     priority: int = 0
     prefix_donor: Job | None = None
@@ -36,20 +36,20 @@ def job(name: int, prompt: int, generate: int = 10, principal: str = "", priorit
     return Job(name, [0] * prompt, generate, principal=principal, priority=priority)
 
 
-def step(scheduler: Scheduler[Job], gain: int = 1) -> Plan[Job]:
+def step(scheduler: Scheduler[Job], gain: int = 1) -> SchedulerOutput[Job]:
     """What an engine does in one step; returns the plan."""
     for each in scheduler.preempt():
         each.sent_back += 1
     for each in scheduler.admit():
-        each.missing = len(each.tokens) - 1
+        each.num_uncomputed_tokens = len(each.tokens) - 1
         each.runs += 1
-    plan = scheduler.plan()
+    plan = scheduler.schedule()
     for each, rows in plan.prefill:
-        assert 0 < rows <= each.missing
-        each.missing -= rows
+        assert 0 < rows <= each.num_uncomputed_tokens
+        each.num_uncomputed_tokens -= rows
         each.history.append(rows)
     for each in plan.decode:
-        assert not each.missing
+        assert not each.num_uncomputed_tokens
         taken = min(gain, each.remaining)
         each.tokens += [0] * taken
         each.remaining -= taken
@@ -115,7 +115,7 @@ def test_prompts_are_run_in_pieces_while_others_decode() -> None:
     long = job(1, 1000, 5)
     scheduler.add(long)
     steps = 0
-    while long.missing or not long.runs:
+    while long.num_uncomputed_tokens or not long.runs:
         plan = step(scheduler)
         steps += 1
         assert first in plan.decode, "decoding never stops"
@@ -137,7 +137,7 @@ def test_short_prompts_overtake_a_long_one_which_still_progresses() -> None:
         scheduler.add(each)
     for _ in range(5):
         step(scheduler)
-    assert not any(each.missing for each in shorts)
+    assert not any(each.num_uncomputed_tokens for each in shorts)
     assert len(long.history) == 5, "in every step"
     assert min(long.history) >= 8
 
@@ -231,7 +231,7 @@ def test_whatever_comes(
             assert mine == sorted(mine)
         assert all(len(each.tokens) >= before[id(each)] for each in running if id(each) in before), "tokens stay"
         assert scheduler.kv_used <= kv_tokens or len(running) == 1 or gain > LOOKAHEAD
-        if any(each.missing for each in running):
+        if any(each.num_uncomputed_tokens for each in running):
             assert rows > 0, "prompts progress in every step"
         assert scheduler.idle or plan.decode or plan.prefill
         if scheduler.idle and now >= max(at for at, _ in pending):
@@ -265,7 +265,7 @@ def test_behind_64_requests_of_another_a_first_token_comes_within_three_times_as
     for number in range(64):
         scheduler.add(job(number, max(60, prompt), 1000, principal="many"))
     step(scheduler)
-    while decoding and any(each.missing for each in scheduler.running):
+    while decoding and any(each.num_uncomputed_tokens for each in scheduler.running):
         step(scheduler)
     for _ in range(decoding):
         step(scheduler)

@@ -13,11 +13,12 @@ from toy import TableModel, language, resolved
 
 from outrider.control.controller import FixedLength
 from outrider.core.model import Rows
+from outrider.core.request import Chunk
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import NO_SLOT, Request
-from outrider.engine.request_state import RequestOutput, Stream
+from outrider.engine.request_state import OutputStream
 from outrider.engine.service import Service
 from outrider.engine.text import TextStream
 from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
@@ -80,14 +81,14 @@ def run(model: Model, act: Callable[[Service], Awaitable[None]], drafter: Any = 
 
 async def tokens_of(service: Service, seq: Request) -> list[int]:
     with service.stream(seq) as stream:
-        tokens = [token async for delivery in stream for token in delivery.chunk.token_ids]
+        tokens = [token async for chunk in stream for token in chunk.token_ids]
     assert seq.completion().token_ids == tokens
     return tokens
 
 
-async def drain(stream: Stream, into: list[RequestOutput]) -> None:
-    async for delivery in stream:
-        into.append(delivery)
+async def drain(stream: OutputStream, into: list[Chunk]) -> None:
+    async for chunk in stream:
+        into.append(chunk)
 
 
 def alone(prompt: Sequence[int], **options: Any) -> list[int]:
@@ -113,9 +114,9 @@ def test_several_sequences_in_one_stream_keep_their_places() -> None:
     async def act(service: Service) -> None:
         texts: dict[int, list[int]] = {0: [], 1: []}
         with service.stream(request([1, 2]), request([3], seed=5)) as stream:
-            async for delivery in stream:
-                texts[delivery.chunk.index] += delivery.chunk.token_ids
-                assert 0 < delivery.seconds < 10
+            async for chunk in stream:
+                texts[chunk.index] += chunk.token_ids
+                assert 0 < chunk.seconds < 10
         assert texts == {0: alone([1, 2]), 1: alone([3], seed=5)}
 
     run(Model(), act)
@@ -153,7 +154,7 @@ def test_a_full_queue_is_busy_and_has_room_again_later() -> None:
         streams[2].close()
         streams.append(service.stream(request([4])))
         for stream in (streams[0], streams[1], streams[3]):
-            assert [d async for d in stream][-1].chunk.completion is not None
+            assert [d async for d in stream][-1].completion is not None
 
     run(model, act, max_queue=2)
 
@@ -165,7 +166,7 @@ def test_a_reader_that_falls_behind_is_cut_off_and_told() -> None:
         with service.stream(request([1], 3000)) as stream:
             while service.open:
                 await asyncio.sleep(0.01)
-            read: list[RequestOutput] = []
+            read: list[Chunk] = []
             with pytest.raises(RequestFailed, match="slowly"):
                 await drain(stream, read)
             assert len(read) == 50
@@ -246,7 +247,7 @@ def test_stopping_finishes_what_runs_and_cancels_what_takes_too_long() -> None:
         await asyncio.sleep(0.01)
         with pytest.raises(Unavailable, match="stopping"):
             service.stream(request([3]))
-        assert [d async for d in short][-1].chunk.completion is not None
+        assert [d async for d in short][-1].completion is not None
         with pytest.raises(Unavailable, match="stopping"):
             await drain(long, [])
         await stopping
@@ -301,7 +302,7 @@ def test_a_queue_that_one_has_filled_takes_others() -> None:
     model.delay = 0.002
 
     async def act(service: Service) -> None:
-        def ask(principal: str) -> Stream:
+        def ask(principal: str) -> OutputStream:
             return service.stream(request([1], principal=principal))
 
         streams = [ask("many") for _ in range(3)] + [ask("one"), ask("two"), ask("three")]

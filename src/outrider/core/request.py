@@ -161,6 +161,8 @@ class Chunk:
     """The whole result, on the last chunk of a request."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """Per token, where they were asked for."""
+    seconds: float = 0.0
+    """Since the request's step before; of its first, since it was begun."""
 
 
 class Tally(NamedTuple):

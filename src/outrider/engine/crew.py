@@ -14,7 +14,7 @@ from typing import Generic
 from outrider.core.request import Chunk
 from outrider.engine.engine import Engine
 from outrider.engine.request import NO_SLOT, Request
-from outrider.engine.request_state import R, RequestOutput, RequestState
+from outrider.engine.request_state import R, RequestState
 
 log = logging.getLogger("outrider.engine")
 
@@ -28,13 +28,13 @@ class Crew(Generic[R]):
     small request, run after a failure to find out whether the engine still works.
 
     Belongs to the thread that steps it. Invariant: outside of `step`, the engine holds exactly the requests that have
-    tickets here.
+    states here.
     """
 
     def __init__(
         self,
         engine: Engine,
-        deliver: Callable[[R, RequestOutput], None],
+        deliver: Callable[[R, Chunk], None],
         fail: Callable[[R, Exception], None],
         probe: Callable[[], Request] | None = None,
     ) -> None:
@@ -42,27 +42,27 @@ class Crew(Generic[R]):
         self._deliver = deliver
         self._fail = fail
         self._probe = probe
-        self._tickets: dict[int, RequestState[R]] = {}
+        self._states: dict[int, RequestState[R]] = {}
         """By the request's id."""
         self._unexplained = 0
 
     @property
     def idle(self) -> bool:
-        return not self._tickets
+        return not self._states
 
     @property
     def readers(self) -> list[R]:
-        return list(dict.fromkeys(ticket.stream for ticket in self._tickets.values()))
+        return list(dict.fromkeys(state.stream for state in self._states.values()))
 
     def add(self, reader: R) -> None:
         for index, request in enumerate(reader.requests):
-            self._tickets[request.id] = RequestState(request, reader, index)
+            self._states[request.id] = RequestState(request, reader, index)
             self.engine.add(request)
 
     def drop(self, reader: R) -> None:
         """Nobody reads what it would still gain; safe to repeat."""
         for request in reader.requests:
-            if self._tickets.pop(request.id, None) is not None:
+            if self._states.pop(request.id, None) is not None:
                 self.engine.remove(request)
 
     def clear(self) -> None:
@@ -85,27 +85,27 @@ class Crew(Generic[R]):
         self._unexplained = 0
         now = perf_counter()
         for chunk in chunks:
-            if gaining := self._tickets.get(chunk.index):
-                self._hand_out(gaining, gaining.delivery(chunk, now))
+            if gaining := self._states.get(chunk.index):
+                self._hand_out(gaining, gaining.addressed(chunk, now))
 
-    def _hand_out(self, ticket: RequestState[R], delivery: RequestOutput) -> None:
-        if ticket.request.failure is not None:
-            self.drop(ticket.stream)
-            self._fail(ticket.stream, ticket.request.failure)
+    def _hand_out(self, state: RequestState[R], chunk: Chunk) -> None:
+        if state.request.failure is not None:
+            self.drop(state.stream)
+            self._fail(state.stream, state.request.failure)
             return
-        if ticket.request.finish_reason is not None:
-            del self._tickets[ticket.request.id]
-        self._deliver(ticket.stream, delivery)
+        if state.request.finish_reason is not None:
+            del self._states[state.request.id]
+        self._deliver(state.stream, chunk)
 
     def _recover(self, error: Exception) -> None:
         """A step has failed, and nobody knows over whom."""
-        held = list(self._tickets.values())
-        ran = [ticket for ticket in held if ticket.request.slot != NO_SLOT] or held
+        held = list(self._states.values())
+        ran = [state for state in held if state.request.slot != NO_SLOT] or held
         self._out()
         guilty = False
-        for ticket in ran:
-            if ticket.request.id in self._tickets:
-                guilty = not self._passes(ticket) or guilty
+        for state in ran:
+            if state.request.id in self._states:
+                guilty = not self._passes(state) or guilty
         if guilty:
             self._check()
         else:
@@ -117,33 +117,33 @@ class Crew(Generic[R]):
 
     def _out(self) -> list[RequestState[R]]:
         """Everybody leaves the engine, with what a step that was broken off had still given them."""
-        held = list(self._tickets.values())
-        for ticket in held:
-            self.engine.remove(ticket.request)
-        for ticket in held:
-            if ticket.request.id in self._tickets and (missed := ticket.missed(perf_counter())) is not None:
-                self._hand_out(ticket, missed)
+        held = list(self._states.values())
+        for state in held:
+            self.engine.remove(state.request)
+        for state in held:
+            if state.request.id in self._states and (missed := state.missed(perf_counter())) is not None:
+                self._hand_out(state, missed)
         return held
 
-    def _return(self, tickets: Sequence[RequestState[R]]) -> None:
+    def _return(self, states: Sequence[RequestState[R]]) -> None:
         """Those of them that are still wanted and not finished go on."""
-        for ticket in tickets:
-            if ticket.request.id in self._tickets:
-                self.engine.add(ticket.request)
+        for state in states:
+            if state.request.id in self._states:
+                self.engine.add(state.request)
 
-    def _passes(self, ticket: RequestState[R]) -> bool:
+    def _passes(self, state: RequestState[R]) -> bool:
         """One step of this request alone; it is out of the engine again afterwards."""
         try:
-            self.engine.add(ticket.request)
-            chunks = self._first(ticket.request)
+            self.engine.add(state.request)
+            chunks = self._first(state.request)
         except Exception as error:
-            self.engine.remove(ticket.request)
-            self.drop(ticket.stream)
-            self._fail(ticket.stream, error)
+            self.engine.remove(state.request)
+            self.drop(state.stream)
+            self._fail(state.stream, error)
             return False
-        self.engine.remove(ticket.request)
+        self.engine.remove(state.request)
         for chunk in chunks:
-            self._hand_out(ticket, ticket.delivery(chunk, perf_counter()))
+            self._hand_out(state, state.addressed(chunk, perf_counter()))
         return True
 
     def _first(self, request: Request) -> Sequence[Chunk]:

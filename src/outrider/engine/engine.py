@@ -56,7 +56,7 @@ class Engine:
         self.scheduler: Scheduler[Request] = Scheduler(
             model.max_batch, kv_tokens or model.max_batch * model.max_context, model.chunk
         )
-        self._places = SlotManager(model, drafter)
+        self._slots = SlotManager(model, drafter)
         self._preemptions = 0
         self._target = TargetPass(model, drafter)
         self.prepares: list[CachedNetwork | Executor] = [model, *drafter.networks.values(), self.executor]
@@ -65,8 +65,8 @@ class Engine:
     def step(self) -> list[Chunk]:
         """Run a piece of the prompts that are not complete, then advance every other running request by one target
         pass; returns what each of those gained."""
-        self._seat()
-        prompts, running = self.scheduler.plan()
+        self._allocate()
+        prompts, running = self.scheduler.schedule()
         prefilled = self._prefill(prompts)
         only_scored = [self._end_scored(request) for request in running if not request.limit]
         running = [request for request in running if request.limit]
@@ -100,7 +100,7 @@ class Engine:
         """Let go of a request, finished or aborted, and of everything held for it; safe at any time and to repeat.
         One that has not finished may be added again, also after a step that failed: it goes on from its tokens."""
         self.scheduler.remove(request)
-        self._unseat(request)
+        self._free(request)
         self.controller.forget(request)
 
     @property
@@ -109,15 +109,15 @@ class Engine:
 
     @property
     def stats(self) -> Stats:
-        running, places = self.scheduler, self._places
+        running, slots = self.scheduler, self._slots
         return Stats(
             len(running.running),
             running.waiting,
             running.kv_used,
             running.kv_tokens,
-            places.kept,
-            places.hits,
-            places.reused,
+            slots.kept,
+            slots.hits,
+            slots.reused,
             self._preemptions,
             sum(part.late for part in self.prepares),
         )
@@ -128,34 +128,34 @@ class Engine:
         held = {"cache slots": self.model.held, "drafter": self.drafter.held, "controller": self.controller.held}
         return [f"{name}: {count} still held" for name, count in held.items() if count and self.idle]
 
-    def _seat(self) -> None:
+    def _allocate(self) -> None:
         """Who comes and goes before a step."""
         for request in self.scheduler.preempt():
-            self._unseat(request)
+            self._free(request)
             self._preemptions += 1
         self.scheduler.admit()
         for request in self.scheduler.running:
             if request.slot == NO_SLOT:
                 asked = perf_counter()
-                self._places.take(request, self.scheduler.running)
+                self._slots.take(request, self.scheduler.running)
                 if request.admitted is None and request.slot != NO_SLOT:
                     request.admitted = asked
-        self._places.trim(self.scheduler.kv_tokens - self.scheduler.kv_used)
+        self._slots.trim(self.scheduler.kv_tokens - self.scheduler.kv_used)
 
-    def _unseat(self, request: Request) -> None:
+    def _free(self, request: Request) -> None:
         request.prefix_donor = None
         if request.slot != NO_SLOT:
             self.executor.drop(request)
-            self._places.leave(request)
+            self._slots.leave(request)
 
     def _prefill(self, prompts: list[tuple[Request, int]]) -> float:
         """Run the next rows of these requests, in one pass. Every token but the last goes into the cache so; that one
         is run by the first step, like any other. Returns the seconds it took."""
         started = perf_counter()
-        joining = [request for request in self.scheduler.running if request.missing]
+        joining = [request for request in self.scheduler.running if request.num_uncomputed_tokens]
         batch = []
         for request, count in prompts:
-            start = len(request.tokens) - 1 - request.missing
+            start = len(request.tokens) - 1 - request.num_uncomputed_tokens
             wanted = request.unscored(start, count)
             batch.append(Rows.chain(request.slot, request.tokens[start : start + count], logits=wanted))
         if batch:
@@ -163,7 +163,7 @@ class Engine:
             _score(prompts, batch, self._target.forward([request for request, _ in prompts], batch, soon=pays))
         for request, count in prompts:
             self.model.commit(request.slot, range(count))
-            request.missing -= count
+            request.num_uncomputed_tokens -= count
         seconds = perf_counter() - started
         for request in joining:
             request.prefill_seconds += seconds

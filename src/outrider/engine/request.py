@@ -17,7 +17,8 @@ NO_SLOT = -1
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Invariant between steps, while running: the target's cache holds every token before the last but `missing`."""
+    """Invariant between steps, while running: the target's cache holds every token before the last but the last
+    `num_uncomputed_tokens` of them."""
 
     id: int
     tokens: list[int]
@@ -38,7 +39,7 @@ class Request:
     reused: int | None = None
     """Tokens of the prompt that some slot held when it was first given one; None before."""
     slot: int = NO_SLOT
-    missing: int = 0
+    num_uncomputed_tokens: int = 0
     """Tokens before the last that the target's cache does not hold yet; 0 once it decodes."""
     admitted: float | None = None
     """When it was first given a slot; None before."""

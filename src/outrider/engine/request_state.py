@@ -1,4 +1,4 @@
-"""What is kept for each request: a reader on the caller's side, a ticket per request on the engine's."""
+"""What is kept for each request: a reader on the caller's side, a state per request on the engine's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ from outrider.core.request import Chunk, StepTrace
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.engine.stats import Stats
-
-
-class RequestOutput(NamedTuple):
-    """What a request gained in a step. `chunk.index` is its place in its stream; `seconds` passed since its step
-    before, or, for the first, since it was admitted."""
-
-    chunk: Chunk
-    seconds: float
 
 
 class Reader(Protocol):
@@ -55,34 +47,34 @@ class Load(NamedTuple):
         return Load(stats, tuple(controller.issued) if stats.running else (), controller.belief)
 
 
-class Stream:
-    """Deliveries of a few requests in the order they come; an async iterator with a bounded buffer.
+class OutputStream:
+    """Chunks of a few requests in the order they come; an async iterator with a bounded buffer.
 
     Lives on the event loop. Iteration ends when all requests have; an error is raised once what came before it has
     been read. Closing it (`close`, or leaving its `with` block) cancels what still runs.
     """
 
-    def __init__(self, requests: Sequence[Request], buffer: int, cancel: Callable[[Stream], None]) -> None:
+    def __init__(self, requests: Sequence[Request], buffer: int, cancel: Callable[[OutputStream], None]) -> None:
         self.requests = tuple(requests)
         self.left = len(requests)
-        """Sequences that have not ended."""
+        """Requests that have not ended."""
         self.begun = perf_counter()
         self._most = buffer * len(requests)
         self._cancel = cancel
-        self._unread: deque[RequestOutput] = deque()
+        self._unread: deque[Chunk] = deque()
         self._wake = asyncio.Event()
         self._error: Exception | None = None
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> OutputStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> OutputStream:
         return self
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> Chunk:
         while not self._unread:
             if self._error is not None:
                 raise self._error
@@ -97,12 +89,12 @@ class Stream:
         self._wake.set()
         self._cancel(self)
 
-    def take(self, delivery: RequestOutput) -> bool:
+    def take(self, chunk: Chunk) -> bool:
         """False where there is no room: the reader is too slow."""
         if len(self._unread) >= self._most:
             return False
-        self._unread.append(delivery)
-        self.left -= delivery.chunk.completion is not None
+        self._unread.append(chunk)
+        self.left -= chunk.completion is not None
         self._wake.set()
         return True
 
@@ -124,17 +116,18 @@ class RequestState(Generic[R]):
     last: float | None = None
     """When its last step ended."""
 
-    def delivery(self, chunk: Chunk, now: float) -> RequestOutput:
-        ended = self.request.finish_reason is not None  # one that has failed is told so instead
-        seconds = now - (self.last or self.request.admitted or self.stream.begun)
+    def addressed(self, chunk: Chunk, now: float) -> Chunk:
+        """What its request gained in a step that ended now, as its reader gets it."""
+        chunk.index = self.index
+        chunk.seconds = now - (self.last or self.request.admitted or self.stream.begun)
+        if self.request.finish_reason is not None:  # one that has failed is told so instead
+            chunk.completion = self.request.completion()
         self.last = now
         self.tokens += len(chunk.token_ids)
         self.characters += len(chunk.text)
-        completion = self.request.completion() if ended else None
-        text, tokens, origins = chunk.text, chunk.token_ids, chunk.origins
-        return RequestOutput(Chunk(self.index, text, tokens, origins, chunk.step, completion, chunk.logprobs), seconds)
+        return chunk
 
-    def missed(self, now: float) -> RequestOutput | None:
+    def missed(self, now: float) -> Chunk | None:
         """What the request gained in a step that failed afterwards, over another one, before it was handed out."""
         s = self.request
         if s.generated == self.tokens:
@@ -147,4 +140,4 @@ class RequestState(Generic[R]):
             step=StepTrace(Draft(), (), s.tokens[-1], "target"),
             logprobs=tuple(s.logprobs[self.tokens :]) if s.logprobs else (),
         )
-        return self.delivery(chunk, now)
+        return self.addressed(chunk, now)

@@ -36,7 +36,7 @@ class Schedulable(Owned, Protocol):
         ...
 
     @property
-    def missing(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         """Rows to run before it can decode: tokens before the last that the cache does not hold. The engine keeps it
         true while the request runs."""
         ...
@@ -50,7 +50,7 @@ class Schedulable(Owned, Protocol):
 S = TypeVar("S", bound=Schedulable)
 
 
-class Plan(NamedTuple, Generic[S]):
+class SchedulerOutput(NamedTuple, Generic[S]):
     """One step: rows of prompts to run first, then the requests to decode, those included whose prompts are then
     complete."""
 
@@ -59,7 +59,7 @@ class Plan(NamedTuple, Generic[S]):
 
 
 class Scheduler(Generic[S]):
-    """Sequences wait, then run until finished or aborted. Per step: `preempt`, `admit`, `plan`.
+    """Requests wait, then run until finished or aborted. Per step: `preempt`, `admit`, `schedule`.
 
     Invariants: at most `max_running` run; after `preempt` and `admit` their tokens and what they are about to gain fit
     into `kv_tokens`, unless only one runs; a request that waits never overtakes one of its principal and priority that
@@ -123,7 +123,7 @@ class Scheduler(Generic[S]):
         return gone + self._make_way()
 
     def _make_way(self) -> list[S]:
-        """Sequences sent back so that the next in the queue has a place. Its principal holds at least two fewer than
+        """Requests sent back so that the next in the queue has a place. Its principal holds at least two fewer than
         theirs, so that nobody makes way who would be asked to come back for it; and where that would not be room enough
         nobody does."""
         held = places(self.running) if self._waiting else Counter[str]()
@@ -166,7 +166,7 @@ class Scheduler(Generic[S]):
                 self._spared[id(request)] = self._step + SPARED
         return joined
 
-    def plan(self) -> Plan[S]:
+    def schedule(self) -> SchedulerOutput[S]:
         """The next step of what runs.
 
         While some decode, prompts get as large a part of `chunk` as there are requests with prompts among all, or
@@ -176,7 +176,7 @@ class Scheduler(Generic[S]):
         Half of the rows go to the prompt that came first, so that a long one progresses; the rest to principals by
         turns, and of each to the prompt with the least to do, so that short ones overtake it.
         """
-        joining = [s for s in self.running if s.missing]
+        joining = [s for s in self.running if s.num_uncomputed_tokens]
         ready = len(self.running) - len(joining)
         rows = self._chunk
         if ready and joining:
@@ -189,12 +189,12 @@ class Scheduler(Generic[S]):
         given = {id(s): 0 for s in able}
         turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in _by_turns(able)]
         for request, most in turns:
-            taken = min(request.missing - given[id(request)], most, rows)
+            taken = min(request.num_uncomputed_tokens - given[id(request)], most, rows)
             given[id(request)] += taken
             rows -= taken
         prefill = [(s, given[id(s)]) for s in able if given[id(s)]]
-        complete = {id(s) for s, count in prefill if count == s.missing}
-        return Plan(prefill, [s for s in self.running if not s.missing or id(s) in complete])
+        complete = {id(s) for s, count in prefill if count == s.num_uncomputed_tokens}
+        return SchedulerOutput(prefill, [s for s in self.running if not s.num_uncomputed_tokens or id(s) in complete])
 
 
 def _youngest(requests: Sequence[S], held: Mapping[str, int]) -> S:
@@ -206,7 +206,7 @@ def _share(rows: int, running: Sequence[Schedulable], joining: Sequence[Schedula
     """As large a part of the rows as there are among all, requests or principals, those with prompts and nothing to
     decode."""
     everybody = {s.principal for s in running}
-    decoding = {s.principal for s in running if not s.missing}
+    decoding = {s.principal for s in running if not s.num_uncomputed_tokens}
     return max(rows * len(joining) // len(running), rows * (len(everybody) - len(decoding)) // len(everybody))
 
 
@@ -214,8 +214,8 @@ def _by_turns(requests: Sequence[S]) -> list[S]:
     """Of each principal the one with the least to do, then of each the next."""
     turn: Counter[str] = Counter()
     order: list[tuple[int, int, int, S]] = []
-    for request in sorted(requests, key=lambda s: s.missing):
-        order.append((turn[request.principal], request.missing, len(order), request))
+    for request in sorted(requests, key=lambda s: s.num_uncomputed_tokens):
+        order.append((turn[request.principal], request.num_uncomputed_tokens, len(order), request))
         turn[request.principal] += 1
     return [request for *_, request in sorted(order, key=lambda entry: entry[:3])]
 

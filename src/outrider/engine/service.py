@@ -15,10 +15,11 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import perf_counter
 
+from outrider.core.request import Chunk
 from outrider.engine.crew import Crew
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.engine.request_state import Load, RequestOutput, Stream
+from outrider.engine.request_state import Load, OutputStream
 from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
 
 log = logging.getLogger("outrider.engine")
@@ -31,7 +32,7 @@ class Service:
     """Takes requests from the event loop, gives back what they gain, step by step.
 
     At most `max_batch` of the model plus `max_queue` requests are on their way at a time (up to twice as many where
-    each belongs to another principal), and at most `buffer` deliveries per request lie unread. `probe` makes a small
+    each belongs to another principal), and at most `buffer` chunks per request lie unread. `probe` makes a small
     request of its own, run after a failure to find out whether the engine still works.
 
     The methods are for the event loop's thread; names with `_engine_` belong to the engine's.
@@ -53,11 +54,11 @@ class Service:
         self._buffer = buffer
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._streams: set[Stream] = set()
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._streams: set[OutputStream] = set()
         self._typical = 1.0
         """Seconds a request lately kept its place."""
-        self._crew: Crew[Stream] = Crew(engine, self._engine_hand_out, self._engine_fail, probe)
+        self._crew: Crew[OutputStream] = Crew(engine, self._engine_hand_out, self._engine_fail, probe)
         """The engine thread's: every request it holds."""
         self._over = False
         self._thread = Thread(target=self._engine_run, name="outrider-engine", daemon=True)
@@ -79,10 +80,10 @@ class Service:
 
     @property
     def open(self) -> int:
-        """Sequences on their way."""
+        """Requests on their way."""
         return sum(stream.left for stream in self._streams)
 
-    def stream(self, *requests: Request) -> Stream:
+    def stream(self, *requests: Request) -> OutputStream:
         """Begin requests, all or none; iterate over what they gain, and close it when done. `Busy` where the queue is
         full, `Unavailable` where nothing can be begun at all."""
         if self.failure is not None:
@@ -93,9 +94,9 @@ class Service:
             raise InvalidRequest(f"n: {len(requests)} answers at once are too many; at most {self.capacity} fit")
         if self._full(requests):
             raise Busy("too many requests are waiting; ask again later", self._patience(len(requests)))
-        stream = Stream(requests, self._buffer, self._cancel)
+        stream = OutputStream(requests, self._buffer, self._cancel)
         self._streams.add(stream)
-        self._orders.put(partial(self._crew.add, stream))
+        self._commands.put(partial(self._crew.add, stream))
         return stream
 
     def _full(self, requests: Sequence[Request]) -> bool:
@@ -119,7 +120,7 @@ class Service:
             reached.set()
             done.wait()
 
-        self._orders.put(stand_still)
+        self._commands.put(stand_still)
         try:
             while self.ready and not reached.wait(0.1):
                 pass
@@ -135,28 +136,28 @@ class Service:
             await asyncio.sleep(0.02)
         for stream in list(self._streams):
             self._end(stream, Unavailable("the engine is stopping; ask again once it is back"))
-        self._orders.put(self._engine_stop)
+        self._commands.put(self._engine_stop)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, 30)
 
-    def _cancel(self, stream: Stream) -> None:
+    def _cancel(self, stream: OutputStream) -> None:
         """Nobody wants it any more."""
         if stream in self._streams:
             self._streams.discard(stream)
-            self._orders.put(partial(self._crew.drop, stream))
+            self._commands.put(partial(self._crew.drop, stream))
 
-    def _end(self, stream: Stream, error: Exception) -> None:
+    def _end(self, stream: OutputStream, error: Exception) -> None:
         self._cancel(stream)
         stream.fail(error)
 
-    def _take(self, stream: Stream, delivery: RequestOutput) -> None:
+    def _take(self, stream: OutputStream, chunk: Chunk) -> None:
         """What the engine hands over, back on the loop's thread."""
         if stream not in self._streams:
             return
-        if not stream.take(delivery):
+        if not stream.take(chunk):
             self._end(stream, RequestFailed("the answer was read too slowly and has been cancelled"))
-        elif delivery.chunk.completion is not None:
-            begun = stream.requests[delivery.chunk.index].admitted or stream.begun
+        elif chunk.completion is not None:
+            begun = stream.requests[chunk.index].admitted or stream.begun
             self._typical += 0.1 * (perf_counter() - begun - self._typical)
             if not stream.left:
                 self._streams.discard(stream)
@@ -172,22 +173,22 @@ class Service:
 
     def _engine_run(self) -> None:
         try:
-            while self._engine_obey():
+            while self._engine_drain():
                 self._crew.step()
                 self._engine_note()
         except BaseException as error:
             log.exception("the engine has failed")
             self._engine_tell(self._failed, f"{type(error).__name__}: {error}")
 
-    def _engine_obey(self) -> bool:
+    def _engine_drain(self) -> bool:
         """Carry out what the loop asked for; waits while there is nothing to do. False: the end."""
         wait = self._crew.idle
         while True:
             try:
-                order = self._orders.get(block=wait)
+                command = self._commands.get(block=wait)
             except Empty:
                 return not self._over
-            order()
+            command()
             wait = self._crew.idle and not self._over
             if wait:
                 self._engine_note()
@@ -196,10 +197,10 @@ class Service:
         self._crew.clear()
         self._over = True
 
-    def _engine_hand_out(self, stream: Stream, delivery: RequestOutput) -> None:
-        self._engine_tell(self._take, stream, delivery)
+    def _engine_hand_out(self, stream: OutputStream, chunk: Chunk) -> None:
+        self._engine_tell(self._take, stream, chunk)
 
-    def _engine_fail(self, stream: Stream, error: Exception) -> None:
+    def _engine_fail(self, stream: OutputStream, error: Exception) -> None:
         if not isinstance(error, RequestFailed):
             log.error("a request has failed", exc_info=error)
             error = RequestFailed(f"this request could not be carried through: {type(error).__name__}: {error}")

@@ -26,7 +26,7 @@ class SlotManager:
         self._drafter = drafter
         self._prefixes = Prefixes()
         self.hits = 0
-        """Sequences that began with tokens of another."""
+        """Requests that began with tokens of another."""
         self.reused = 0
         """Tokens they did not have to run."""
 
@@ -36,12 +36,13 @@ class SlotManager:
         return sum(holder.cached for holder in self._left())
 
     def take(self, request: Request, running: Sequence[Request]) -> None:
-        """Give the request a slot, with as many of its tokens as some slot holds; `missing` says how many it lacks.
+        """Give the request a slot, with as many of its tokens as some slot holds; how many it lacks is its
+        `num_uncomputed_tokens`.
 
         If another of those running is about to run what this one needs, it gets none yet: that one becomes its
         `prefix_donor`, and it is to ask again in the next step.
         """
-        request.missing = len(request.tokens) - 1
+        request.num_uncomputed_tokens = len(request.tokens) - 1
         found = None if request.scoring else self._find(request, running)
         length = found.length if found else 0
         request.prefix_donor = None if request.scoring else self._leader(request, running, length)
@@ -63,7 +64,7 @@ class SlotManager:
             self._model.reopen(holder.slot, length)
             request.slot = holder.slot
         self._drafter.open_from(request, holder.request, length, keep)
-        request.missing -= length
+        request.num_uncomputed_tokens -= length
         self.hits += 1
         self.reused += length
 
@@ -115,7 +116,7 @@ class SlotManager:
         if not self._model.keeps_prefixes:
             return None
         for other in running:
-            if other.slot != NO_SLOT and other.missing and other.cache_salt == request.cache_salt:
+            if other.slot != NO_SLOT and other.num_uncomputed_tokens and other.cache_salt == request.cache_salt:
                 shared = self._reach(request, other.id, common_prefix(request.tokens, other.tokens))
                 if shared - max(length, self._model.length(other.slot)) >= LEAST:
                     return other

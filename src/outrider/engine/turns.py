@@ -16,7 +16,6 @@ from outrider.core.request import Chunk
 from outrider.engine.crew import Crew
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.engine.request_state import RequestOutput
 from outrider.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -158,10 +157,10 @@ class Turns:
                 crew.add(self._coming.popleft())
         return crew
 
-    def _take(self, caller: _Caller, delivery: RequestOutput) -> None:
+    def _take(self, caller: _Caller, chunk: Chunk) -> None:
         """Its reader may see the one before the other; both are told of when the turn ends."""
-        caller.unread.append(delivery.chunk)
-        caller.left -= delivery.chunk.completion is not None
+        caller.unread.append(chunk)
+        caller.left -= chunk.completion is not None
 
     def _fail(self, caller: _Caller, error: Exception) -> None:
         with self._changed:

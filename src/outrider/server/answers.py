@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 from time import perf_counter
 from typing import Any
 
-from outrider.core.request import Completion, StepTrace, TokenLogprob
-from outrider.engine.request_state import RequestOutput
+from outrider.core.request import Chunk, Completion, StepTrace, Tally, TokenLogprob
 from outrider.models.checkpoints.tokenizer import Tokenizer
 
 PREDICTION = "prediction"
@@ -18,37 +17,23 @@ PREDICTION = "prediction"
 
 @dataclass(slots=True)
 class Answer:
-    """One choice, counted as it comes."""
+    """One choice, as it comes."""
 
     index: int
-    tokens: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    histogram: list[int] = field(default_factory=list)
-    """Steps by drafted tokens accepted in them."""
-    predicted: int = 0
-    predicted_accepted: int = 0
     first: float = 0.0
     """When the first and the last tokens came."""
     last: float = 0.0
     completion: Completion | None = None
 
-    def take(self, delivery: RequestOutput) -> None:
-        chunk, now = delivery.chunk, perf_counter()
-        accepted, drafted = len(chunk.step.path), len(chunk.step.draft)
-        self.first = self.first or now
-        self.last = now
-        self.tokens += len(chunk.token_ids)
-        self.steps += bool(chunk.token_ids)
-        self.drafted += drafted
-        self.accepted += accepted
-        self.histogram += [0] * (accepted + 1 - len(self.histogram))
-        self.histogram[accepted] += bool(chunk.token_ids)
-        draft = chunk.step.draft
-        self.predicted += sum(draft.proposer(node) == PREDICTION for node in range(drafted))
-        self.predicted_accepted += sum(draft.proposer(node) == PREDICTION for node in chunk.step.path)
+    def take(self, chunk: Chunk) -> None:
+        self.last = perf_counter()
+        self.first = self.first or self.last
         self.completion = chunk.completion
+
+    @property
+    def whole(self) -> Completion:
+        assert self.completion is not None, "asked for at its end"
+        return self.completion
 
 
 def likeliest(answers: Sequence[Answer], drawn: int, n: int) -> list[Answer]:
@@ -60,15 +45,15 @@ def likeliest(answers: Sequence[Answer], drawn: int, n: int) -> list[Answer]:
 
 
 def _likelihood(answer: Answer) -> float:
-    assert answer.completion is not None
-    told = answer.completion.logprobs or ()
+    told = answer.whole.logprobs or ()
     return sum(each.logprob for each in told) / max(1, len(told))
 
 
 def usage(answers: Sequence[Answer], prompt_tokens: int, reused: int | None) -> dict[str, Any]:
     """`reused`: tokens of the prompts that were there already; None: that is not told."""
-    written = sum(answer.tokens for answer in answers)
-    accepted = sum(answer.predicted_accepted for answer in answers)
+    written = sum(len(answer.whole.token_ids) for answer in answers)
+    predicted = [answer.whole.sources.get(PREDICTION, Tally()) for answer in answers]
+    accepted = sum(tally.accepted for tally in predicted)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": written,
@@ -76,25 +61,22 @@ def usage(answers: Sequence[Answer], prompt_tokens: int, reused: int | None) -> 
         **({} if reused is None else {"prompt_tokens_details": {"cached_tokens": reused}}),
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(answer.predicted for answer in answers) - accepted,
+            "rejected_prediction_tokens": sum(tally.drafted for tally in predicted) - accepted,
         },
     }
 
 
 def metrics(answers: Sequence[Answer], started: float, seed: int) -> dict[str, Any]:
     """How speculation did, over the answers given. `started`: when the request arrived."""
-    steps, tokens = sum(a.steps for a in answers), sum(a.tokens for a in answers)
-    drafted, accepted = sum(a.drafted for a in answers), sum(a.accepted for a in answers)
-    histogram = [0] * max(len(a.histogram) for a in answers)
-    for answer in answers:
-        for i, count in enumerate(answer.histogram):
-            histogram[i] += count
-    seconds = max(a.completion.seconds if a.completion else 0.0 for a in answers)
+    each = [answer.whole for answer in answers]
+    steps, tokens = sum(c.steps for c in each), sum(len(c.token_ids) for c in each)
+    drafted, accepted = sum(c.drafted for c in each), sum(c.accepted for c in each)
+    seconds = max(c.seconds for c in each)
     return {
         "speculative_decoding": {
             "mean_acceptance_length": tokens / steps if steps else 0.0,
             "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-            "acceptance_histogram": histogram,
+            "acceptance_histogram": [sum(at) for at in zip_longest(*(c.acceptance for c in each), fillvalue=0)] or [0],
             "steps": steps,
             "drafted_tokens": drafted,
             "accepted_tokens": accepted,
@@ -130,8 +112,7 @@ def step_trace(tokenizer: Tokenizer, step: StepTrace, seconds: float) -> dict[st
     }
 
 
-def token_traces(tokenizer: Tokenizer, delivery: RequestOutput) -> list[dict[str, Any]]:
-    chunk = delivery.chunk
+def token_traces(tokenizer: Tokenizer, chunk: Chunk) -> list[dict[str, Any]]:
     drafted = len(chunk.step.path)
     return [
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from outrider.engine.request_state import RequestOutput
+from outrider.core.request import Chunk
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server.answers import Answer, chat_logprobs
 from outrider.server.tools.call_parser import Argued, Call, Called, CallParser, Event, Said
@@ -26,13 +26,12 @@ class ChatForm:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def delta(
-        self, answer: Answer, delivery: RequestOutput, prepared: PreparedRequest, tokenizer: Tokenizer
+        self, answer: Answer, chunk: Chunk, prepared: PreparedRequest, tokenizer: Tokenizer
     ) -> dict[str, Any] | None:
-        chunk = delivery.chunk
         told = {"content": chunk.text} if chunk.text else {}
         if (reader := self._reader(answer, prepared)) is not None:
             told = _told([*reader.push(chunk.text), *(reader.finish() if chunk.completion else ())])
-        if not told and not says_more(delivery, prepared):
+        if not told and not says_more(chunk, prepared):
             return None
         return {
             "index": answer.index,
@@ -41,8 +40,7 @@ class ChatForm:
         }
 
     def choice(self, answer: Answer, prepared: PreparedRequest, tokenizer: Tokenizer) -> dict[str, Any]:
-        done = answer.completion
-        assert done is not None
+        done = answer.whole
         message: dict[str, Any] = {"role": "assistant", "content": done.text, "refusal": None}
         if (reader := self._reader(answer, prepared)) is not None:
             reader.push(done.text)

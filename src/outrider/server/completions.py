@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.engine.request_state import RequestOutput
+from outrider.core.request import Chunk
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server.answers import Answer, prompt_logprobs, text_logprobs, word
 from outrider.server.translate import PreparedRequest, says_more
@@ -24,10 +24,10 @@ class TextForm:
         return {"index": index, "text": prepared.echoes[index], "logprobs": None} if prepared.echoes[index] else None
 
     def delta(
-        self, answer: Answer, delivery: RequestOutput, prepared: PreparedRequest, tokenizer: Tokenizer
+        self, answer: Answer, chunk: Chunk, prepared: PreparedRequest, tokenizer: Tokenizer
     ) -> dict[str, Any] | None:
-        chunk, logprobs = delivery.chunk, None
-        if not (chunk.text or says_more(delivery, prepared)):
+        logprobs = None
+        if not (chunk.text or says_more(chunk, prepared)):
             return None
         if prepared.logprobs:
             offset = self._offsets.get(answer.index, 0)
@@ -36,8 +36,7 @@ class TextForm:
         return {"index": answer.index, "text": chunk.text, "logprobs": logprobs}
 
     def choice(self, answer: Answer, prepared: PreparedRequest, tokenizer: Tokenizer) -> dict[str, Any]:
-        done = answer.completion
-        assert done is not None
+        done = answer.whole
         before, said = done.prompt_logprobs or [], done.logprobs or []
         logprobs = None
         if prepared.logprobs and prepared.echoes[answer.index] is not None:

@@ -13,7 +13,8 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from outrider import __version__
-from outrider.engine.request_state import RequestOutput, Stream
+from outrider.core.request import Chunk
+from outrider.engine.request_state import OutputStream
 from outrider.errors import OutriderError
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.server import answers
@@ -42,7 +43,7 @@ class ResponseForm(Protocol):
         ...
 
     def delta(
-        self, answer: Answer, delivery: RequestOutput, prepared: PreparedRequest, tokenizer: Tokenizer
+        self, answer: Answer, chunk: Chunk, prepared: PreparedRequest, tokenizer: Tokenizer
     ) -> dict[str, Any] | None:
         """A choice with what a step brought, without its finish_reason; None where there is nothing to say yet. Asked
         once for every step, in order."""
@@ -87,14 +88,14 @@ class Generation:
         finally:
             stream.close()
 
-    async def _whole(self, stream: Stream) -> dict[str, Any]:
+    async def _whole(self, stream: OutputStream) -> dict[str, Any]:
         traces: dict[int, dict[str, list[Any]]] = {}
-        async for delivery in stream:
-            answer = self._take(delivery)
+        async for chunk in stream:
+            answer = self._take(chunk)
             if self._prepared.trace:
                 trace = traces.setdefault(answer.index, {"tokens": [], "steps": []})
-                trace["tokens"] += answers.token_traces(self._tokenizer, delivery)
-                trace["steps"].append(answers.step_trace(self._tokenizer, delivery.chunk.step, delivery.seconds))
+                trace["tokens"] += answers.token_traces(self._tokenizer, chunk)
+                trace["steps"].append(answers.step_trace(self._tokenizer, chunk.step, chunk.seconds))
         choices = []
         for index, answer in enumerate(answers.likeliest(self._answers, self._prepared.drawn, self._prepared.n)):
             choice = {**self._form.choice(answer, self._prepared, self._tokenizer), "index": index}
@@ -109,7 +110,7 @@ class Generation:
             "metrics": answers.metrics(self._answers, self._record.started, self._prepared.seed),
         }
 
-    async def _events(self, stream: Stream) -> AsyncGenerator[bytes]:
+    async def _events(self, stream: OutputStream) -> AsyncGenerator[bytes]:
         try:
             async with aclosing(self._pieces(stream)) as pieces:
                 async for piece in pieces:
@@ -124,39 +125,39 @@ class Generation:
             yield event(told.body)
         yield DONE
 
-    async def _pieces(self, stream: Stream) -> AsyncGenerator[bytes]:
+    async def _pieces(self, stream: OutputStream) -> AsyncGenerator[bytes]:
         """The events of an answer that comes to its end."""
         extra = {"usage": None} if self._prepared.include_usage else {}
         for index in range(len(self._answers)):
             if (choice := self._form.opening(index, self._prepared)) is not None:
                 yield self._event([{**choice, "finish_reason": None}], extra)
-        async for delivery in stream:
-            answer = self._take(delivery)
-            if (choice := self._piece(answer, delivery)) is not None:
+        async for chunk in stream:
+            answer = self._take(chunk)
+            if (choice := self._piece(answer, chunk)) is not None:
                 done = {} if answer.completion is None else {"metrics": self._measured([answer])}
                 yield self._event([choice], {**extra, **done})
         if self._prepared.include_usage:
             yield self._event([], {"usage": self._usage()})
 
-    def _piece(self, answer: Answer, delivery: RequestOutput) -> dict[str, Any] | None:
+    def _piece(self, answer: Answer, chunk: Chunk) -> dict[str, Any] | None:
         """A choice to send for a step; None where there is nothing to say yet."""
-        chunk, prepared = delivery.chunk, self._prepared
-        choice = self._form.delta(answer, delivery, prepared, self._tokenizer)
+        prepared = self._prepared
+        choice = self._form.delta(answer, chunk, prepared, self._tokenizer)
         if choice is None:
             return None
         choice["finish_reason"] = self._form.reason(answer, prepared)
         if prepared.trace:
             choice["outrider"] = {
-                "tokens": answers.token_traces(self._tokenizer, delivery),
-                "step": answers.step_trace(self._tokenizer, chunk.step, delivery.seconds),
+                "tokens": answers.token_traces(self._tokenizer, chunk),
+                "step": answers.step_trace(self._tokenizer, chunk.step, chunk.seconds),
             }
         return choice
 
-    def _take(self, delivery: RequestOutput) -> Answer:
-        answer = self._answers[delivery.chunk.index]
-        answer.take(delivery)
-        self._caller.spend(len(delivery.chunk.token_ids))
-        self._metrics.gained(answer, delivery, self._record.started)
+    def _take(self, chunk: Chunk) -> Answer:
+        answer = self._answers[chunk.index]
+        answer.take(chunk)
+        self._caller.spend(len(chunk.token_ids))
+        self._metrics.gained(answer, chunk, self._record.started)
         if answer.completion is not None:
             self._metrics.finished(answer, self._prepared.requests[answer.index], self._record.started)
         return answer
@@ -173,7 +174,7 @@ class Generation:
         self._record.facts |= {
             "model": self._served.name,
             "prompt_tokens": self._prepared.prompt_tokens,
-            "completion_tokens": sum(answer.tokens for answer in self._answers),
+            "completion_tokens": sum(len(answer.whole.token_ids) for answer in self._answers),
             "choices": len(self._answers),
             "stream": self._prepared.stream,
             "mean_acceptance_length": round(speculation["mean_acceptance_length"], 3),

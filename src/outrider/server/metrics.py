@@ -8,8 +8,9 @@ from time import perf_counter
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.types import Scope
 
+from outrider.core.request import Chunk
 from outrider.engine.request import Request
-from outrider.engine.request_state import Load, RequestOutput
+from outrider.engine.request_state import Load
 from outrider.server.answers import Answer
 from outrider.server.gauges import Gauges
 from outrider.server.records import Record
@@ -108,11 +109,10 @@ class ModelMetrics:
             counter.labels(model) for counter in (families.generated, families.prompt, families.queries, families.hits)
         )
 
-    def gained(self, answer: Answer, delivery: RequestOutput, started: float) -> None:
+    def gained(self, answer: Answer, chunk: Chunk, started: float) -> None:
         """A step of an answer."""
-        chunk = delivery.chunk
         self._generated.inc(len(chunk.token_ids))
-        if answer.steps == 1:
+        if chunk.token_ids and answer.first == answer.last:
             self._of.first.labels(self._model).observe(answer.first - started)
         if not chunk.step.draft:
             return
@@ -123,17 +123,17 @@ class ModelMetrics:
             self._of.per_position.labels(self._model, str(min(position, _POSITIONS - 1))).inc()
 
     def finished(self, answer: Answer, request: Request, started: float) -> None:
-        done, name, of = answer.completion, self._model, self._of
-        assert done is not None
+        done, name, of = answer.whole, self._model, self._of
+        tokens = len(done.token_ids)
         of.success.labels(name, done.finish_reason).inc()
         of.whole.labels(name).observe(perf_counter() - started)
         of.queue.labels(name).observe(max(0.0, (request.admitted or started) - started))
         of.prefill.labels(name).observe(done.prefill_seconds)
         of.decode.labels(name).observe(done.seconds)
         of.prompts.labels(name).observe(done.prompt_tokens)
-        of.answers.labels(name).observe(answer.tokens)
-        if answer.tokens > 1:
-            of.each.labels(name).observe((answer.last - answer.first) / (answer.tokens - 1))
+        of.answers.labels(name).observe(tokens)
+        if tokens > 1:
+            of.each.labels(name).observe((answer.last - answer.first) / (tokens - 1))
 
     def prompted(self, tokens: int, reused: int) -> None:
         """An answered request's prompts, and how much of them was there before."""

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from outrider.core.draft import Speculation
+from outrider.core.request import Chunk
 from outrider.engine.request import Request
-from outrider.engine.request_state import RequestOutput
 from outrider.errors import InvalidRequest
 from outrider.sampling.params import SamplingParams
 from outrider.server.callers import Caller
@@ -67,9 +67,8 @@ class PreparedRequest:
         return sum(request.reused or 0 for request in self.requests[:: self.drawn])
 
 
-def says_more(delivery: RequestOutput, prepared: PreparedRequest) -> bool:
+def says_more(chunk: Chunk, prepared: PreparedRequest) -> bool:
     """Whether what a step brought is to be told of even without text."""
-    chunk = delivery.chunk
     return bool(chunk.completion or prepared.trace or chunk.logprobs)
 
 

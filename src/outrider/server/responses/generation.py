@@ -8,7 +8,8 @@ from uuid import uuid4
 
 from fastapi import Request as HttpRequest
 
-from outrider.engine.request_state import RequestOutput, Stream
+from outrider.core.request import Chunk
+from outrider.engine.request_state import OutputStream
 from outrider.server.chat import ChatForm
 from outrider.server.generation import Generation
 from outrider.server.metrics import ModelMetrics
@@ -39,15 +40,15 @@ class ResponseGeneration(Generation):
         self._output = Output()
         self._reader = prepared.tools.reader() if prepared.tools else None
 
-    async def _whole(self, stream: Stream) -> dict[str, Any]:
-        async for delivery in stream:
-            self._take(delivery)
-            for _ in self._told(delivery):
+    async def _whole(self, stream: OutputStream) -> dict[str, Any]:
+        async for chunk in stream:
+            self._take(chunk)
+            for _ in self._told(chunk):
                 pass
         self._finish()
         return self._response()
 
-    async def _pieces(self, stream: Stream) -> AsyncGenerator[bytes]:
+    async def _pieces(self, stream: OutputStream) -> AsyncGenerator[bytes]:
         number = 0
 
         def event(told: dict[str, Any]) -> bytes:
@@ -57,16 +58,16 @@ class ResponseGeneration(Generation):
 
         for kind in ("response.created", "response.in_progress"):
             yield event({"type": kind, "response": self._response()})
-        async for delivery in stream:
-            self._take(delivery)
-            for told in self._told(delivery):
+        async for chunk in stream:
+            self._take(chunk)
+            for told in self._told(chunk):
                 yield event(told)
         response = self._response()
         yield event({"type": f"response.{response['status']}", "response": response})
 
-    def _told(self, delivery: RequestOutput) -> list[dict[str, Any]]:
+    def _told(self, chunk: Chunk) -> list[dict[str, Any]]:
         """Events that say what a step brought."""
-        chunk, reader = delivery.chunk, self._reader
+        reader = self._reader
         events: list[Event] = [Said(chunk.text)] if chunk.text else []
         if reader is not None:
             events = [*reader.push(chunk.text), *(reader.finish() if chunk.completion else ())]
