@@ -12,8 +12,8 @@ from tiny_models import decoder_of, gpt2, logits_of, reference
 from outrider.core.draft import ROOT
 from outrider.core.model import LanguageModel, Rows
 from outrider.errors import InvalidRequest
+from outrider.kvcache.slots import Slots
 from outrider.models.hf import HFModel
-from outrider.models.slots import Slots
 
 
 @pytest.fixture(scope="module", params=["torch", "torch-bitwise", "native", "hf"])

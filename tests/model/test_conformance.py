@@ -1,7 +1,8 @@
 """What every drafter in the registry must do, under every rule and over every kind of cache.
 
 A new drafter is picked up from the registry and goes through all of it: it keeps its budget and its lifecycle, leaves
-the target's cache as a fresh prefill would, and the text as plain decoding gives it.
+the target's cache as a fresh prefill would, and the text as plain decoding gives it, also where it goes on from what
+another request has, or left, in the caches.
 """
 
 from __future__ import annotations
@@ -144,16 +145,24 @@ class Checked(Drafter):
             torch.testing.assert_close(draft.q.double().exp().sum(-1), torch.ones(len(draft)).double())
 
 
-def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: int) -> list[list[int]]:
-    """Five ragged prompts through three slots; returns what was generated. Two have predictions, right for a few tokens
-    at best, and where there are several drafters each has its turn."""
+def prompts() -> list[list[int]]:
+    """Ragged ones; some begin as others do, which run at the same time or have ended by then."""
+    rng = random.Random(3)
+    first, second, other = (rng.choices(range(12), k=k) for k in (40, 33, 9))
+    return [first, other, [*first[:29], *other], second, [*second[:27], *other], [*first, 3, 1], [5]]
+
+
+def run(
+    model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: int, *, reuse: bool = True
+) -> list[list[int]]:
+    """Ragged prompts through three slots; returns what was generated. Some have predictions, right for a few tokens at
+    best, and where there are several drafters each has its turn. `reuse`: they may take over what others have run."""
     engine = Engine(model, drafter, FixedLength(nodes))
     rng = random.Random(3)
     inner = drafter.inner if isinstance(drafter, Checked) else drafter
     routes = [None, *inner.names] if isinstance(inner, RouterDrafter) else [None]
     requests = []
-    for number in range(5):
-        prompt = rng.choices(range(12), k=rng.randint(1, 40))
+    for number, prompt in enumerate(prompts()):
         request = Request(
             id=number,
             tokens=list(prompt),
@@ -166,11 +175,14 @@ def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: i
                 drafter=routes[number % len(routes)],
                 prediction=tuple(rng.choices(range(12), k=20)) if number % 2 else (),
             ),
+            cache_salt=None if reuse else str(number),
         )
         requests.append(request)
         engine.add(request)
     while not engine.scheduler.idle:
         engine.step()
+    assert engine.leaks() == []
+    assert (engine.stats.prefix_hits >= 2) == (reuse and model.keeps_prefixes)
     return [s.tokens[s.prompt_length :] for s in requests]
 
 
@@ -186,7 +198,8 @@ def run(model: LanguageModel, drafter: Drafter, params: SamplingParams, nodes: i
 )
 def test_same_tokens_as_plain(target: tuple[Any, LanguageModel], drafter: Checked, params: SamplingParams) -> None:
     _, model = target
-    assert run(model, drafter, params, 7) == run(model, NoDrafter(), params, 0)
+    assert run(model, drafter, params, 7) == run(model, NoDrafter(), params, 0, reuse=False)
+    assert drafter.followed >= (2 if model.keeps_prefixes else 0)
     assert not drafter.opened, "every request must be closed"
 
 

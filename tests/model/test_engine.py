@@ -21,8 +21,8 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine import scheduler
 from outrider.engine.engine import Engine
 from outrider.engine.host_executor import HostExecutor
-from outrider.engine.prefixes import LEAST
 from outrider.engine.request import NO_SLOT, Request
+from outrider.engine.slot_manager import LEAST
 from outrider.errors import InvalidRequest
 from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder

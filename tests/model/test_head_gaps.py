@@ -23,8 +23,8 @@ from outrider.drafters import head as head_module
 from outrider.drafters.head import HeadDrafter
 from outrider.engine import scheduler
 from outrider.engine.engine import Engine
-from outrider.engine.prefixes import LEAST
 from outrider.engine.request import Request
+from outrider.engine.slot_manager import LEAST
 from outrider.models.native.decoder import NativeDecoder
 
 WAITING = 8

@@ -18,9 +18,9 @@ from outrider.drafters.best_first_tree import WIDTH, BestFirstTree
 from outrider.drafters.children import in_turn, ranked_offers, sampled_offers, samples
 from outrider.drafters.draft_vocab import IMPRECISELY, ReducedVocabulary, fp32_temperature, plainly_ranked
 from outrider.drafters.host_rows import Kept, chosen, copied, joined, kept
-from outrider.drafters.remains import Remains
 from outrider.drafters.tree_builder import Offer, TreeBuilder
 from outrider.errors import DrafterError
+from outrider.kvcache.prefix_cache import PrefixCache
 from outrider.sampling.history import History
 from outrider.sampling.noise import row_key
 from outrider.sampling.random_source import KeyedRandom, RandomSource
@@ -119,7 +119,7 @@ class HeadDrafter(Drafter):
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
         self._chance = chance
         self._held: dict[int, _Held] = {}
-        self._remains = Remains(head)
+        self._prefixes = PrefixCache(head)
 
     @property
     def held(self) -> int:
@@ -143,7 +143,7 @@ class HeadDrafter(Drafter):
         return self._branching == 1
 
     def open(self, request: RequestView) -> None:
-        self._hold(request, self._head.open())
+        self._hold(request, self._prefixes.open(request))
 
     def reach(self, request: RequestView, source: int, common: int) -> int:
         """Row i holds token i + 1, so the last common token has no row of use; and the target must run at least one
@@ -154,15 +154,12 @@ class HeadDrafter(Drafter):
     def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
         if source in self._held:
             self._settle(self._held[source])
-        rows = min(length, self._whole_rows(source))
-        held = self._hold(request, self._remains.open(source, self._slot(source), rows, keep))
+        found = self._prefixes.find(source)
+        whole = self._held[source].whole if source in self._held else None
+        rows = min(length, self._prefixes.length(found) if whole is None else whole)
+        held = self._hold(request, self._prefixes.open_from(request, found, rows, keep))
         if rows < length:
             held.whole, held.dropped = rows, length - rows
-
-    def _whole_rows(self, source: int) -> int:
-        """Rows there are of this request, open or closed, before any gap."""
-        held = self._held.get(source)
-        return held.whole if held and held.whole is not None else self._remains.length(source, self._slot(source))
 
     def close(self, request: RequestView) -> None:
         """What follows a gap is of no use to others."""
@@ -170,16 +167,12 @@ class HeadDrafter(Drafter):
         self._settle(held)
         if held.whole is not None:
             self._head.rollback(held.slot, held.whole)
-        self._remains.close(request.id, held.slot)
+        self._prefixes.close(request)
 
     def _settle(self, held: _Held) -> None:
         """Before others take over its rows: what waits is read, unless the head is not in use here anyway."""
         if held.whole is None and self._head.length(held.slot):
             self._catch_up([held])
-
-    def _slot(self, request: int) -> int | None:
-        held = self._held.get(request)
-        return None if held is None else held.slot
 
     def _hold(self, request: RequestView, slot: int) -> _Held:
         prompt = request.tokens[: request.prompt_length]

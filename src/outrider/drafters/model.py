@@ -15,9 +15,9 @@ from outrider.core.model import CachedNetwork, LanguageModel, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
 from outrider.drafters.children import ranked_offers, sampled_offers, samples
-from outrider.drafters.remains import Remains
 from outrider.drafters.tree_builder import TreeBuilder
 from outrider.errors import DrafterError
+from outrider.kvcache.prefix_cache import PrefixCache
 from outrider.sampling.history import History
 from outrider.sampling.random_source import KeyedRandom, RandomSource
 
@@ -69,23 +69,18 @@ class ModelDrafter(Drafter):
         self._vocab = vocab_size or model.vocab_size
         self._chance = chance
         self._held: dict[int, _Held] = {}
-        self._remains = Remains(model)
+        self._prefixes = PrefixCache(model)
 
     def open(self, request: RequestView) -> None:
-        self._hold(request, self._model.open())
+        self._hold(request, self._prefixes.open(request))
 
     def reach(self, request: RequestView, source: int, common: int) -> int:
         """All of it: what its cache lacks, the draft model runs by itself."""
         return common
 
     def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
-        slot = self._slot(source)
-        known = min(length, self._remains.length(source, slot))
-        self._hold(request, self._remains.open(source, slot, known, keep))
-
-    def _slot(self, request: int) -> int | None:
-        held = self._held.get(request)
-        return None if held is None else held.slot
+        found = self._prefixes.find(source)
+        self._hold(request, self._prefixes.open_from(request, found, min(length, self._prefixes.length(found)), keep))
 
     def _hold(self, request: RequestView, slot: int) -> None:
         prompt = request.tokens[: request.prompt_length]
@@ -152,7 +147,8 @@ class ModelDrafter(Drafter):
             held.committed = seen
 
     def close(self, request: RequestView) -> None:
-        self._remains.close(request.id, self._held.pop(request.id).slot)
+        self._prefixes.close(request)
+        del self._held[request.id]
 
     def _plan(self, request: RequestView, budget: Budget) -> _Plan:
         """An empty draft, its budget cut to what the draft model can take."""

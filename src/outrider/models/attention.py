@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.models.slots import Span
+from outrider.kvcache.slots import Span
 
 BLOCK = 64
 """Positions reduced together; part of what a bit-exact result means, so never tuned."""

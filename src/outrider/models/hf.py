@@ -16,8 +16,8 @@ from torch import Tensor
 from outrider.core.draft import ROOT
 from outrider.core.model import LanguageModel, Rows
 from outrider.errors import ModelError
+from outrider.kvcache.slots import Slots
 from outrider.models.checkpoints.checkpoint import Checkpoint
-from outrider.models.slots import Slots
 
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from outrider.core.model import LanguageModel, Rows
+from outrider.kvcache.slots import Span, StaticCache, wanted_rows
 from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, capped, masked, path_index, visibility
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotated, rotation_table
-from outrider.models.slots import Span, StaticCache, wanted_rows
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
 
 BITWISE_ROWS = 32

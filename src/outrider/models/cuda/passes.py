@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.model import Rows
+from outrider.kvcache.slots import Span, StaticCache
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, PATH, Network, Tables
 from outrider.models.cuda.tiling import FEW_ROWS
-from outrider.models.slots import Span, StaticCache
 
 MAX_ROWS = 4096
 """Rows of one pass of prompts; more are run in several, which changes nothing but the time. Of others NARROW_ROWS."""

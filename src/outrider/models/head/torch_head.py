@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.model import DraftHead, HeadOutput, Rows
+from outrider.kvcache.slots import Span, StaticCache, wanted_rows
 from outrider.models.attention import masked, visibility
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
@@ -15,7 +16,6 @@ from outrider.models.head.module import HeadModule
 from outrider.models.head.weights import SCALES, Scaled, tensor_shapes
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotated, rotation_table
-from outrider.models.slots import Span, StaticCache, wanted_rows
 
 
 class TorchHead(StaticCache, DraftHead):

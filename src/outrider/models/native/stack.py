@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.model import Rows
+from outrider.kvcache.slots import Span, StaticCache
 from outrider.models.architecture import Architecture
 from outrider.models.memory import Recycled, lazy_zeros
 from outrider.models.native.library import (
@@ -33,7 +34,6 @@ from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix, Pack
 from outrider.models.native.timing import Timer
 from outrider.models.precision import Precision, blocks
 from outrider.models.rotary import rotation_table
-from outrider.models.slots import Span, StaticCache
 from outrider.models.stored import KINDS
 
 MAX_ROWS = 128
