@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -107,6 +108,22 @@ def controller(given: object) -> Controller:
     if not _has(given, ("draft", "plan", "observe", "lost", "forget", "pays")):
         raise InvalidRequest(f"controller must be one, such as AutoLength() or FixedLength(4), not {shown(given)}")
     return cast("Controller", given)
+
+
+def model_name(given: object) -> str:
+    name = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"model must be a known name, a model folder, a GGUF file or a hub id, not {shown(given)}")
+    return name
+
+
+def draft_length(given: object) -> int | None:
+    """None: auto."""
+    if isinstance(given, str) and given == "auto":
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise InvalidRequest(f'draft_length must be "auto" or a whole number from 0 on, got {shown(given)}')
+    return given
 
 
 def progress(given: object) -> Progress:

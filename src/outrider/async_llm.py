@@ -13,7 +13,8 @@ from outrider.core.request import Chunk, Completion
 from outrider.engine.request import Request
 from outrider.engine.service import Service
 from outrider.errors import InvalidRequest
-from outrider.llm import LLM, NO_VARIABLES, Message, Prompt, completions
+from outrider.llm import LLM, NO_VARIABLES, Message, completions
+from outrider.request_builder import Prompt
 from outrider.sampling.params import SamplingParams
 
 
@@ -79,7 +80,8 @@ class AsyncLLM:
         cancelled."""
 
         def made() -> list[Request]:
-            return self.llm.requests(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
+            build = self.llm.requests.build_each
+            return build(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
 
         service = self._open_service
         requests = await asyncio.to_thread(made)  # long prompts take a while to encode

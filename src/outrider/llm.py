@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from outrider import asked
 from outrider.checks import flag, whole
-from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import CostTable
 from outrider.core.draft import Speculation
@@ -24,25 +22,23 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import available, build, build_router
 from outrider.engine.costs import Costs
 from outrider.engine.engine import Engine
+from outrider.engine.prepare import prepare
 from outrider.engine.request import Request
 from outrider.engine.service import Service
-from outrider.engine.text import TextStream
 from outrider.engine.turns import Turns
-from outrider.errors import InvalidRequest, shown
+from outrider.errors import InvalidRequest
 from outrider.models.backend import Placement
 from outrider.models.checkpoints.catalog import cache_root
-from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import Progress, SilentProgress
-from outrider.models.load import described, left_quantised, load_model, missing_kernels, placement, settled
+from outrider.models.load import placement
 from outrider.parts import TargetParts
+from outrider.request_builder import Prompt, RequestBuilder
 from outrider.sampling.grammar import Grammars
-from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     import torch
 
-Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
@@ -102,34 +98,27 @@ class LLM:
             max_batch=max_batch,
             max_context=max_context,
         )
-        length = _length(draft_length)
-        checkpoint = open_checkpoint(_name(model), progress)
-        self.tokenizer = checkpoint.tokenizer
-        self.generation_config = checkpoint.generation_config
-
-        wished, place = place, settled(checkpoint, place)
-        for note in (missing_kernels(place), left_quantised(checkpoint, wished, place)):
-            if note:
-                progress.note(note)
-        target = load_model(checkpoint, place)
-        self.about = described(place, target)
+        length = asked.draft_length(draft_length)
+        parts = TargetParts.load(asked.model_name(model), place, remember, progress)
+        self.tokenizer = parts.target.tokenizer
+        self.generation_config = parts.target.generation_config
+        self.about = parts.about
         """What runs here, in a line."""
-        self._loaded: TargetParts | None = TargetParts(checkpoint, place, target, remember)
-        self._costs = Costs(cache_root() / "costs", self._loaded.facts)
-        self._quiet = quiet
-        router = build_router(drafter, available(self._loaded) if others == "available" else others, self._loaded)
+        self._loaded: TargetParts | None = parts
+        self._costs = Costs(cache_root() / "costs", parts.facts, quiet)
+        router = build_router(drafter, available(parts) if others == "available" else others, parts)
         self.drafter: Drafter = router.default
         """Who drafts for requests that name nobody."""
         self._names: Sequence[str] = router.names
         self._takes_predictions = True
-        controller = self._auto(target, router) if length is None else FixedLength(length)
-        self._engine: Engine | None = Engine(target, router, controller, kv_tokens=kv_tokens)
-        self._prepare(progress, self._engine)
+        controller = self._costs.controller(parts.model, router) if length is None else FixedLength(length)
+        self._engine: Engine | None = Engine(parts.model, router, controller, kv_tokens=kv_tokens)
+        prepare(self._engine, progress)
         self._turns = Turns()
         self._made_of_another = False
         """Whether others use its model, and take turns with it."""
         self._ids = count()
-        self._grammars = Grammars(self.tokenizer, target.vocab_size)
+        self._grammars = Grammars(self.tokenizer, parts.vocab_size)
 
     # -- asking
 
@@ -166,7 +155,7 @@ class LLM:
         Closing the iterator early, or losing it (or Ctrl-C), lets go of everything still running. What others ask for
         meanwhile runs in the same batch, and this one's chunks wait to be read.
         """
-        requests = self.requests(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
+        requests = self.requests.build_each(prompts, params, speculation=speculation, speculate=speculate, trace=trace)
         return self._turns.read(self._own_engine, requests)
 
     def chat(
@@ -244,15 +233,16 @@ class LLM:
         drafter = asked.drafter(drafter)
         if isinstance(drafter, str):
             drafter = build(drafter, self._parts)
-        decides = self._auto(self.model, drafter) if controller == "auto" else asked.controller(controller)
+        auto = controller == "auto"
+        decides = self._costs.controller(self.model, drafter) if auto else asked.controller(controller)
         engine = Engine(self.model, drafter, decides)
-        self._prepare(SilentProgress(), engine)
+        prepare(engine, SilentProgress())
         return self.with_engine(engine)
 
     def with_model(self, model: LanguageModel) -> LLM:
         """The same tokenizer and defaults over another model of the same vocabulary, decoding plainly."""
         plain = Engine(model, NoDrafter(), FixedLength(0))
-        self._prepare(SilentProgress(), plain)
+        prepare(plain, SilentProgress())
         other = self.with_engine(plain)
         other._costs = Costs(None, {})  # another model's, and nobody knows which
         return other
@@ -290,11 +280,20 @@ class LLM:
         """The names a request may give as `Speculation.drafter`."""
         return (*self._names,) if "none" in self._names else (*self._names, "none")
 
+    @property
+    def requests(self) -> RequestBuilder:
+        """Makes requests for `engine`."""
+        tokens, defaults, predicts = self.tokenizer, self.generation_config, self._takes_predictions
+        return RequestBuilder(self.model, tokens, defaults, self._grammars, self.drafters, predicts, self._ids)
+
     def service(self, *, max_queue: int = 64, buffer: int = 512) -> Service:
         """The engine in a thread of its own, with an asyncio face (`Service`): for servers and `AsyncLLM`. Until it has
         been stopped, this LLM answers through it alone."""
-        probe = SamplingParams(max_tokens=1, temperature=0)
-        service = Service(self._own_engine, max_queue=max_queue, buffer=buffer, probe=lambda: self.request([0], probe))
+
+        def probe() -> Request:
+            return self.requests.build([0], SamplingParams(max_tokens=1, temperature=0))
+
+        service = Service(self._own_engine, max_queue=max_queue, buffer=buffer, probe=probe)
         self._turns.lend(service)
         return service
 
@@ -318,156 +317,8 @@ class LLM:
         self._turns.refuse_if_lent()
         return engine
 
-    def _auto(self, model: LanguageModel, drafter: Drafter) -> AutoLength:
-        """A controller that knows what passes cost here, or finds out between the first steps."""
-        table = self._costs.load(model, drafter)
-        survey = None if table else self._costs.survey(model, drafter)
-        if survey is not None and self._quiet is not None:
-            with self._quiet():
-                table, survey = survey.whole(), None
-        return AutoLength(table=table, survey=survey, acceptance=drafter.acceptance)
-
-    @staticmethod
-    def _prepare(progress: Progress, engine: Engine) -> None:
-        """What is compiled and recorded on a GPU is so before the first request, not while it waits."""
-        recordings = list(chain(*(part.recordings() for part in engine.prepares)))
-        if not recordings:  # on a CPU there are none
-            return
-        from outrider.models.cuda.compiling import compile_kernels  # needs Triton, which is not everywhere
-
-        with progress.task("Compiling for the GPU", None) as advance:
-            for _ in compile_kernels(recordings):
-                advance(1)
-        with progress.task("Preparing the GPU", len(recordings)) as advance:
-            for recording in recordings:
-                recording.record()
-                advance(1)
-            for _ in engine.executor.measure():
-                pass
-
-    # -- requests as the engine takes them
-
-    def requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        speculation: Speculation | Sequence[Speculation] | None = None,
-        speculate: bool = True,
-        trace: bool = False,
-    ) -> list[Request]:
-        """What `generate` is asked for, checked: a `request` per prompt."""
-        batch = asked.prompts(prompts)
-        each = asked.params(params, len(batch))
-        if not flag("speculate", speculate):
-            if speculation is not None:
-                raise InvalidRequest("speculation: give it or speculate=False, not both")
-            speculation = Speculation(max_nodes=0)
-        ways = asked.speculations(speculation, len(batch))
-        return [
-            self.request(prompt, p, speculation=way, trace=trace)
-            for prompt, p, way in zip(batch, each, ways, strict=True)
-        ]
-
-    def request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        choice: int = 0,
-        speculation: Speculation | None = None,
-        cache_salt: str | None = None,
-        principal: str = "",
-        priority: int = 0,
-        trace: bool = False,
-        shown: Collection[int] = (),
-    ) -> Request:
-        """A request for `engine`, checked and ready to be added. `choice`: which of several drawn with one seed.
-        `cache_salt`: work is shared with requests of the same salt alone. `principal`: whose it is; principals take
-        turns, and of each those of the lowest `priority` are begun first. `shown`: control tokens that are written
-        out in the text, by their names."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else asked.token_ids("prompt", prompt)
-        if not tokens:
-            raise InvalidRequest("prompt: it is empty; give at least one token of text")
-        self._known("prompt", tokens)
-        if len(tokens) >= self.model.max_context:
-            raise InvalidRequest(
-                f"prompt: {len(tokens)} tokens leave no room in a context of {self.model.max_context}; shorten it"
-            )
-        resolved = asked.params(params, 1)[0].resolve(
-            self.generation_config,
-            self.tokenizer.eos_token_ids,
-            self.model.vocab_size,
-            whole("choice", choice, 0),
-            self._grammars,
-        )
-        request = Request(
-            id=next(self._ids),
-            tokens=tokens,
-            prompt_length=len(tokens),
-            params=resolved,
-            limit=min(resolved.max_tokens, self.model.max_context - len(tokens)),
-            stream=TextStream(self._bytes(shown), resolved.stop, self.tokenizer.strips_leading_space),
-            history=History(tokens),
-            keep_trace=flag("trace", trace),
-            speculation=self._checked(Speculation() if speculation is None else speculation),
-            cache_salt=cache_salt,
-            principal=principal,
-            priority=whole("priority", priority),
-        )
-        if (limit := request.grammar_limit) is not None:
-            raise InvalidRequest(f"grammar: {limit}")
-        if request.stuck:
-            raise InvalidRequest("grammar: nothing can be written under it with these stop tokens and min_tokens")
-        return request
-
-    def _bytes(self, shown: Collection[int]) -> Callable[[int], bytes]:
-        """What each token adds to a text."""
-        if not shown:
-            return self.tokenizer.token_bytes
-        named = {token: (self.tokenizer.token(token) or "").encode() for token in shown}
-        return lambda token: named.get(token) or self.tokenizer.token_bytes(token)
-
-    def _known(self, name: str, tokens: Sequence[int]) -> None:
-        size = self.model.vocab_size
-        if bad := [token for token in tokens if not 0 <= token < size]:
-            raise InvalidRequest(f"{name}: token id {shown(bad[0])} is outside the vocabulary of {size}")
-
-    def _checked(self, speculation: Speculation) -> Speculation:
-        """What was asked for, in terms of the drafters there are; "none" is a budget of no nodes."""
-        if not isinstance(speculation, Speculation):
-            raise InvalidRequest(f"speculation must be a Speculation(…), not {shown(speculation)}")
-        name = speculation.drafter
-        if speculation.max_nodes is not None:
-            whole("max_nodes", speculation.max_nodes, 0)
-        if name is not None and not (isinstance(name, str) and name in self.drafters):
-            raise InvalidRequest(f"drafter: there is no {shown(name)} here; choose {', '.join(self.drafters)}")
-        speculation = replace(speculation, prediction=tuple(asked.token_ids("prediction", speculation.prediction)))
-        self._known("prediction", speculation.prediction)
-        if speculation.prediction and not self._takes_predictions:
-            raise InvalidRequest("prediction: what with_drafter makes takes none; ask the LLM it was made of")
-        if name == "none":
-            return replace(speculation, drafter=None, prediction=(), max_nodes=0)
-        return speculation if self._takes_predictions else replace(speculation, drafter=None)
-
 
 def completions(chunks: Iterable[Chunk]) -> list[Completion]:
     """Of a whole stream, in the order of its prompts."""
     done = {chunk.index: chunk.completion for chunk in chunks if chunk.completion is not None}
     return [done[index] for index in sorted(done)]
-
-
-def _name(model: object) -> str:
-    name = os.fspath(model) if isinstance(model, os.PathLike) else model
-    if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"model must be a known name, a model folder, a GGUF file or a hub id, not {shown(model)}")
-    return name
-
-
-def _length(draft_length: int | Literal["auto"]) -> int | None:
-    """None: auto."""
-    if isinstance(draft_length, str) and draft_length == "auto":
-        return None
-    if isinstance(draft_length, bool) or not isinstance(draft_length, int) or draft_length < 0:
-        raise InvalidRequest(f'draft_length must be "auto" or a whole number from 0 on, got {shown(draft_length)}')
-    return draft_length

@@ -12,10 +12,11 @@ from outrider.drafters.model import check_vocabularies
 from outrider.errors import DrafterError
 from outrider.models.backend import Placement
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from outrider.models.checkpoints.progress import Progress
 from outrider.models.cpu import cpu_name
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
-from outrider.models.load import beside, load_model
+from outrider.models.load import beside, described, left_quantised, load_model, missing_kernels, settled
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import built
 from outrider.version import __version__
@@ -29,6 +30,21 @@ class TargetParts:
     place: Placement
     model: LanguageModel
     remember: bool
+
+    @staticmethod
+    def load(name: str, place: Placement, remember: bool, progress: Progress) -> TargetParts:
+        """The target of this name; `progress` is told what is not as one might expect."""
+        checkpoint = open_checkpoint(name, progress)
+        wished, place = place, settled(checkpoint, place)
+        for note in (missing_kernels(place), left_quantised(checkpoint, wished, place)):
+            if note:
+                progress.note(note)
+        return TargetParts(checkpoint, place, load_model(checkpoint, place), remember)
+
+    @property
+    def about(self) -> str:
+        """What runs here, in a line."""
+        return described(self.place, self.model)
 
     @property
     def vocab_size(self) -> int:

@@ -147,12 +147,12 @@ def test_flags_that_are_none(llm: LLM, options: Any) -> None:
 )
 def test_speculation_that_is_none(llm: LLM, speculation: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as refused:
-        llm.request("a", FEW, speculation=speculation)
+        llm.requests.build("a", FEW, speculation=speculation)
     one_sentence(refused)
 
 
 def test_a_prediction_in_an_array(llm: LLM) -> None:
-    made = llm.request("a", FEW, speculation=Speculation(prediction=np.array([5, 6])))  # type: ignore[arg-type]
+    made = llm.requests.build("a", FEW, speculation=Speculation(prediction=np.array([5, 6])))  # type: ignore[arg-type]
     assert made.speculation.prediction == (5, 6)
 
 

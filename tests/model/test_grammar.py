@@ -263,7 +263,7 @@ def test_no_dead_ends(llm: LLM) -> None:
 )
 def test_what_cannot_be_kept_is_refused_when_asked(llm: LLM, grammar: Grammar) -> None:
     with pytest.raises(InvalidRequest, match=r"grammar: .*compiled or satisfied"):
-        llm.request("Hello", SamplingParams(grammar=grammar))
+        llm.requests.build("Hello", SamplingParams(grammar=grammar))
 
 
 # ---- llguidance's limits ---------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ LONG = holding({"type": "string", "pattern": "^a{50000}$"})
 )
 def test_what_is_too_large_is_refused_when_asked(llm: LLM, schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=r"grammar: .*too large"):
-        llm.request("Hello", SamplingParams(grammar=Grammar.json_schema(schema)))
+        llm.requests.build("Hello", SamplingParams(grammar=Grammar.json_schema(schema)))
 
 
 @pytest.mark.parametrize("speculate", [True, False])
@@ -342,7 +342,7 @@ def test_one_walks_limit_is_not_anothers(llm: LLM) -> None:
 
 def test_a_grammar_of_nothing_is_refused(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="grammar: nothing can be written"):
-        llm.request("Hello", SamplingParams(grammar=Grammar.regex(""), ignore_eos=True))
+        llm.requests.build("Hello", SamplingParams(grammar=Grammar.regex(""), ignore_eos=True))
 
 
 @pytest.mark.parametrize("bad", [{"type": {1, 2}}, {"minimum": float("nan")}, "a schema", 7])
@@ -356,4 +356,4 @@ def test_what_is_no_schema(bad: Any) -> None:
 def test_without_llguidance(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(InvalidRequest, match=r"pip install 'outrider\[grammar\]'"):
-        llm.request("Hello", SamplingParams(grammar=Grammar.regex("never seen before")))
+        llm.requests.build("Hello", SamplingParams(grammar=Grammar.regex("never seen before")))

@@ -19,7 +19,7 @@ def llm() -> LLM:
 
 
 def run(llm: LLM, prompt: list[int], params: SamplingParams, speculation: Speculation) -> Completion:
-    running = llm.request(prompt, params, speculation=speculation)
+    running = llm.requests.build(prompt, params, speculation=speculation)
     llm.engine.add(running)
     while running.finish_reason is None:
         llm.engine.step()
@@ -60,7 +60,7 @@ def test_any_prediction_leaves_the_text_alone(llm: LLM) -> None:
 def test_what_is_asked_for_is_checked(llm: LLM) -> None:
     for bad in (Speculation(prediction=(10**6,)), Speculation(prediction=(-1,)), Speculation(max_nodes=-1)):
         with pytest.raises(InvalidRequest, match=r"prediction|max_nodes"):
-            llm.request("Hi", SamplingParams(), speculation=bad)
+            llm.requests.build("Hi", SamplingParams(), speculation=bad)
     alone = llm.with_drafter("suffix", llm.engine.controller)
     with pytest.raises(InvalidRequest, match="prediction: what with_drafter makes takes none"):
-        alone.request("Hi", SamplingParams(), speculation=Speculation(prediction=(1,)))
+        alone.requests.build("Hi", SamplingParams(), speculation=Speculation(prediction=(1,)))

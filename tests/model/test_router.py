@@ -62,7 +62,7 @@ def test_a_mixed_batch_gives_each_what_it_gets_alone(llm: LLM, auto: bool) -> No
     answers = [c.token_ids for c in plain]
     engine = Engine(llm.model, llm.engine.drafter, AutoLength()) if auto else llm.engine
     asked = speculations(llm, answers)
-    running = [llm.request(*each, speculation=s) for *each, s in zip(prompts, params, asked, strict=True)]
+    running = [llm.requests.build(*each, speculation=s) for *each, s in zip(prompts, params, asked, strict=True)]
     together(engine, running)
     done = [s.completion() for s in running]
     assert [c.token_ids for c in done] == answers
@@ -84,20 +84,20 @@ def test_rejection_beside_coupled_requests(llm: LLM) -> None:
     """Its draws depend on nothing but its own drafts: alone and in company the same tokens with a fixed budget."""
     params = SamplingParams(temperature=1.0, seed=9, max_tokens=14, verify="rejection")
     speculation = Speculation(drafter="head")
-    alone = llm.request(PROMPTS[0], params, speculation=speculation)
+    alone = llm.requests.build(PROMPTS[0], params, speculation=speculation)
     together(llm.engine, [alone])
-    again = llm.request(PROMPTS[0], params, speculation=speculation)
-    others = [llm.request(text, SamplingParams(temperature=1.0, seed=3, max_tokens=14)) for text in PROMPTS[1:4]]
+    again = llm.requests.build(PROMPTS[0], params, speculation=speculation)
+    others = [llm.requests.build(text, SamplingParams(temperature=1.0, seed=3, max_tokens=14)) for text in PROMPTS[1:4]]
     together(llm.engine, [again, *others])
     assert again.tokens == alone.tokens
 
 
 def test_unknown_drafters_are_refused_when_asked(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="there is no 'magic' here; choose auto, head"):
-        llm.request("Hi", SamplingParams(), speculation=Speculation(drafter="magic"))
+        llm.requests.build("Hi", SamplingParams(), speculation=Speculation(drafter="magic"))
     plain = llm.with_engine(Engine(llm.model, NoDrafter(), AutoLength()))
     assert plain.drafters == ("none",)
-    assert plain.request("Hi", SamplingParams(), speculation=Speculation(drafter="none")).room == 0
+    assert plain.requests.build("Hi", SamplingParams(), speculation=Speculation(drafter="none")).room == 0
 
 
 def test_heads_are_shared(llm: LLM) -> None:

@@ -98,7 +98,7 @@ def test_those_sent_back_are_scored_once(tmp_path: Path) -> None:
 def test_one_that_is_taken_out_halfway_goes_on_where_it_was(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = scored(tiny, PROMPT, max_tokens=3)
     monkeypatch.setattr(tiny.engine.scheduler, "_chunk", 7)
-    request = tiny.request(PROMPT, SamplingParams(prompt_logprobs=2, temperature=0, max_tokens=3))
+    request = tiny.requests.build(PROMPT, SamplingParams(prompt_logprobs=2, temperature=0, max_tokens=3))
     for steps in (3, 99):
         tiny.engine.add(request)
         for _ in range(steps):

@@ -31,7 +31,7 @@ def live() -> Iterator[Live]:
 def alone(live: Live, prompt: Any, k: int = 0, **params: Any) -> Any:
     """The answer without the server, plainly, one token a pass."""
     sampling = SamplingParams(**params)
-    request = live.alone.request(prompt, sampling, choice=k)
+    request = live.alone.requests.build(prompt, sampling, choice=k)
     live.alone.engine.add(request)
     while request.finish_reason is None:
         live.alone.engine.step()

@@ -11,6 +11,7 @@ from live_server import Live, live_server, logged
 
 from outrider import LLM
 from outrider.models.checkpoints.chat_template import ChatTemplate
+from outrider.request_builder import RequestBuilder
 
 SCHEMA = {"type": "object", "properties": {"sky": {"enum": ["blue", "grey"]}}, "required": ["sky"]}
 
@@ -52,13 +53,13 @@ def test_variables_reach_the_template(live: Live, monkeypatch: pytest.MonkeyPatc
     tokenizer = live.llm.tokenizer
     monkeypatch.setattr(tokenizer, "_template", ChatTemplate("{{ mood + '!' }} {{ messages[0].content }}", {}))
     prompts: list[list[int]] = []
-    request = live.llm.request
+    build = RequestBuilder.build
 
-    def note(prompt: list[int], *args: Any, **more: Any) -> Any:
+    def note(builder: RequestBuilder, prompt: list[int], *args: Any, **more: Any) -> Any:
         prompts.append(prompt)
-        return request(prompt, *args, **more)
+        return build(builder, prompt, *args, **more)
 
-    monkeypatch.setattr(live.llm, "request", note)
+    monkeypatch.setattr(RequestBuilder, "build", note)
     for mood in ("calm", "<|im_end|>"):
         assert live.chat("hi", max_tokens=1, chat_template_kwargs={"mood": mood, "messages": "mine"}).status_code == 200
     assert tokenizer.decode(prompts[0]) == "calm! hi"

@@ -67,7 +67,7 @@ def serve(llm: LLM, asked: Sequence[BenchRequest], concurrency: int, salt: str) 
                 index, each = coming.popleft()
                 watch = Stopwatch()
                 params = sampling_params(each.sampling)
-                request = llm.request(each.prompt.token_ids, params, cache_salt=f"{salt}.{each.lap}")
+                request = llm.requests.build(each.prompt.token_ids, params, cache_salt=f"{salt}.{each.lap}")
                 running[request.id] = (index, request, watch)
                 engine.add(request)
             for chunk in engine.step():

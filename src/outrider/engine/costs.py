@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+from outrider.control.auto import AutoLength
 from outrider.control.costs import CostTable
 from outrider.control.survey import Survey
 from outrider.core.drafter import Drafter
@@ -19,10 +20,26 @@ class Costs:
     """Of one model in one place (`facts`: all that its costs depend on), with any drafters: a file each in `folder`.
     What cannot be read is measured again, and what cannot be written next time."""
 
-    def __init__(self, folder: Path | None, facts: Mapping[str, object]) -> None:
-        """`folder` None: nothing is kept."""
+    def __init__(
+        self,
+        folder: Path | None,
+        facts: Mapping[str, object],
+        quiet: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """`folder` None: nothing is kept. `quiet`: a context in which nothing else runs."""
         self._folder = folder
         self._facts = facts
+        self._quiet = quiet
+
+    def controller(self, model: LanguageModel, drafter: Drafter) -> AutoLength:
+        """One that knows what passes cost here, or finds out: at once, where it is quiet, else between the first
+        steps."""
+        table = self.load(model, drafter)
+        survey = None if table else self.survey(model, drafter)
+        if survey is not None and self._quiet is not None:
+            with self._quiet():
+                table, survey = survey.whole(), None
+        return AutoLength(table=table, survey=survey, acceptance=drafter.acceptance)
 
     def load(self, model: LanguageModel, drafter: Drafter) -> CostTable | None:
         """What an earlier process has measured."""

@@ -218,7 +218,7 @@ def _prepare(
             grammar=wanted.grammar,
         )
         requests = [
-            served.llm.request(
+            served.llm.requests.build(
                 prompt,
                 params,
                 choice=k,
