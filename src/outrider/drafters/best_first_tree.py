@@ -2,7 +2,7 @@
 
 Under that rule a proposal binds nobody: whatever was looked at may be dropped again. So more is looked at than can be
 proposed, and of all nodes seen the most promising are proposed, wherever in the tree they stand. (The rejection rule
-forbids dropping what was drawn: `growth.TreeBuilder` grows its trees.)
+forbids dropping what was drawn: `TreeBuilder` grows its trees.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from heapq import heappush, heapreplace
 
 from outrider.core.draft import ROOT, Budget
-from outrider.drafters.tree_builder import Level, Offer
+from outrider.drafters.candidates import Candidates
+from outrider.drafters.tree_builder import Level
 
 WIDTH = 8
 """Nodes of a level whose followers are looked at: their rows share a pass, which costs little more than one row."""
@@ -41,16 +42,16 @@ class BestFirstTree:
     def growing(self) -> bool:
         return bool(self.level) and self.depth < self._budget.depth and self._budget.nodes > 0
 
-    def grow(self, offers: Sequence[Offer]) -> None:
+    def grow(self, candidates: Sequence[Candidates]) -> None:
         """Look at what may follow each node of the level."""
         first = len(self._tokens)
-        for parent, offer in zip(self.level, offers, strict=True):
+        for parent, after in zip(self.level, candidates, strict=True):
             chance = 1.0 if parent == ROOT else self._confidence[parent]
             for _ in range(self._branching):
-                confidence = chance * offer.outlook()
+                confidence = chance * after.outlook()
                 if confidence <= 0 or not self._enters(confidence):
                     break  # those after it are less promising still
-                self._tokens.append(offer.take(len(self._tokens)))
+                self._tokens.append(after.take(len(self._tokens)))
                 self._parents.append(parent)
                 self._confidence.append(confidence)
         self.depth += 1

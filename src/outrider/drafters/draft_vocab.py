@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.request import ResolvedParams
-from outrider.drafters.children import in_turn
+from outrider.drafters.candidates import Candidates, in_turn
 from outrider.drafters.host_rows import copied, joined, kept
-from outrider.drafters.tree_builder import Offer
 from outrider.sampling.grammar import allowed
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key, gumbel_at, rough_gumbel
@@ -25,7 +24,7 @@ IMPRECISELY = REPORTED | {
     *("verify", "temperature", "top_k", "top_p", "min_p", "grammar", "min_tokens", "logit_bias"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 }
-"""Features under which `ReducedVocabulary.ranked_offers` proposes well enough, as `plainly_ranked` says why."""
+"""Features under which `ReducedVocabulary.ranked_candidates` proposes well enough, as `plainly_ranked` says why."""
 
 
 def plainly_ranked(params: ResolvedParams, depth: int) -> bool:
@@ -57,19 +56,19 @@ class ReducedVocabulary:
         wide = torch.full((len(logits), self._size), -torch.inf, device=logits.device)
         return wide.index_copy_(1, self._ids, logits[:, : len(self._ids)])
 
-    def ranked_offers(
+    def ranked_candidates(
         self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
-    ) -> list[Offer]:
-        """As `children.ranked_offers`, by the same noise, but far cheaper: a draft need not be exact, so fp32 does, and
-        only temperature and grammar shape the distribution (`plainly_ranked`)."""
+    ) -> list[Candidates]:
+        """As those of the whole vocabulary, by the same noise, but far cheaper: a draft need not be exact, so fp32
+        does, and only temperature and grammar shape the distribution (`plainly_ranked`)."""
         logits = self._masked(logits[:, : len(self._ids)], params, history, paths)
         if logits.device.type != "cpu":
-            return self._offers_on_device(logits, params, history, paths, count)
+            return self._ranked_on_device(logits, params, history, paths, count)
         rows = logits.numpy()
         if params.temperature > 0 and params.temperature != 1:
             rows = rows / np.float32(fp32_temperature(params))
         noise: dict[int, NDArray[np.float32]] = {}  # by depth: siblings stand at the same position
-        offers = []
+        found = []
         for row, path in zip(rows, paths, strict=True):
             likely, shares = self._best(row, row, count)
             chosen = list(zip(likely, shares, strict=True))
@@ -79,8 +78,8 @@ class ReducedVocabulary:
                     key = Key(params.seed, params.choice, history.generated + len(path))
                     noise[len(path)] = rough_gumbel(key, self._hashed)
                 drawn = list(zip(*self._best(row + noise[len(path)], row, count), strict=True))
-            offers.append(Offer(likely=chosen, draw=in_turn(drawn), random=params.temperature > 0))
-        return offers
+            found.append(Candidates(likely=chosen, draw=in_turn(drawn), random=params.temperature > 0))
+        return found
 
     def _masked(
         self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]]
@@ -95,9 +94,9 @@ class ReducedVocabulary:
                 row[torch.from_numpy(~known).to(row.device)] = -torch.inf
         return logits
 
-    def _offers_on_device(
+    def _ranked_on_device(
         self, logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
-    ) -> list[Offer]:
+    ) -> list[Candidates]:
         """The same where the logits are: only the children come to the host, in one wait."""
         scores = logits / fp32_temperature(params) if params.temperature > 0 else logits
         count = min(count, scores.shape[1])
@@ -113,7 +112,7 @@ class ReducedVocabulary:
         parts = [self._ids[likely], chances.gather(1, likely), self._ids[columns], chances.gather(1, columns)]
         read = torch.stack([part.double() for part in parts], dim=-1).tolist()  # the wait
         return [
-            Offer(
+            Candidates(
                 likely=[(int(token), p) for token, p, _, _ in row],
                 draw=in_turn([(int(token), p) for _, _, token, p in row]),
                 random=params.temperature > 0,

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-import torch
 from torch import Tensor
 
-from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, Drafter, DraftsThere
-from outrider.core.model import CachedNetwork, DraftHead, NoiseKey, Rows
+from outrider.core.draft import Budget
+from outrider.core.drafter import Commit
+from outrider.core.model import DraftHead, NoiseKey, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
 from outrider.drafters.best_first_tree import WIDTH, BestFirstTree
-from outrider.drafters.children import in_turn, ranked_offers, sampled_offers, samples
+from outrider.drafters.cached import CachedDrafter, Chance, Held, Plan, growing
+from outrider.drafters.candidates import Candidates, in_turn, ranked_candidates, sampled_candidates, samples
 from outrider.drafters.draft_vocab import IMPRECISELY, ReducedVocabulary, fp32_temperature, plainly_ranked
 from outrider.drafters.host_rows import Kept, chosen, copied, joined, kept
-from outrider.drafters.tree_builder import Offer, TreeBuilder
+from outrider.drafters.tree_builder import TreeBuilder
 from outrider.errors import DrafterError
-from outrider.kvcache.prefix_cache import PrefixCache
 from outrider.sampling.history import History
 from outrider.sampling.noise import row_key
-from outrider.sampling.random_source import KeyedRandom, RandomSource
+from outrider.sampling.random_source import KeyedRandom
 
 WAITING = 32
 """Tokens whose features are kept for the head while it drafts nothing; older ones are dropped unread, and what follows
@@ -50,16 +49,13 @@ class HeadDrafterConfig:
 
 
 @dataclass(slots=True)
-class _Held:
-    """A request as the head knows it: its cache slot, and what the target has run that the head has not yet.
+class _Held(Held):
+    """And what the target has run of it that the head has not yet.
 
     Token i of `tokens` follows the position whose features are row i of `features`, all pieces together. Tokens before
     these are in the cache, one row each, but for the first of the text, which has none, and `dropped` others.
     """
 
-    slot: int
-    prompt_length: int
-    history: History
     tokens: list[int] = field(default_factory=list)
     features: list[Kept] = field(default_factory=list)
     passed: Kept | None = None
@@ -88,7 +84,7 @@ class _Held:
         self.features[0] = self.features[0][count:]
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(CachedDrafter[_Held]):
     """Grows a tree from the head's own guesses, one head pass per level for all requests together.
 
     Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection: drawn
@@ -107,43 +103,23 @@ class HeadDrafter(Drafter):
         vocab_size: int,
         config: HeadDrafterConfig | None = None,
         *,
-        chance: Callable[[int, int, int], RandomSource] = KeyedRandom,
+        chance: Chance = KeyedRandom,
     ) -> None:
-        """`vocab_size`: the width of the target's logits. `chance`: as for the draft model."""
-        self._head = head
+        """`vocab_size`: the width of the target's logits."""
         config = config or HeadDrafterConfig()
-        branching = config.branching or (1 if head.steps_on_device else 8)
-        self._branching = branching if head.supports_trees else 1
+        super().__init__(head, config.branching or (1 if head.steps_on_device else 8), chance)
+        self._head = head
         self._depth = config.depth
         self._ranks = self._branching <= head.most_ranked
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
-        self._chance = chance
-        self._held: dict[int, _Held] = {}
-        self._prefixes = PrefixCache(head)
-
-    @property
-    def held(self) -> int:
-        return len(self._held)
 
     @property
     def head(self) -> DraftHead:
         return self._head
 
     @property
-    def networks(self) -> Mapping[str, CachedNetwork]:
-        return {self.name: self._head}
-
-    @property
     def acceptance(self) -> Mapping[str, Sequence[float]]:
         return {self.name: self._head.acceptance} if self._head.acceptance else {}
-
-    @property
-    def chains(self) -> bool:
-        """Whether every draft is a single path."""
-        return self._branching == 1
-
-    def open(self, request: RequestView) -> None:
-        self._hold(request, self._prefixes.open(request))
 
     def reach(self, request: RequestView, source: int, common: int) -> int:
         """Row i holds token i + 1, so the last common token has no row of use; and the target must run at least one
@@ -163,11 +139,11 @@ class HeadDrafter(Drafter):
 
     def close(self, request: RequestView) -> None:
         """What follows a gap is of no use to others."""
-        held = self._held.pop(request.id)
+        held = self._held[request.id]
         self._settle(held)
         if held.whole is not None:
             self._head.rollback(held.slot, held.whole)
-        self._prefixes.close(request)
+        super().close(request)
 
     def _settle(self, held: _Held) -> None:
         """Before others take over its rows: what waits is read, unless the head is not in use here anyway."""
@@ -244,10 +220,6 @@ class HeadDrafter(Drafter):
                 held.whole = self._head.length(held.slot)
             held.drop(len(held.tokens) - most)
 
-    @property
-    def there(self) -> DraftsThere | None:
-        return DraftsThere(self, self._head) if self.chains else None
-
     def hand_over(self, requests: Sequence[RequestView], soon: bool) -> list[HandedOver]:
         """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that; where
         no drafts are expected, what waits before it is left out."""
@@ -284,35 +256,24 @@ class HeadDrafter(Drafter):
         """In the cache, and about to be."""
         return self._head.length(held.slot) + len(held.tokens)
 
-    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-        wanted = [i for i, budget in enumerate(budgets) if budget.nodes]
-        plans = [self._plan(requests[i], budgets[i]) for i in wanted]
-        active = [plan for plan in plans if plan.growth.growing]
-        if active:
-            self._absorb(active)
-        while active := [plan for plan in active if plan.growth.growing]:
-            self._run_level(active)
-        drafts = [Draft()] * len(budgets)
-        for i, plan in zip(wanted, plans, strict=True):
-            drafts[i] = plan.draft(self.name)
-        return drafts
+    def _grow(self, plans: list[Plan[_Held]]) -> None:
+        self._absorb(plans)
+        while plans := growing(plans):
+            self._run_level(plans)
 
-    def _plan(self, request: RequestView, budget: Budget) -> _Plan:
-        """An empty draft, its budget cut to what the head's cache can take."""
-        held, params = self._held[request.id], request.params
-        held.history.append(request.tokens[held.prompt_length + held.history.generated :])
+    def _plan(self, request: RequestView, budget: Budget) -> Plan[_Held]:
+        held = self._held[request.id]
+        held.count(request.tokens)
         room = self._head.max_context - self._rows(held)
         nodes = min(budget.nodes, room) if held.tokens else 0
         depth = budget.depth if self.chains or not budget.tree else min(budget.depth, self._depth)
         given = Budget(max(nodes, 0), depth, budget.floor, budget.tree)
         branching = self._branching if budget.tree else 1
         # What is sampled must be proposed, and a chain has nothing to choose among.
-        kind = TreeBuilder if samples(params) or branching == 1 else BestFirstTree
+        kind = TreeBuilder if samples(request.params) or branching == 1 else BestFirstTree
         if kind is BestFirstTree:  # which runs more rows than it proposes: WIDTH for every level but the last
             given = replace(given, depth=min(depth, 1 + max(room, 0) // WIDTH))
-        growth = kind(given, branching)
-        step = len(request.tokens) - held.prompt_length
-        return _Plan(request, held, growth, self._chance(params.seed, params.choice, step))
+        return Plan(request, held, kind(given, branching), self._chance)
 
     def _catch_up(self, all_held: Sequence[_Held]) -> None:
         """Put what the target has run into the cache, all but the last row: a draft begins with that."""
@@ -324,20 +285,20 @@ class HeadDrafter(Drafter):
             for rows in batch:
                 self._head.commit(rows.slot, range(len(rows.tokens)))
 
-    def _absorb(self, plans: Sequence[_Plan]) -> None:
+    def _absorb(self, plans: Sequence[Plan[_Held]]) -> None:
         """Bring the cache up to each request's last token, and grow the first level from there."""
         for plan in plans:
             self._drop_draft(plan.held)
         while waiting := [plan for plan in plans if plan.held.tokens]:
             batch, features = self._next_rows([plan.held for plan in waiting])
             ready = [plan for plan, rows in zip(waiting, batch, strict=False) if rows.logits]
-            offers, states = self._offers(ready, batch, features=features)
+            candidates, states = self._candidates(ready, batch, features=features)
             row = 0
             for plan, rows in zip(waiting, batch, strict=False):
                 self._head.commit(rows.slot, range(len(rows.tokens)))
                 row += len(rows.tokens)
                 if rows.logits:
-                    plan.grow([next(offers)], states[row - 1 : row])
+                    _grow(plan, [next(candidates)], states[row - 1 : row])
 
     def _next_rows(self, waiting: Sequence[_Held], leave: int = 0) -> tuple[list[Rows], Tensor]:
         """As many rows as one pass takes, all but the last `leave` of each, and their features; what follows the last
@@ -360,7 +321,7 @@ class HeadDrafter(Drafter):
             self._head.commit(held.slot, [])
             held.drafted = False
 
-    def _run_level(self, plans: Sequence[_Plan]) -> None:
+    def _run_level(self, plans: Sequence[Plan[_Held]]) -> None:
         """Run the level each tree grew last, and grow the next."""
         batch, before = [], []
         for plan in plans:
@@ -368,79 +329,62 @@ class HeadDrafter(Drafter):
             batch.append(Rows(plan.held.slot, level.tokens, level.parents))
             before.append(chosen(plan.states, level.places))
             plan.held.drafted = True
-        offers, states = self._offers(plans, batch, states=joined(before))
+        candidates, states = self._candidates(plans, batch, states=joined(before))
         start = 0
         for plan, rows in zip(plans, batch, strict=True):
             stop = start + len(rows.tokens)
-            plan.grow(list(islice(offers, stop - start)), states if len(plans) == 1 else states[start:stop])
+            _grow(plan, list(islice(candidates, stop - start)), states if len(plans) == 1 else states[start:stop])
             start = stop
 
-    def _offers(
+    def _candidates(
         self,
-        plans: Sequence[_Plan],
+        plans: Sequence[Plan[_Held]],
         batch: Sequence[Rows],
         *,
         features: Tensor | None = None,
         states: Tensor | None = None,
-    ) -> tuple[Iterator[Offer], Tensor]:
+    ) -> tuple[Iterator[Candidates], Tensor]:
         """One head pass: what may follow each row wanted, which are the last levels of `plans`; the states of all rows.
 
         A head that ranks tokens itself does, unless the sampling parameters ask for more than it knows.
         """
-        if self._ranks and all(plan.plainly_ranked for plan in plans):
-            keys = [key for plan in plans for key in plan.noise_keys()]
-            found, after = self._head.rank(batch, keys, self._branching, features=features, states=states)
-            return (Offer(f.likely, in_turn(f.drawn), k is not None) for f, k in zip(found, keys, strict=True)), after
+        if self._ranks and all(map(_plainly_ranked, plans)):
+            keys = [key for plan in plans for key in _noise_keys(plan)]
+            ranked, after = self._head.rank(batch, keys, self._branching, features=features, states=states)
+            each = zip(ranked, keys, strict=True)
+            return (Candidates(found.likely, in_turn(found.drawn), key is not None) for found, key in each), after
         output = self._head.forward(batch, features=features, states=states)
-        offers: list[Offer] = []
+        candidates: list[Candidates] = []
         for plan in plans:
-            logits = output.logits[len(offers) : len(offers) + len(plan.growth.level)]
-            offers += plan.offers(logits, self._vocabulary, self._branching)
-        return iter(offers), output.states
+            logits = output.logits[len(candidates) : len(candidates) + len(plan.growth.level)]
+            candidates += self._from_logits(plan, logits)
+        return iter(candidates), output.states
 
-
-class _Plan:
-    """The draft of one request in one step."""
-
-    def __init__(
-        self, request: RequestView, held: _Held, growth: TreeBuilder | BestFirstTree, chance: RandomSource
-    ) -> None:
-        self.request = request
-        self.held = held
-        self.growth = growth
-        self._chance = chance
-        self._q: list[Tensor] = []  # per node, where nodes are sampled: the log-probabilities [V] at its parent
-        self.states = torch.empty(0)  # after each node of the level before the last
-
-    @property
-    def plainly_ranked(self) -> bool:
-        return plainly_ranked(self.request.params, self.growth.depth) and not samples(self.request.params)
-
-    def noise_keys(self) -> list[NoiseKey | None]:
-        """The noise each node of the last level draws its children with. A level's nodes stand at one position."""
-        params, level = self.request.params, self.growth.level
-        if params.temperature == 0:
-            return [None] * len(level)
-        position = self.held.history.generated + self.growth.depth
-        return [NoiseKey(fp32_temperature(params), *row_key(params.seed, params.choice, position))] * len(level)
-
-    def offers(self, logits: Tensor, vocabulary: ReducedVocabulary, branching: int) -> list[Offer]:
-        """From the logits [nodes, draft vocabulary] of the last level."""
-        params, history = self.request.params, self.held.history
-        paths = [self.growth.path(node) for node in self.growth.level]
+    def _from_logits(self, plan: Plan[_Held], logits: Tensor) -> list[Candidates]:
+        """What may follow the last level's nodes, given their logits [nodes, draft vocabulary]."""
+        params, history, paths, count = plan.request.params, plan.held.history, plan.paths(), self._branching
         if samples(params):
-            wide = vocabulary.widened(logits)
-            return sampled_offers(wide, params, history, paths, branching, self._chance, self._q)
+            wide = self._vocabulary.widened(logits)
+            return sampled_candidates(wide, params, history, paths, count, plan.chance, plan.q)
         if not params.features <= IMPRECISELY:
-            return ranked_offers(vocabulary.widened(logits), params, history, paths, branching)
-        return vocabulary.ranked_offers(logits, params, history, paths, branching)
+            return ranked_candidates(self._vocabulary.widened(logits), params, history, paths, count)
+        return self._vocabulary.ranked_candidates(logits, params, history, paths, count)
 
-    def grow(self, offers: Sequence[Offer], states: Tensor) -> None:
-        """Add a level, given what may follow the last one's nodes and the states after them."""
-        self.states = states
-        self.growth.grow(offers)
 
-    def draft(self, source: str) -> Draft:
-        tokens, parents, confidence = self.growth.tree()
-        q = torch.stack(self._q) if self._q else None
-        return Draft(tokens, parents, confidence, source if tokens else "none", q)
+def _plainly_ranked(plan: Plan[_Held]) -> bool:
+    return plainly_ranked(plan.request.params, plan.growth.depth) and not samples(plan.request.params)
+
+
+def _noise_keys(plan: Plan[_Held]) -> list[NoiseKey | None]:
+    """The noise each node of the last level draws its children with. A level's nodes stand at one position."""
+    params, level = plan.request.params, plan.growth.level
+    if params.temperature == 0:
+        return [None] * len(level)
+    position = plan.held.history.generated + plan.growth.depth
+    return [NoiseKey(fp32_temperature(params), *row_key(params.seed, params.choice, position))] * len(level)
+
+
+def _grow(plan: Plan[_Held], candidates: Sequence[Candidates], states: Tensor) -> None:
+    """Add a level, given what may follow the last one's nodes and the states after them."""
+    plan.states = states
+    plan.growth.grow(candidates)

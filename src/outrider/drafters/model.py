@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outrider.core.draft import ROOT, Budget, Draft
-from outrider.core.drafter import Drafter, DraftsThere
-from outrider.core.model import CachedNetwork, LanguageModel, Rows
+from outrider.core.draft import ROOT, Budget
+from outrider.core.model import LanguageModel, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
-from outrider.drafters.children import ranked_offers, sampled_offers, samples
+from outrider.drafters.cached import CachedDrafter, Chance, Held, Plan, growing
+from outrider.drafters.candidates import Candidates, ranked_candidates, sampled_candidates, samples
 from outrider.drafters.tree_builder import TreeBuilder
 from outrider.errors import DrafterError
-from outrider.kvcache.prefix_cache import PrefixCache
 from outrider.sampling.history import History
-from outrider.sampling.random_source import KeyedRandom, RandomSource
+from outrider.sampling.random_source import KeyedRandom
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +33,14 @@ class ModelDrafterConfig:
 
 
 @dataclass(slots=True)
-class _Held:
-    """What the draft model's cache holds of a request: `committed` tokens, then rows of its draft."""
+class _Held(Held):
+    """What the draft model's cache holds of it: `committed` tokens, then rows of its draft."""
 
-    slot: int
-    prompt_length: int
-    history: History
     committed: int = 0
     pending: list[tuple[int, int]] = field(default_factory=list)  # (token, parent row)
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(CachedDrafter[_Held]):
     """Draws from the draft model what it, sampled like the target, would say next.
 
     Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection:
@@ -60,19 +56,12 @@ class ModelDrafter(Drafter):
         config: ModelDrafterConfig | None = None,
         *,
         vocab_size: int | None = None,
-        chance: Callable[[int, int, int], RandomSource] = KeyedRandom,
+        chance: Chance = KeyedRandom,
     ) -> None:
-        """`vocab_size`: the width of the target's logits, where it differs (padding of a shared vocabulary).
-        `chance`: outcomes for (seed, choice, step); the exactness tests enumerate them."""
+        """`vocab_size`: the width of the target's logits, where it differs (padding of a shared vocabulary)."""
+        super().__init__(model, (config or ModelDrafterConfig()).branching, chance)
         self._model = model
-        self._branching = (config or ModelDrafterConfig()).branching if model.supports_trees else 1
         self._vocab = vocab_size or model.vocab_size
-        self._chance = chance
-        self._held: dict[int, _Held] = {}
-        self._prefixes = PrefixCache(model)
-
-    def open(self, request: RequestView) -> None:
-        self._hold(request, self._prefixes.open(request))
 
     def reach(self, request: RequestView, source: int, common: int) -> int:
         """All of it: what its cache lacks, the draft model runs by itself."""
@@ -82,47 +71,24 @@ class ModelDrafter(Drafter):
         found = self._prefixes.find(source)
         self._hold(request, self._prefixes.open_from(request, found, min(length, self._prefixes.length(found)), keep))
 
-    def _hold(self, request: RequestView, slot: int) -> None:
+    def _hold(self, request: RequestView, slot: int) -> _Held:
         prompt = request.tokens[: request.prompt_length]
-        self._held[request.id] = _Held(slot, len(prompt), History(prompt), self._model.length(slot))
+        held = self._held[request.id] = _Held(slot, len(prompt), History(prompt), self._model.length(slot))
+        return held
 
-    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-        """What is not drafted for costs nothing here; the draft model catches up with its text when it is, in bulk."""
-        wanted = [i for i, budget in enumerate(budgets) if budget.nodes]
-        plans = [self._plan(requests[i], budgets[i]) for i in wanted]
-        active = [plan for plan in plans if plan.growth.growing]
-        logits = self._catch_up(active)
-        while active:
-            for plan, rows in zip(active, logits, strict=True):
-                plan.grow(self._fit(rows), self._branching)
-            active = [plan for plan in active if plan.growth.growing]
-            if active:
-                logits = self._run_level(active)
-        drafts = [Draft()] * len(budgets)
-        for i, plan in zip(wanted, plans, strict=True):
-            drafts[i] = plan.draft(self.name)
-        return drafts
-
-    @property
-    def held(self) -> int:
-        return len(self._held)
+    def _grow(self, plans: list[Plan[_Held]]) -> None:
+        logits = self._catch_up(plans)
+        while True:
+            for plan, rows in zip(plans, logits, strict=True):
+                plan.growth.grow(self._candidates(plan, self._fit(rows)))
+            plans = growing(plans)
+            if not plans:
+                return
+            logits = self._run_level(plans)
 
     @property
     def model(self) -> LanguageModel:
         return self._model
-
-    @property
-    def networks(self) -> Mapping[str, CachedNetwork]:
-        return {self.name: self._model}
-
-    @property
-    def chains(self) -> bool:
-        """Whether every draft is a single path."""
-        return self._branching == 1
-
-    @property
-    def there(self) -> DraftsThere | None:
-        return DraftsThere(self, self._model) if self.chains else None
 
     def hand_over(self, requests: Sequence[RequestView], soon: bool) -> list[HandedOver]:
         """Bring the caches up to all tokens but the last, for steps on the device."""
@@ -146,22 +112,16 @@ class ModelDrafter(Drafter):
             self._model.advance(held.slot, seen - held.committed)
             held.committed = seen
 
-    def close(self, request: RequestView) -> None:
-        self._prefixes.close(request)
-        del self._held[request.id]
-
-    def _plan(self, request: RequestView, budget: Budget) -> _Plan:
-        """An empty draft, its budget cut to what the draft model can take."""
-        held, params = self._held[request.id], request.params
+    def _plan(self, request: RequestView, budget: Budget) -> Plan[_Held]:
+        held = self._held[request.id]
         room = self._model.max_context - len(request.tokens)
         known = max(request.tokens[held.committed :], default=0) < self._model.vocab_size
         # All nodes but the last level's are run, so one more than fits may be drafted.
         nodes = min(budget.nodes, room + 1) if room >= 0 and known else 0
         growth = TreeBuilder(dataclasses.replace(budget, nodes=nodes), self._branching)
-        step = len(request.tokens) - request.prompt_length
-        return _Plan(request, held, growth, self._chance(params.seed, params.choice, step))
+        return Plan(request, held, growth, self._chance)
 
-    def _catch_up(self, plans: Sequence[_Plan]) -> list[Tensor]:
+    def _catch_up(self, plans: Sequence[Plan[_Held]]) -> list[Tensor]:
         """Bring the cache up to each request's last token; its logits [1, V] per plan."""
         logits: dict[int, Tensor] = {}
         for plan in plans:
@@ -191,7 +151,7 @@ class ModelDrafter(Drafter):
 
         The last token is always left to be run again: its logits are where a draft begins.
         """
-        held.history.append(tokens[held.prompt_length + held.history.generated :])
+        held.count(tokens)
         wanted = len(tokens) - 1
         path: list[int] = []
         row = ROOT
@@ -209,16 +169,11 @@ class ModelDrafter(Drafter):
             self._model.rollback(held.slot, wanted)
             held.committed = wanted
 
-    def _run_level(self, plans: Sequence[_Plan]) -> list[Tensor]:
-        """Run the level each tree grew last; its logits [nodes of the level, V] per plan.
-
-        Levels are run whole and in order, so pending row i is draft node i.
-        """
+    def _run_level(self, plans: Sequence[Plan[_Held]]) -> list[Tensor]:
+        """Run the level each tree grew last; its logits [nodes of the level, V] per plan."""
         batch = []
         for plan in plans:
-            level = plan.growth.level
-            tokens = plan.growth.tokens[level.start :]
-            parents = plan.growth.parents[level.start :]
+            tokens, parents, _ = plan.growth.run_level()
             batch.append(Rows(plan.held.slot, tokens, parents))
             plan.held.pending += zip(tokens, parents, strict=True)
         rest = self._model.forward(batch)
@@ -233,31 +188,12 @@ class ModelDrafter(Drafter):
         extra = self._vocab - logits.shape[-1]
         return logits if extra == 0 else torch.nn.functional.pad(logits, (0, extra), value=-torch.inf)
 
-
-class _Plan:
-    """The draft of one request in one step."""
-
-    def __init__(self, request: RequestView, held: _Held, growth: TreeBuilder, chance: RandomSource) -> None:
-        self.request = request
-        self.held = held
-        self.growth = growth
-        self._chance = chance
-        self._q: list[Tensor] = []  # per node, where nodes are sampled: the log-probabilities [V] at its parent
-
-    def grow(self, logits: Tensor, branching: int) -> None:
-        """Add a level, given the logits [R, V] of the last one's nodes."""
-        params, history = self.request.params, self.held.history
-        paths = [self.growth.path(node) for node in self.growth.level]
+    def _candidates(self, plan: Plan[_Held], logits: Tensor) -> list[Candidates]:
+        """What may follow the last level's nodes, given their logits [R, V]."""
+        params, history, paths = plan.request.params, plan.held.history, plan.paths()
         if samples(params):
-            offers = sampled_offers(logits, params, history, paths, branching, self._chance, self._q)
-        else:
-            offers = ranked_offers(logits, params, history, paths, branching)
-        self.growth.grow(offers)
-
-    def draft(self, source: str) -> Draft:
-        growth = self.growth
-        q = torch.stack(self._q) if self._q else None
-        return Draft(growth.tokens, growth.parents, growth.confidence, source if growth.tokens else "none", q)
+            return sampled_candidates(logits, params, history, paths, self._branching, plan.chance, plan.q)
+        return ranked_candidates(logits, params, history, paths, self._branching)
 
 
 def check_vocabularies(target_vocab: Mapping[str, int], draft_vocab: Mapping[str, int]) -> None:

@@ -7,54 +7,12 @@ taste; the coupled rule does not need it but loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from outrider.core.draft import ROOT, Budget
-
-
-@dataclass(slots=True)
-class Offer:
-    """What may follow one node: the children still to be drawn, one after the other.
-
-    `likely` are the node's most probable tokens with their probabilities, at least as many as children may be
-    drawn. `draw(node)` draws the next child, to become draft node `node`: (token, its probability).
-    """
-
-    likely: Sequence[tuple[int, float]]
-    draw: Callable[[int], tuple[int, float]]
-    random: bool
-    """Whether the target samples here (temperature above 0)."""
-    drawn: set[int] = field(default_factory=set)
-    expected: float = 0.0
-    """How likely the target is to follow one of the children drawn so far."""
-    spent: float = 0.0
-    """The draft's own probability of the children drawn so far."""
-
-    def outlook(self) -> float:
-        """How likely the target is to follow the next child, estimated before that is drawn.
-
-        A greedy target follows the draft about as often as the draft is sure of itself: its largest
-        probability left, m. A sampling one, which draws alike, also agrees about half of the time where the
-        draft is unsure: (1 + m) / 2. Once the first child is refused little of that is left: m has to do.
-        """
-        best = max((p for token, p in self.likely if token not in self.drawn), default=0.0)
-        if best <= 0:
-            return 0.0
-        best /= max(1.0 - self.spent, best)
-        if self.random and not self.drawn:
-            best = (1.0 + best) / 2
-        return (1.0 - self.expected) * best
-
-    def take(self, node: int) -> int:
-        outlook = self.outlook()
-        token, probability = self.draw(node)
-        self.drawn.add(token)
-        self.expected += outlook
-        self.spent += probability
-        return token
+from outrider.drafters.candidates import Candidates
 
 
 class Level(NamedTuple):
@@ -77,7 +35,7 @@ class TreeBuilder:
         self.parents: list[int] = []
         self.confidence: list[float] = []
         self.level: range = range(ROOT, 0)
-        """The nodes that were added last: where the next level grows, once their offers are known."""
+        """The nodes that were added last: where the next level grows, once their candidates are known."""
         self.depth = 0
         """Levels added so far."""
         self._before = ROOT
@@ -88,12 +46,12 @@ class TreeBuilder:
 
     @property
     def growing(self) -> bool:
-        """Whether another level may be added, so that offers at `level` are worth computing."""
+        """Whether another level may be added, so that candidates at `level` are worth computing."""
         left = self._budget.nodes - len(self.tokens)
         promising = max(self._chance(node) for node in self.level) if self.level else 0.0
         return left > 0 and self._levels_left > 0 and promising >= self._budget.floor and promising > 0
 
-    def grow(self, offers: Sequence[Offer]) -> None:
+    def grow(self, candidates: Sequence[Candidates]) -> None:
         """Add a level, given what may follow each node of the last one."""
         start = len(self.tokens)
         self._before = self.level.start
@@ -101,23 +59,23 @@ class TreeBuilder:
         quota = -(-left // self._levels_left)
         self._levels_left -= 1
         self.depth += 1
-        # Best outlook first, the first of equals first; an offer's outlook changes only when a child of its is drawn.
+        # Best outlook first, the first of equals first; an outlook changes only when a child is drawn there.
         promising = [
-            (-self._chance(parent) * offer.outlook(), parent, offer)
-            for parent, offer in zip(self.level, offers, strict=True)
+            (-self._chance(parent) * after.outlook(), parent, after)
+            for parent, after in zip(self.level, candidates, strict=True)
         ]
         heapify(promising)
         while len(self.tokens) < start + quota and promising:
-            outlook, parent, offer = promising[0]
+            outlook, parent, after = promising[0]
             if outlook >= 0 or -outlook < self._budget.floor:
                 break
-            self.tokens.append(offer.take(len(self.tokens)))
+            self.tokens.append(after.take(len(self.tokens)))
             self.parents.append(parent)
             self.confidence.append(-outlook)
-            if len(offer.drawn) == self._branching:
+            if len(after.drawn) == self._branching:
                 heappop(promising)
             elif len(self.tokens) < start + quota:
-                heapreplace(promising, (-self._chance(parent) * offer.outlook(), parent, offer))
+                heapreplace(promising, (-self._chance(parent) * after.outlook(), parent, after))
         self.level = range(start, len(self.tokens))
 
     def run_level(self) -> Level:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from outrider.core.request import ResolvedParams
-from outrider.drafters.tree_builder import Offer
 from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key
@@ -17,14 +17,56 @@ from outrider.sampling.random_source import RandomSource, Stream
 from outrider.sampling.warp import process, truncate, warp
 
 
+@dataclass(slots=True)
+class Candidates:
+    """What may follow one node: the children still to be drawn, one after the other.
+
+    `likely` are the node's most probable tokens with their probabilities, at least as many as children may be
+    drawn. `draw(node)` draws the next child, to become draft node `node`: (token, its probability).
+    """
+
+    likely: Sequence[tuple[int, float]]
+    draw: Callable[[int], tuple[int, float]]
+    random: bool
+    """Whether the target samples here (temperature above 0)."""
+    drawn: set[int] = field(default_factory=set)
+    expected: float = 0.0
+    """How likely the target is to follow one of the children drawn so far."""
+    spent: float = 0.0
+    """The draft's own probability of the children drawn so far."""
+
+    def outlook(self) -> float:
+        """How likely the target is to follow the next child, estimated before that is drawn.
+
+        A greedy target follows the draft about as often as the draft is sure of itself: its largest
+        probability left, m. A sampling one, which draws alike, also agrees about half of the time where the
+        draft is unsure: (1 + m) / 2. Once the first child is refused little of that is left: m has to do.
+        """
+        best = max((p for token, p in self.likely if token not in self.drawn), default=0.0)
+        if best <= 0:
+            return 0.0
+        best /= max(1.0 - self.spent, best)
+        if self.random and not self.drawn:
+            best = (1.0 + best) / 2
+        return (1.0 - self.expected) * best
+
+    def take(self, node: int) -> int:
+        outlook = self.outlook()
+        token, probability = self.draw(node)
+        self.drawn.add(token)
+        self.expected += outlook
+        self.spent += probability
+        return token
+
+
 def samples(params: ResolvedParams) -> bool:
     """Whether drafts have to be sampled and declare q; a greedy target is matched by bare proposals."""
     return params.verify == "rejection" and params.temperature > 0
 
 
-def ranked_offers(
+def ranked_candidates(
     logits: Tensor, params: ResolvedParams, history: History, paths: Sequence[Sequence[int]], count: int
-) -> list[Offer]:
+) -> list[Candidates]:
     """Per row of `logits` [R, V]: the tokens that decoding the draft model itself would choose, best first.
 
     At temperature 0 by probability, otherwise by log-probability plus the noise the target will use at the
@@ -41,7 +83,7 @@ def ranked_offers(
     columns = [likely, probabilities.gather(-1, likely), ranked, probabilities.gather(-1, ranked)]
     read = torch.stack(columns, dim=-1).tolist()  # one wait for the device
     return [
-        Offer(
+        Candidates(
             likely=[(int(token), p) for token, p, _, _ in row],
             draw=in_turn([(int(token), p) for _, _, token, p in row]),
             random=params.temperature > 0,
@@ -50,7 +92,7 @@ def ranked_offers(
     ]
 
 
-def sampled_offers(
+def sampled_candidates(
     logits: Tensor,
     params: ResolvedParams,
     history: History,
@@ -58,7 +100,7 @@ def sampled_offers(
     count: int,
     chance: RandomSource,
     declared: list[Tensor],
-) -> list[Offer]:
+) -> list[Candidates]:
     """Per row of `logits` [R, V]: children drawn without replacement from its distribution.
 
     Each draw appends the log-probabilities [V] it was made from to `declared`, which becomes the draft's q.
@@ -68,7 +110,7 @@ def sampled_offers(
     likely = _top(logp, count)
     read = torch.stack([likely, probabilities.gather(-1, likely)], dim=-1).tolist()
     return [
-        Offer(
+        Candidates(
             likely=[(int(token), p) for token, p in read[row]],
             draw=_without_replacement(probabilities[row], chance, partial(declared.append, logp[row])),
             random=True,
