@@ -43,7 +43,7 @@ FOREIGN = {
 """Where `hasattr`, `getattr` of a name written there, or a caught AttributeError is allowed."""
 GIVEN = {
     "asked.py": "what people hand to LLM: a sentence says what is wrong with it",
-    "llm.py": "what people hand to LLM: a sentence says what is wrong with it",
+    "request_builder.py": "what people hand to LLM: a sentence says what is wrong with it",
 }
 """Where `isinstance` of a class of core is."""
 
