@@ -37,9 +37,10 @@ def load(
     options: argparse.Namespace, device: torch.device, dtype: torch.dtype
 ) -> tuple[Architecture, DecoderWeights[LayerWeights], tuple[int, ...]]:
     """Architecture, weights, and the ids that end an answer."""
+    eos: tuple[int, ...] = ()
     if options.model is None:
         architecture = SHAPES[options.shape]
-        tensors, eos = random_weights(architecture, device, dtype, seed=0), ()
+        tensors = random_weights(architecture, device, dtype, seed=0)
     else:
         checkpoint = open_checkpoint(options.model, SilentProgress())
         architecture = Architecture.from_config(checkpoint.config)
@@ -91,7 +92,8 @@ def agreement(architecture: Architecture, weights: DecoderWeights[LayerWeights])
     def first_tokens(kernels: type[TorchOperations] | None) -> dict[int, int]:
         writer = Writer(architecture, weights, (), lanes=64, context=600, seed=0, kernels=kernels)
         asked = (job._replace(temperature=0.0, max_new=1) for job in jobs(architecture.vocab_size, 64))
-        if kernels is not None:  # measures the longest lane on the host, so it cannot be recorded
+        if kernels is not None and writer._graphs is not None:
+            # It measures the longest lane on the host, so it cannot be recorded.
             writer._graphs._enabled = False
         return {written.number: int(written.answer[0]) for written in writer.write(asked)}
 

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from outrider import LLM, SamplingParams
-from outrider.bench.provenance import cpu_name
+from outrider.models.cpu import cpu_name
 
 CODE = '''def area_of_table(width, height):
     """The area of a table."""
@@ -45,7 +45,9 @@ def written(
     llm: LLM, prompt: list[int], params: SamplingParams, *, speculate: bool
 ) -> tuple[list[Any], list[int], float]:
     """The steps, the tokens, and seconds from the first token on."""
-    steps, tokens, begun = [], [], 0.0
+    steps: list[Any] = []
+    tokens: list[int] = []
+    begun = 0.0
     for chunk in llm.stream([prompt], params, speculate=speculate):
         begun = begun or perf_counter()
         draft, path = chunk.step.draft, chunk.step.path

@@ -15,11 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -80,8 +78,8 @@ class Arm:
         self.name = name
         path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        self._process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=nothing)
         self._read()
 
     def _read(self) -> Question:
@@ -124,22 +122,6 @@ def passes(threads: int) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def provenance() -> dict[str, Any]:
-    from outrider.models.cpu import cpu_name
-    from outrider.models.native.library import chosen_kernels
-
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": os.environ.get("OUTRIDER_COMMIT") or commit.stdout.strip() or None,
-        "kernels": chosen_kernels(),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "load_average_before": os.getloadavg()[0],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -154,13 +136,20 @@ def main() -> None:
     options = parser.parse_args()
     if options.worker:
         kind, *rest = json.loads(options.worker)
-        {"ours": ours, "theirs": theirs}[kind](*rest)
+        (ours if kind == "ours" else theirs)(*rest)
         return
 
     def worker(python: str, *what: object) -> list[str]:
         return [python, __file__, "--worker", json.dumps(what)]
 
-    result: dict[str, Any] = {"provenance": provenance(), "threads": options.threads, "tokens": options.tokens}
+    from outrider.models.native.library import chosen_kernels
+    from outrider.provenance import provenance
+
+    result: dict[str, Any] = {
+        "provenance": provenance() | {"kernels": chosen_kernels()},
+        "threads": options.threads,
+        "tokens": options.tokens,
+    }
     if not options.no_passes:
         result["passes"] = {"rows": ROWS, **passes(options.threads)}
         for kernels, formats in result["passes"].items():

@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-import psutil
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -35,6 +31,7 @@ from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import KERNELS
+from outrider.provenance import provenance
 
 MODEL = "smollm2-135m"
 FORMATS = {"bf16": 2, "int8": 1, "fp32": 4}
@@ -109,32 +106,12 @@ def start_up(dtype: str) -> float:
     return perf_counter() - start
 
 
-def provenance() -> dict[str, Any]:
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no")),
-        "cpu": next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor()),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load_before": psutil.getloadavg()[0],
-        "model": MODEL,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    origin = provenance()
+    origin = provenance() | {"threads": torch.get_num_threads(), "model": MODEL}
     memory = {dtype: loading_memory(dtype) for dtype in FORMATS}
     starts = {dtype: statistics.median(start_up(dtype) for _ in range(3)) for dtype in ("bf16", "int8")}
     arms = {dtype: Arm(dtype) for dtype in FORMATS}
@@ -145,12 +122,12 @@ def main() -> None:
             found = times[dtype]
             found["read"] += burst(arm.read, 3)
             for rows in ROWS:
-                found[f"rows {rows}"] += burst(lambda arm=arm, rows=rows: arm.seconds(rows, 0), 4 if rows < 64 else 1)
+                found[f"rows {rows}"] += burst(partial(arm.seconds, rows, 0), 4 if rows < 64 else 1)
             for context in CONTEXTS:
                 for rows in (1, 16):
                     key = f"rows {rows}, context {context}"
-                    found[key] += burst(lambda arm=arm, r=rows, c=context: arm.seconds(r, c), 4 if context else 2)
-            found["prefill"] += burst(lambda arm=arm: arm.seconds(PROMPT, 0, [PROMPT - 1]), 1)
+                    found[key] += burst(partial(arm.seconds, rows, context), 4 if context else 2)
+            found["prefill"] += burst(partial(arm.seconds, PROMPT, 0, [PROMPT - 1]), 1)
 
     medians = {d: {key: statistics.median(v) for key, v in found.items()} for d, found in times.items()}
     table = Table("measure", *FORMATS)

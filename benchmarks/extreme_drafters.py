@@ -95,10 +95,10 @@ def cell(llm: LLM, prompts: list[Prompt], batch: int, method: str, options: argp
     started = perf_counter()
     known = serve(plain, requests, batch, "known")
     spent = perf_counter() - started
-    steps = sum(len(timing.token_ids) for timing in known) / batch
+    steps = sum(timing.tokens for timing in known) / batch
     answers = {
         (request.sampling.seed, round(1000 * request.sampling.temperature), *request.prompt.token_ids): list(
-            timing.token_ids
+            timing.token_ids or ()
         )
         for request, timing in zip(requests, known, strict=True)
     }

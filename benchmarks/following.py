@@ -46,7 +46,7 @@ class Clock:
 
 def watched(llm: LLM, steps: list[tuple[float, float]]) -> None:
     """Note of every step of decoding alone how long it took, and how long the drafter did."""
-    engine, clock = llm._engine, Clock()
+    engine, clock = llm.engine, Clock()
     drafter: Any = engine.drafter
     for name in CALLS:
         if hasattr(drafter, name):

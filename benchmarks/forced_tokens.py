@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from outrider import LLM, Grammar, SamplingParams
-from outrider.bench.provenance import cpu_name
 from outrider.core.draft import Speculation
 from outrider.core.request import Completion
+from outrider.models.cpu import cpu_name
 from outrider.server.schemas import closed
 from outrider.server.tools.dialect import GENERIC
 from outrider.server.tools.rules import Function, rules

@@ -26,7 +26,6 @@ from rich.table import Table
 
 from outrider import LLM, SamplingParams
 from outrider.bench.measured_model import MeasuredModel
-from outrider.bench.provenance import provenance
 from outrider.core.model import Rows
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.checkpoints.tokenizer import Tokenizer
@@ -206,7 +205,7 @@ def main() -> None:
     target = MeasuredModel(str(path), "fp32", "cpu", None, SilentProgress())
     tokenizer = target.checkpoint.tokenizer
     result: dict[str, Any] = {
-        "provenance": {**provenance(target, torch.get_num_threads()), "model": path.name},
+        "provenance": {**target.provenance(torch.get_num_threads()), "model": path.name},
         "tokens": asked.tokens,
         "drafter": asked.drafter,
         "tokenizer": compare_tokenizers(path, tokenizer),

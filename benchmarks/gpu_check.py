@@ -16,7 +16,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from gpu_speed import provenance
+from outrider.provenance import provenance
 
 SUITES = ("gpu/test_gpu_kernels", "gpu/test_gpu_steps", "gpu/test_gpu_head", "gpu/test_cuda", "model/test_equality")
 

@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from gpu_speed import GPU, decoder, provenance, rate
+from gpu_speed import GPU, decoder, rate
 
 from outrider.bench.forced import ForcedStepper
 from outrider.bench.head_shapes import random_head
@@ -46,6 +46,7 @@ from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.cuda.head import CudaHead
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.load import place_head
+from outrider.provenance import provenance
 
 LENGTHS = ("4", "5", "tree16", "tree32")
 NEW = 128

@@ -19,11 +19,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outrider.bench.concurrency import Prompt, Request, requests_of, serve
+from outrider.bench.concurrency import BenchRequest, Prompt, requests_of, serve
 from outrider.bench.measured_model import MeasuredModel
 from outrider.bench.names import parse as arm_name
 from outrider.bench.ours import OurArm
-from outrider.bench.provenance import provenance
 from outrider.bench.questions import CATEGORIES, builtin
 from outrider.bench.sampling import parse
 from outrider.bench.statistics import paired_ratio
@@ -53,14 +52,19 @@ def watched(llm: LLM, origins: Counter[str]) -> None:
     engine.step = counted  # type: ignore[method-assign]
 
 
-def wave(llm: LLM, requests: Sequence[Request], batch: int, salt: str) -> Wave:
+def wave(llm: LLM, requests: Sequence[BenchRequest], batch: int, salt: str) -> Wave:
     started = perf_counter()
     timings = serve(llm, requests, batch, salt)
     return sum(timing.tokens for timing in timings) / (perf_counter() - started), timings
 
 
 def cell(
-    arms: dict[str, LLM], origins: dict[str, Counter[str]], requests: list[Request], batch: int, rounds: int, name: str
+    arms: dict[str, LLM],
+    origins: dict[str, Counter[str]],
+    requests: list[BenchRequest],
+    batch: int,
+    rounds: int,
+    name: str,
 ) -> list[dict[str, Any]]:
     waves: dict[str, list[Wave]] = {arm: [] for arm in arms}
     for arm, llm in arms.items():
@@ -124,7 +128,7 @@ def main() -> None:
         max_batch=max(batches),
         twin=options.twin,
     )
-    report: dict[str, Any] = {"provenance": provenance(target, 0), "options": {**vars(options), "out": None}}
+    report: dict[str, Any] = {"provenance": target.provenance(0), "options": {**vars(options), "out": None}}
     arms, origins = {}, {}
     for name in ARMS:
         arm = OurArm(arm_name(name), target)

@@ -11,18 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
-import subprocess
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
 import torch
-import triton
 
 from outrider.bench.forced import ForcedStepper
 from outrider.bench.shapes import SHAPES, random_weights
@@ -37,6 +32,7 @@ from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.models.cuda.decoder import CudaDecoder
+from outrider.provenance import provenance
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 
@@ -109,7 +105,7 @@ def pass_times(model: CudaDecoder, context: int, widths: list[int]) -> dict[str,
         rows = Rows(slot, list(range(width)), [-1, *(max(-1, i // 2 - 1) for i in range(1, width))])
         times = []
         for _ in range(30):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
             start.record()
             model.forward([rows])
@@ -122,30 +118,13 @@ def pass_times(model: CudaDecoder, context: int, widths: list[int]) -> dict[str,
     return found
 
 
-def provenance() -> dict[str, str]:
-    # A machine that was sent the files alone is told the commit they are of.
-    commit = (
-        os.environ.get("OUTRIDER_COMMIT")
-        or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    )
-    return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "gpu": torch.cuda.get_device_name(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "dtype": "bf16",
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="batch 1 only")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     batches = [1] if options.quick else [1, 4, 16]
-    result: dict[str, object] = {"provenance": provenance()}
+    result: dict[str, object] = {"provenance": provenance() | {"dtype": "bf16"}}
     rates = []
     small = decoder("135m", 16)
     rates += [rate("135m plain", Engine(small, NoDrafter(), FixedLength(0)), batch) for batch in batches]

@@ -18,7 +18,6 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from gpu_speed import provenance
 
 from outrider.bench.shapes import SHAPES, random_weights
 from outrider.control.controller import FixedLength
@@ -29,6 +28,7 @@ from outrider.engine.request import Request
 from outrider.engine.text import TextStream
 from outrider.models.cuda.compiling import compile_kernels
 from outrider.models.cuda.decoder import CudaDecoder
+from outrider.provenance import provenance
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 

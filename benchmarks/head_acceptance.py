@@ -19,7 +19,6 @@ from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.bench.measured_model import MeasuredModel
-from outrider.bench.provenance import provenance
 from outrider.bench.questions import read_questions
 from outrider.control.controller import FixedLength
 from outrider.core.request import Completion, VerifyRule
@@ -90,7 +89,7 @@ def main() -> None:
     prompts = [llm.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions]
     kept = [i for i, prompt in enumerate(prompts) if len(prompt) + 128 < llm.model.max_context]
     target = MeasuredModel("smollm2-135m", "bf16", options.device, None, SilentProgress())
-    result: dict[str, Any] = {"provenance": provenance(target, 0), "questions": len(kept), "arms": {}}
+    result: dict[str, Any] = {"provenance": target.provenance(0), "questions": len(kept), "arms": {}}
     plain: dict[float, list[Completion]] = {}
 
     def params(arm: Arm, i: int) -> SamplingParams:

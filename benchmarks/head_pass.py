@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from cpu_pass import load, provenance
+from cpu_pass import load
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -28,14 +28,17 @@ from outrider import SamplingParams
 from outrider.core.draft import ROOT, Budget, Draft
 from outrider.core.drafter import Commit
 from outrider.core.model import Rows
-from outrider.core.request import ResolvedParams
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
+from outrider.engine.request import Request
+from outrider.engine.text import TextStream
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.load import place_head
 from outrider.models.head.weights import tensor_shapes
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.head import NativeHead
+from outrider.provenance import provenance
+from outrider.sampling.history import History
 
 CONTEXT = 300
 PASSES = 5
@@ -88,15 +91,6 @@ class Passes:
         self.head.commit(self.head_slot, [])
 
 
-class Sequence_:
-    """A request as the drafter sees it."""
-
-    id = 0
-
-    def __init__(self, tokens: list[int], params: ResolvedParams) -> None:
-        self.tokens, self.prompt_length, self.params = tokens, len(tokens), params
-
-
 class Drafting:
     """Whole drafts through `HeadDrafter`, all refused."""
 
@@ -107,10 +101,11 @@ class Drafting:
         self.target = target
         self.drafter = HeadDrafter(head, target.vocab_size, HeadDrafterConfig(branching))
         params = SamplingParams(temperature=temperature, seed=1).resolve({}, (), target.vocab_size)
-        self.request = Sequence_(list(range(1000, 1000 + CONTEXT)), params)
+        prompt, stream = list(range(1000, 1000 + CONTEXT)), TextStream(lambda token: b"", (), False)
+        self.request = Request(0, prompt, len(prompt), params, params.max_tokens, stream, History(prompt))
         self.drafter.open(self.request)
         self.slot = target.open()
-        prompt = self.request.tokens[:-1]
+        prompt = prompt[:-1]
         for start in range(0, len(prompt), 128):
             self._run(Rows.chain(self.slot, prompt[start : start + 128], logits=()))
             target.commit(self.slot, range(len(prompt[start : start + 128])))
@@ -168,7 +163,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    origin = provenance()
+    origin = provenance() | {"threads": torch.get_num_threads()}
     heads_wanted = 1 if options.head else len(options.vocab) * len(options.layers)
     target = load(options.dtype, max_batch=heads_wanted * (1 + 2 * len(DRAFTS)))
     origin |= {"kernels": target.kernels, "dtype": options.dtype, "context": CONTEXT}

@@ -32,7 +32,6 @@ import httpx
 from openai import AsyncOpenAI
 
 from outrider.bench.measured_model import MeasuredModel
-from outrider.bench.provenance import provenance
 from outrider.bench.questions import builtin, interleaved
 from outrider.models.checkpoints.progress import SilentProgress
 
@@ -173,7 +172,7 @@ def main() -> None:
     parser.add_argument("--serve", default="", help="more options of outrider serve")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    about = provenance(MeasuredModel(MODEL, "bf16", "cpu", None, SilentProgress()), os.cpu_count() or 1)
+    about = MeasuredModel(MODEL, "bf16", "cpu", None, SilentProgress()).provenance(os.cpu_count() or 1)
     port = free_port()
     command = [sys.executable, "-c", "from outrider.cli.main import main; main()", "serve", "--port", str(port)]
     command += ["--max-batch", "16", "--max-context", "2048", *shlex.split(options.serve)]

@@ -24,7 +24,6 @@ from rich.table import Table
 
 from outrider import LLM, SamplingParams
 from outrider.bench.measured_model import MeasuredModel
-from outrider.bench.provenance import provenance
 from outrider.bench.questions import builtin, interleaved
 from outrider.engine import engine as engine_module
 from outrider.engine import host_executor as host_module
@@ -114,7 +113,7 @@ def instrument(llm: LLM, clock: Clock) -> None:
 
 def wrap_engine(engine: Engine, clock: Clock) -> None:
     parts: list[tuple[Any, str, str]] = [
-        (engine.controller, "budgets", "budgets"),
+        (engine.controller, "draft", "budgets"),
         (engine.controller, "observe", "observe"),
         (engine.drafter, "propose", "propose"),
         (engine.drafter, "observe", "learn"),
@@ -125,7 +124,7 @@ def wrap_engine(engine: Engine, clock: Clock) -> None:
     assert isinstance(engine.executor, HostExecutor)
     engine.executor.rules = {name: clock.wrap("judge", rule) for name, rule in engine.executor.rules.items()}
     prefill = clock.wrap("prefill", engine._prefill)
-    engine._prefill = lambda joined: prefill(joined) if joined else None  # type: ignore[method-assign]
+    engine._prefill = lambda prompts: float(prefill(prompts)) if prompts else 0.0  # type: ignore[method-assign]
     engine.step = clock.wrap_step(engine.step)  # type: ignore[method-assign]
 
 
@@ -145,7 +144,7 @@ def profile(llm: LLM, clock: Clock, prompts: list[list[int]], manner: str, suffi
     for chunk in llm.stream(prompts, params, speculate=suffix):
         if chunk.completion is not None:
             ends.append(len(clock.steps))
-    first = 1 + max(i for i, step in enumerate(clock.steps) if step["prefill"])
+    first = 1 + max((i for i, step in enumerate(clock.steps) if step["prefill"]), default=0)
     return clock.steps[first : min(ends)]  # entry i + 1 holds step i
 
 
@@ -172,8 +171,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     llm = LLM(MODEL, drafter="suffix", max_batch=8, dtype="bf16", device="cpu")
-    threads = llm.model.runner.threads  # type: ignore[attr-defined]
-    origin = provenance(MeasuredModel(MODEL, "bf16", "cpu", None, SilentProgress()), threads)
+    assert llm.model.runner is not None
+    threads = llm.model.runner.threads
+    origin = MeasuredModel(MODEL, "bf16", "cpu", None, SilentProgress()).provenance(threads)
     clock = Clock()
     instrument(llm, clock)
     ids = prompts_of(llm)

@@ -111,7 +111,7 @@ class Drafts(Drafter):
         self._world, self._step, self._requests = world, step, requests
         self.levels = self.thoughts = 0
 
-    def propose(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = []
         for request, budget in zip(requests, budgets, strict=True):
             claim = self._world.claim(self._world.chance(request.id % self._requests, self._step))
@@ -127,7 +127,7 @@ class Finder(Drafts):
 
     looks_up = True
 
-    def look_up(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+    def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         found = self.propose(requests, budgets)
         self.levels, self.thoughts = 0, 1
         return found
@@ -139,7 +139,7 @@ class Finder(Drafts):
 class Predicts(Finder):
     name = "prediction"
 
-    def propose(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         told = [bool(s.speculation.prediction) and b.nodes > 0 for s, b in zip(requests, budgets, strict=True)]
         return [Draft([5, 6], [-1, 0], [0.01, 0.001], "prediction") if t else Draft() for t in told]
 

@@ -74,7 +74,9 @@ def outcomes(process: Callable[[RandomSource], T]) -> Iterator[tuple[T, float]]:
 # ---- the target's own distribution, independently --------------------------------------------------------
 
 
-def plain_probabilities(logits: list[float], params: ResolvedParams, prompt: Sequence[int], output: Sequence[int]):
+def plain_probabilities(
+    logits: list[float], params: ResolvedParams, prompt: Sequence[int], output: Sequence[int]
+) -> list[float]:
     """The processors as DESIGN words them, in plain Python."""
     z = [float(x) for x in torch.tensor(logits, dtype=torch.float32)]
     for token in range(len(z)):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, ClassVar
+from typing import Any
 
 import outrider
 
@@ -23,7 +23,7 @@ _PATIENCE = 120.0
 
 
 class _Files(SimpleHTTPRequestHandler):
-    extensions_map: ClassVar[dict[str, str]] = {
+    extensions_map = {  # noqa: RUF012
         ".js": "text/javascript",
         ".css": "text/css",
         ".html": "text/html",

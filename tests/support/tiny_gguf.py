@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def write_gguf(
     path: Path,
     arch: str,
     metadata: dict[str, Any],
-    tensors: dict[str, np.ndarray[Any, Any] | tuple[np.ndarray[Any, Any], GGMLQuantizationType]],
+    tensors: Mapping[str, np.ndarray[Any, Any] | tuple[np.ndarray[Any, Any], GGMLQuantizationType]],
 ) -> None:
     """`tensors`: numbers, or (encoded blocks [rows, bytes], type)."""
     writer = gguf.GGUFWriter(path, arch)
@@ -180,7 +180,7 @@ def converter_names(arch: str, layers: int) -> Callable[[str], str]:
     table = gguf.get_tensor_name_map(known[arch], layers)
 
     def translate(name: str) -> str:
-        found = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        found: str | None = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, f"llama.cpp's converter does not know {name} in {arch}"
         return found
 

@@ -125,7 +125,7 @@ def gpt2() -> Any:
 
 def target_of(model: Any, kind: str) -> NativeDecoder | TorchDecoder:
     architecture, tensors = Architecture.from_config(model.config.to_dict()), model.state_dict().items()
-    size = {"max_batch": 8, "max_context": 128}
+    size: dict[str, Any] = {"max_batch": 8, "max_context": 128}
     if kind == "native":
         return NativeDecoder.load(architecture, tensors, FP32, threads=1, **size)
     return TorchDecoder.load(architecture, tensors, torch.float32, torch.device("cpu"), bitwise=True, **size)

@@ -69,7 +69,7 @@ class ToldBeside(Told):
     def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: object, soon: bool) -> None: ...
 
     @property
-    def there(self) -> DraftsThere | None:
+    def there(self) -> DraftsThere | None:  # type: ignore[override]
         there: DraftsThere | None = self.head.there  # type: ignore[attr-defined]
         return there
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from outrider.bench.names import AUTO, ArmName
 from outrider.bench.twin import twin_shape
@@ -27,6 +28,7 @@ from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import placement
+from outrider.provenance import provenance
 
 
 @dataclass
@@ -68,6 +70,19 @@ class MeasuredModel:
             )
             self._loaded[wanted] = llm.with_model(self._grown(wanted)) if self.twin else llm
         return self._loaded[wanted]
+
+    def provenance(self, threads: int) -> dict[str, Any]:
+        """Taken before the run; `arms` fills as they come up, with what each runs on."""
+        found = provenance()
+        return found | {
+            "gpu": None if self.device == "cpu" else found["gpu"],
+            "threads": threads,
+            "dtype": self.dtype,
+            "device": self.device,
+            "model": self.model,
+            "model_sha256": self.checksum,
+            "arms": {},
+        }
 
     def drafter(self, arm: ArmName, llm: LLM) -> str | Drafter:
         """What `llm`, loaded here, drafts with in this arm. A head drafts trees where the arm asks for them; it is made

@@ -17,7 +17,6 @@ from outrider.bench.measured_model import MeasuredModel
 from outrider.bench.names import ArmName, pairs
 from outrider.bench.ours import OurArm
 from outrider.bench.peer import PeerArm
-from outrider.bench.provenance import provenance
 from outrider.bench.questions import Question, interleaved
 from outrider.bench.results import Measurement, Results, finished, finished_rounds
 from outrider.bench.rounds import measure_cells
@@ -72,7 +71,7 @@ def run(
     target.max_context = _context(config, target)
     target.max_batch = max((cell.concurrency for cell in config.cells), default=1)
     threads = config.threads or torch.get_num_threads()
-    results = Results(_settings(config), provenance(target, threads), [arm.text for arm in config.arms])
+    results = Results(_settings(config), target.provenance(threads), [arm.text for arm in config.arms])
     # An impossible arm fails here, before any work.
     ours = {name: OurArm(name, target, config.synthetic_acceptance) for name in config.arms if name.is_ours}
     arms = [ours[name] if name.is_ours else _other_arm(name, target, config, threads) for name in config.arms]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from outrider import __version__
+from outrider.provenance import versions
 from outrider.train.settings import TrainConfig, option
 from outrider.train.student import Evaluation
 
@@ -42,16 +38,6 @@ def about(
         "seed": settings.seed,
         "versions": versions(),
     }
-
-
-def versions() -> dict[str, str]:
-    found = {"outrider": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
-    for name in ("transformers", "tokenizers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def short_name(model: str) -> str:

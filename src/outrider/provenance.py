@@ -1,4 +1,5 @@
-"""Where a result comes from: machine, versions, commit."""
+"""Where a result comes from: machine, versions, commit. Kept beside every measurement, and in the cards of what is
+trained."""
 
 from __future__ import annotations
 
@@ -6,41 +7,40 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider import __version__
-from outrider.bench.measured_model import MeasuredModel
 from outrider.models.cpu import cpu_name
+from outrider.version import __version__
 
 
-def provenance(target: MeasuredModel, threads: int) -> dict[str, Any]:
-    """Taken before the run; `arms` fills as they come up, with what each runs on."""
+def provenance() -> dict[str, Any]:
+    """Taken before a run."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        # A machine that was sent the files alone is told the commit they are of.
         "commit": os.environ.get("OUTRIDER_COMMIT") or _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if target.device != "cpu" and torch.cuda.is_available() else None,
-        "threads": threads,
-        "dtype": target.dtype,
-        "device": target.device,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "load_average_before": os.getloadavg()[0],
         "system": f"{platform.system()} {platform.release()}",
-        "model": target.model,
-        "model_sha256": target.checksum,
-        "versions": {
-            "python": platform.python_version(),
-            "outrider": __version__,
-            "torch": version("torch"),
-            "transformers": version("transformers"),
-        },
-        "arms": {},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "outrider": __version__}
+    for name in ("torch", "transformers", "tokenizers", "triton"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def _git(*arguments: str) -> str | None:
