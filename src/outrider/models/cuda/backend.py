@@ -26,10 +26,10 @@ class CudaBackend(DecoderBackend):
     def unsuited_reason(self, architecture: Architecture, place: Placement) -> str | None:
         if place.device.type != "cuda" or find_spec("triton") is None:
             return "it needs a GPU and Triton"
-        if torch.cuda.get_device_capability(place.device) < (8, 0):
-            return "this GPU is older than it knows"
         if place.precision.quantised or place.dtype not in (torch.bfloat16, torch.float16):
             return f"it does not compute in {place.precision.name}"
+        if torch.cuda.get_device_capability(place.device) < (8, 0):
+            return "this GPU is older than it knows"
         return unsuited_shape(architecture)
 
     def load_decoder(
