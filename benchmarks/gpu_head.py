@@ -74,7 +74,7 @@ def synthetic(batches: Sequence[int]) -> list[dict[str, Any]]:
         controller, drafter, acceptance = Timed(4), HeadDrafter(head, big.vocab_size), SyntheticAcceptance(4, 3.0)
         host = HostExecutor(big, drafter, controller, acceptance.rules())
         stepper = ForcedStepper(big, head, acceptance, big.vocab_size)
-        engine = Engine(big, drafter, controller, executor=DeviceExecutor(big, stepper, host, drafter))
+        engine = Engine(big, drafter, controller, executor=DeviceExecutor(stepper, host, drafter.device_part))
         result = asdict(rate("8b + head, K=4, L=3.0", engine, batch))
         drafting, rest = (statistics.median(times) for times in zip(*controller.steps, strict=True))
         print(f"    drafting {drafting:.3f} ms, the rest {rest:.3f} ms a step", flush=True)

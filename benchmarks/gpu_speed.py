@@ -142,7 +142,7 @@ def main() -> None:
         acceptance = SyntheticAcceptance(4, 3.0)
         host = HostExecutor(big, drafter, controller, acceptance.rules())
         stepper = ForcedStepper(big, draft, acceptance, big.vocab_size)
-        engine = Engine(big, drafter, controller, executor=DeviceExecutor(big, stepper, host, drafter))
+        engine = Engine(big, drafter, controller, executor=DeviceExecutor(stepper, host, drafter.device_part))
         rates.append(rate("8b + 1b draft, K=4, L=3.0", engine, batch))
     result["rates"] = [asdict(r) for r in rates]
     for shape in ("135m", "8b"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import DraftsThere
+from outrider.core.drafter import DevicePart
 from outrider.core.model import Rows
 from outrider.core.request import RequestView
 from outrider.drafters.lookup import LookupDrafter
@@ -69,8 +69,8 @@ class ToldBeside(Told):
     def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: object, soon: bool) -> None: ...
 
     @property
-    def there(self) -> DraftsThere | None:  # type: ignore[override]
-        there: DraftsThere | None = self.head.there  # type: ignore[attr-defined]
+    def device_part(self) -> DevicePart | None:  # type: ignore[override]
+        there: DevicePart | None = self.head.device_part  # type: ignore[attr-defined]
         return there
 
     def paid(self, request: RequestView) -> str | None:

@@ -40,8 +40,8 @@ class DeviceDrafter(Protocol):
     def leave(self, request: RequestView, seen: int) -> None: ...
 
 
-class DraftsThere(NamedTuple):
-    """Who drafts in steps on a device, and with which network; None: nobody does."""
+class DevicePart(NamedTuple):
+    """Who drafts in steps taken whole on a device, and with which network; None: nobody does."""
 
     drafter: DeviceDrafter | None = None
     network: CachedNetwork | None = None
@@ -122,6 +122,15 @@ class Drafter(ABC):
         may leave all of it unread."""
 
     @property
-    def there(self) -> DraftsThere | None:
-        """How its requests may take whole steps on a device; None: every draft is made on the host."""
+    def device_part(self) -> DevicePart | None:
+        """What drafts for its requests in steps taken whole on a device; None: every draft is made on the host."""
         return None
+
+    @property
+    def default(self) -> Drafter:
+        """Who drafts for requests that ask for nobody: one that passes requests on to others names another here."""
+        return self
+
+    def is_default(self, request: RequestView) -> bool:
+        """Whether nobody but the default drafts for it by passes of a model."""
+        return True

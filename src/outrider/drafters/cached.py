@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Drafter, DraftsThere
+from outrider.core.drafter import DevicePart, Drafter
 from outrider.core.model import CachedNetwork
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
@@ -90,8 +90,8 @@ class CachedDrafter(Drafter, Generic[H]):
         return self._branching == 1
 
     @property
-    def there(self) -> DraftsThere | None:
-        return DraftsThere(self, self._network) if self.chains else None
+    def device_part(self) -> DevicePart | None:
+        return DevicePart(self, self._network) if self.chains else None
 
     def open(self, request: RequestView) -> None:
         self._hold(request, self._prefixes.open(request))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Drafter, DraftsThere
+from outrider.core.drafter import DevicePart, Drafter
 from outrider.core.request import RequestView
 
 
@@ -21,5 +21,5 @@ class LookupDrafter(Drafter):
         return None
 
     @property
-    def there(self) -> DraftsThere:
-        return DraftsThere()
+    def device_part(self) -> DevicePart:
+        return DevicePart()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, Drafter, DraftsThere
+from outrider.core.drafter import Commit, DevicePart, Drafter
 from outrider.core.model import CachedNetwork, Rows
 from outrider.core.request import RequestView
 from outrider.drafters.head import HeadDrafter
@@ -30,8 +30,8 @@ class MixDrafter(Drafter):
         return self._head
 
     @property
-    def there(self) -> DraftsThere | None:
-        return self._head.there
+    def device_part(self) -> DevicePart | None:
+        return self._head.device_part
 
     def continuation(self, request: RequestView, count: int) -> Draft:
         return self._suffix.continuation(request, count)

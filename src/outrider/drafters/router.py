@@ -157,4 +157,4 @@ class RouterDrafter(Drafter):
 
 def _drafts_on_device(drafter: Drafter) -> bool:
     """Whether a device drafts in its stead."""
-    return drafter.there is not None and drafter.there.drafter is not None
+    return drafter.device_part is not None and drafter.device_part.drafter is not None

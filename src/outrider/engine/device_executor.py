@@ -9,17 +9,16 @@ others, and those for which the host has drafted, are the host executor's, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import perf_counter
 
 from outrider.control.controller import CLAIM, Controller
 from outrider.control.steps import shapes
 from outrider.core.draft import Draft
-from outrider.core.drafter import DeviceDrafter, Drafter
+from outrider.core.drafter import DevicePart, Drafter
 from outrider.core.model import LanguageModel
-from outrider.core.request import RequestView, ResolvedParams
+from outrider.core.request import ResolvedParams
 from outrider.core.step import PLAIN, Recording, SlotOutcome, Stepper, StepPlan, StepShape
-from outrider.drafters.router import RouterDrafter
 from outrider.engine.device_clock import DeviceClock
 from outrider.engine.device_lanes import DeviceLanes
 from outrider.engine.executor import Executor, StepOutput, VerifiedDraft
@@ -38,52 +37,35 @@ _KNOWN = frozenset({"temperature", "top_p", "min_p", "processed_logprobs", "prom
 
 
 def best_executor(model: LanguageModel, drafter: Drafter, controller: Controller) -> Executor:
-    """On the device where target and drafter can step there, else on the host. A router's default drafter is asked, for
-    those steps in which all requests are its."""
+    """On the device where target and drafter can step there, else on the host."""
     host = HostExecutor(model, drafter, controller)
-    lookup = drafter if drafter.continues else None
-    takes: Callable[[RequestView], bool] = lambda request: True  # noqa: E731
-    if isinstance(drafter, RouterDrafter):
-        takes, drafter = drafter.is_default, drafter.default
-    there = drafter.there
-    if there is not None and (stepper := model.stepper(there.network)):
-        return DeviceExecutor(model, stepper, host, there.drafter, lookup, takes=takes)
-    if drafter.reads_features:
+    part = drafter.default.device_part
+    if part is not None and (stepper := model.stepper(part.network)):
+        return DeviceExecutor(stepper, host, part)
+    if drafter.default.reads_features:
         return host  # it must see every pass
     stepper = model.stepper(None)
-    return DeviceExecutor(model, stepper, host, drafts_on_host=True, takes=takes) if stepper else host
+    return DeviceExecutor(stepper, host) if stepper else host
 
 
 class DeviceExecutor(Executor):
-    """One step of the running requests at a time; at most one more is under way."""
+    """One step of the running requests at a time; at most one more is under way. Of several drafters the default one is
+    meant here: steps in which another's request takes part are the host's."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        stepper: Stepper,
-        host: HostExecutor,
-        drafter: DeviceDrafter | None = None,
-        lookup: Drafter | None = None,
-        *,
-        drafts_on_host: bool = False,
-        takes: Callable[[RequestView], bool] = lambda request: True,
-    ) -> None:
-        """`drafter` runs on the device; what `lookup` finds is offered to it. `drafts_on_host`: another one does not;
-        then the device takes only steps for which nothing was drafted. `takes`: whether a request's drafts are made
-        here at all. `host` takes the steps that this one cannot."""
-        self._model = model
+    def __init__(self, stepper: Stepper, host: HostExecutor, part: DevicePart | None = None) -> None:
+        """`part` drafts on the device, where it is offered what is looked up; None: the drafter makes its drafts on the
+        host, and the device takes only steps for which there are none. `host` takes the steps that this one cannot."""
         self._stepper = stepper
         self._host = host
-        self._drafter = drafter
         self._controller = host.controller
-        self._lookup = lookup
-        self._drafts_on_host = drafts_on_host
-        self._takes = takes
+        self._drafts_on_host = part is None
+        self._drafter = part.drafter if part else None
+        self._lookup = host.drafter if part and host.drafter.continues else None
         self._shapes = shapes(
-            self._controller.lengths if drafter else (), self._controller.offered_lengths if lookup else ()
+            self._controller.lengths if self._drafter else (), self._controller.offered_lengths if self._lookup else ()
         )
         """Those that may be asked for."""
-        self._lanes = DeviceLanes(stepper, drafter)
+        self._lanes = DeviceLanes(stepper, self._drafter)
         self._clock = DeviceClock(stepper, self._shapes)
         self._under_way: list[_Launched] = []
         self._burst = 0
@@ -147,7 +129,8 @@ class DeviceExecutor(Executor):
 
     def _can_take(self, running: list[Request]) -> bool:
         fit = self._stepper.limit(len(running)) >= 0 and max([len(s.tokens) for s in running]) <= self._stepper.reach
-        return fit and all(steppable(s.params) and self._takes(s) for s in self._lanes.newcomers(running))
+        takes = self._host.drafter.is_default
+        return fit and all(steppable(s.params) and takes(s) for s in self._lanes.newcomers(running))
 
     def _launch(self, running: list[Request]) -> None:
         """One more step, of everybody in lanes: newcomers are seated, and what is looked up for it is offered."""
@@ -196,7 +179,7 @@ class DeviceExecutor(Executor):
 
     def _keep(self, verified: VerifiedDraft) -> None:
         """The device has kept the rows already; the host notes how many of them count."""
-        self._model.advance(verified.request.slot, len(verified.tokens))
+        self._host.model.advance(verified.request.slot, len(verified.tokens))
 
     def drop(self, request: Request) -> None:
         for launched in self._under_way:

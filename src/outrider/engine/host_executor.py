@@ -23,9 +23,9 @@ class HostExecutor(Executor):
         """`rules`: what the names in sampling parameters stand for. Only benchmarks give others than the exact ones
         (`bench/synthetic.py`), and no text made with those is ever shown as the model's."""
         self.model = model
+        self.drafter = drafter
         self.controller = controller
         self.rules = rules
-        self._drafter = drafter
         self._target = TargetPass(model, drafter)
         self._runner = model.runner
 
@@ -35,7 +35,7 @@ class HostExecutor(Executor):
     def draft(self, running: list[Request]) -> tuple[list[Draft], float]:
         """What is to be verified, one draft per request, and the seconds it took to find."""
         started = perf_counter()
-        drafts = self.controller.draft(self._drafter, running, self.model.supports_trees, [s.room for s in running])
+        drafts = self.controller.draft(self.drafter, running, self.model.supports_trees, [s.room for s in running])
         return drafts, perf_counter() - started
 
     def verify(self, running: list[Request], drafts: list[Draft], draft_seconds: float) -> StepOutput:
