@@ -334,7 +334,7 @@ class AutoLength:
 
     def pays(self, requests: int) -> bool:
         if self._on_device:
-            return self._chains.reads(requests)
+            return self._chains.reads()
         return self._paid is None or self._paid.pays(self._prices.efficiency, requests)
 
     @property

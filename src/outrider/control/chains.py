@@ -34,9 +34,9 @@ _PLAIN_EVERY, _PLAIN_SOON = 128, 16
 """Drafting steps in a row before a plain one: what that takes, all else is compared with; and before the first one."""
 _WORTHWHILE = 1.01
 """What a chain must bring, of plain steps' tokens a second."""
-_READING = 1.4e-6
-"""Seconds that reading a newcomer's prompt costs a drafter and the host, for every token of the answer: 0.1 ms on an
-H200, and some 70 tokens. What that is of a request's share of a step must be gained on top."""
+_UNREAD = 64
+"""Steps in a row for which drafts were not expected to pay: after so many newcomers' prompts are not read for the
+drafter, which costs the host, and others the time. Until then they are: without, drafts are poor."""
 _READ_EVERY, _READ_FOR = 512, 16
 """Steps after which prompts are read for a few all the same: what drafts bring without is no measure of them."""
 _REST = 8
@@ -98,9 +98,8 @@ class Chains:
         self._number = 0
         self.rested = 0
         """Steps observed that nothing was thought about."""
-        self._gains: dict[int, float] = {}
-        """What drafts would bring if all prompts had been read, of plain steps' tokens a second and less what reading
-        costs, by about how many requests."""
+        self._unpaid = 0
+        """Steps since the last one whose drafts were expected to pay."""
         self._reading = True
         """The last answer of `reads`: what newcomers are taken to have had."""
 
@@ -115,10 +114,9 @@ class Chains:
         levels = state.levels
         return sum(1 + (i.shape.verified if state in i.sources else round(levels.total(i.shape.drafted))) for i in own)
 
-    def reads(self, requests: int) -> bool:
-        """Whether drafts bring enough, among so many, for the drafter to read the prompts of the next newcomers."""
-        pays = self._gains.get(requests.bit_length(), _WORTHWHILE) >= _WORTHWHILE
-        self._reading = pays or (self._number + self.rested) % _READ_EVERY < _READ_FOR
+    def reads(self) -> bool:
+        """Whether the drafter is to read the prompts of the next newcomers."""
+        self._reading = self._unpaid < _UNREAD or (self._number + self.rested) % _READ_EVERY < _READ_FOR
         return self._reading
 
     def again(self, requests: int, most: int) -> StepShape | None:
@@ -133,6 +131,7 @@ class Chains:
         self._silence.step(shape.verified > 0)
         if shape == PLAIN:
             self._under_way.append(_RESTED)
+            self._unpaid += 1
         else:
             self._under_way.append(self._last._replace(number=self._number))
             self._number, self._since_plain = self._number + 1, self._since_plain + 1
@@ -166,13 +165,11 @@ class Chains:
             rate = (len(states) + sum(each)) / seconds[shape]
             if rate > most_a_second and stretch * len(states) <= left and stretch <= min(map(add, patience, each)):
                 best, most_a_second = shape, rate
-        total = self._newcomers[True].total
-        if drafting := [shape for shape in shapes if shape.drafted]:  # none, where a request is to be plain
-            gain = max((1 + total(shape.drafted)) * plain / seconds[shape] for shape in drafting)
-            self._gains[len(states).bit_length()] = gain - _READING * len(states) / plain
         self._since_plain = self._since_plain + 1 if best.verified and self._since_plain < _PLAIN_EVERY else 0
         best = best if self._since_plain else PLAIN
         offered = gains.offered(best)
+        if any(shape.drafted for shape in shapes):  # else somebody is to be plain, which says nothing
+            self._unpaid = 0 if best.verified else self._unpaid + 1
         chosen, best = best, self._tried(best, shapes, len(offered) < len(states))
         stretch = seconds[best] / plain - 1
         sources = {states[i]: found[i].source for i in offered}
