@@ -82,7 +82,7 @@ class Setup:
 
         def teacher() -> None:
             tokens = texts.tokens.to(device, non_blocking=True)
-            taught = self.teacher.read(tokens, module.config.taps)
+            taught = self.teacher.read(tokens, module.config.aux_hidden_layers)
             self.teacher.logits(taught.final.flatten(0, 1)[where - 1], self.student.ids)
 
         def loss() -> None:

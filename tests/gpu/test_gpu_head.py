@@ -72,11 +72,11 @@ def test_features_are_those_of_the_pytorch_decoder_and_change_no_bit() -> None:
     for model in (reference, ours, untapped):
         slot = model.open()
         if model is not untapped:
-            model.tap((0, 1))
+            model.keep_hidden_layers((0, 1))
         logits.append(model.forward([Rows(slot, [3, 1, 4, 1, 5], [ROOT, 0, 1, 1, 3])]))
     close(ours.features, reference.features)
     assert torch.equal(logits[1], logits[2])
-    ours.tap((1,))
+    ours.keep_hidden_layers((1,))
     ours.forward([Rows.chain(ours.open(), [3, 1])])
     close(ours.features, reference.features[:2, -64:])
 
@@ -256,7 +256,7 @@ def test_trees_through_the_host(target: CudaDecoder, head: CudaHead, plain: list
 def test_padding_ids_are_never_drafted(target: CudaDecoder) -> None:
     """A head grown with its target has columns for tokens beyond the ones that may be chosen."""
     wide = loud_head(padding=5)
-    target.tap(wide.config.taps)
+    target.keep_hidden_layers(wide.config.aux_hidden_layers)
     padded = target.head(wide.config, HeadWeights.of(wide.config, wide.tensors, DEVICE, DTYPE))
     found = [
         drafted(run(target, HeadDrafter(padded, VOCAB), FixedLength(2), on_device=on_device, lanes=1))

@@ -23,7 +23,7 @@ from outrider.models.checkpoints.progress import SilentProgress
 def test_arms_with_a_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str | None) -> None:
     model, head = tiny_gguf(tmp_path), tmp_path / "head"
     architecture = Architecture.from_config(open_checkpoint(str(model), SilentProgress()).config)
-    random_head(config_of(architecture, draft_vocab=200, taps=(0, 1, 2))).write(head)
+    random_head(config_of(architecture, draft_vocab=200, aux_hidden_layers=(0, 1, 2))).write(head)
     grown = TwinShape(hidden=48, layers=3, mlp=64, query_width=64, key_value_width=32, vocab_size=320)
     monkeypatch.setitem(twin.TWINS, "small", grown)
     monkeypatch.setattr(measured_model, "shipped_head", lambda _: head)  # auto finds one

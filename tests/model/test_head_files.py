@@ -17,7 +17,7 @@ from tiny_models import architecture, reference, target_of
 
 from outrider.errors import DrafterError
 from outrider.models.head.checkpoint import HeadCheckpoint
-from outrider.models.head.config import HeadConfig, default_taps
+from outrider.models.head.config import HeadConfig, default_aux_hidden_layers
 from outrider.models.head.load import place_head
 from outrider.models.head.torch_head import as_module
 from outrider.models.head.weights import SCALES
@@ -119,18 +119,18 @@ def test_rotary_embeddings_survive(tmp_path: Path, rope: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("layers", range(1, 12))
-def test_default_taps_rise(layers: int) -> None:
-    taps = default_taps(layers)
-    assert list(taps) == sorted(set(taps))
-    assert 0 <= min(taps) <= max(taps) <= layers
-    assert default_taps(30) == (2, 15, 27)
-    assert HeadConfig.beside(architecture(num_hidden_layers=layers), 40, 1).taps == taps
+def test_default_aux_hidden_layers_rise(layers: int) -> None:
+    read = default_aux_hidden_layers(layers)
+    assert list(read) == sorted(set(read))
+    assert 0 <= min(read) <= max(read) <= layers
+    assert default_aux_hidden_layers(30) == (2, 15, 27)
+    assert HeadConfig.beside(architecture(num_hidden_layers=layers), 40, 1).aux_hidden_layers == read
 
 
-@pytest.mark.parametrize("taps", [(2, 1), (1, 1, 2), (4,), (-1, 2), ()])
-def test_other_taps_are_refused(taps: tuple[int, ...]) -> None:
-    with pytest.raises(DrafterError, match="taps"):
-        HeadConfig.beside(architecture(), 40, 1, taps)
+@pytest.mark.parametrize("read", [(2, 1), (1, 1, 2), (4,), (-1, 2), ()])
+def test_other_layers_are_refused(read: tuple[int, ...]) -> None:
+    with pytest.raises(DrafterError, match="layers"):
+        HeadConfig.beside(architecture(), 40, 1, read)
 
 
 def by_others(config: dict[str, Any]) -> None:
@@ -149,12 +149,12 @@ def test_a_head_by_others_runs(tmp_path: Path) -> None:
     found = HeadCheckpoint.read(tmp_path)
     assert found.config.target_layers == 0
     for kind in ("native", "torch"):
-        assert place_head(found, target_of(reference("llama"), kind)).taps == head.config.taps
+        assert place_head(found, target_of(reference("llama"), kind)).aux_hidden_layers == head.config.aux_hidden_layers
 
 
 def test_a_missing_list_of_taps_means_the_usual_ones(tmp_path: Path) -> None:
     eight = architecture(num_hidden_layers=8)
-    head = written(tmp_path, random_head(config_of(eight, draft_vocab=40, taps=(1, 2, 3))))
+    head = written(tmp_path, random_head(config_of(eight, draft_vocab=40, aux_hidden_layers=(1, 2, 3))))
 
     def unsaid(config: dict[str, Any]) -> None:
         by_others(config)
@@ -162,7 +162,7 @@ def test_a_missing_list_of_taps_means_the_usual_ones(tmp_path: Path) -> None:
 
     config_in(tmp_path, unsaid)
     found = HeadCheckpoint.read(tmp_path)
-    assert found.for_target(eight).config.taps == (2, 4, 5)
+    assert found.for_target(eight).config.aux_hidden_layers == (2, 4, 5)
     assert found.for_target(eight).config.feature_width == head.config.feature_width
     with pytest.raises(DrafterError, match="another target"):
         found.for_target(architecture(num_hidden_layers=4))  # has not three of them

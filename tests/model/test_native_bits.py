@@ -203,8 +203,8 @@ def test_head_beside_it_looks_up_its_embedding(tmp_path: Path) -> None:
     found = []
     for precision in (FP32, NATIVE):
         target = decoder(path, precision)
-        head = place_head(random_head(config_of(target.architecture, draft_vocab=64, taps=(0,))), target)
-        target.forward([Rows.chain(target.open(), [5, 6, 7])])  # tap 0: the embeddings themselves
+        head = place_head(random_head(config_of(target.architecture, draft_vocab=64, aux_hidden_layers=(0,))), target)
+        target.forward([Rows.chain(target.open(), [5, 6, 7])])  # layer 0: the embeddings themselves
         found.append(head.forward([Rows.chain(head.open(), [6, 7, 8])], features=target.features).logits.clone())
     assert torch.equal(*found)
 

@@ -1,4 +1,4 @@
-"""The compiled head against the one in PyTorch, its cache against a fresh start, and the target's taps."""
+"""The compiled head against the one in PyTorch, its cache against a fresh start, and the target's hidden layers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def native_target(name: str = "llama", precision: Precision = FP32, kernels: str
 def torch_target(name: str = "llama") -> TorchDecoder:
     decoder = decoder_of(reference(name), "torch")
     assert isinstance(decoder, TorchDecoder)
-    decoder.tap(TAPS)
+    decoder.keep_hidden_layers(TAPS)
     return decoder
 
 
 def head_for(target: Any, layers: int = 1, norm: bool = False) -> HeadCheckpoint:
     return random_head(
-        config_of(target.architecture, draft_vocab=DRAFT_VOCAB, layers=layers, taps=TAPS, norm=norm), seed=layers
+        config_of(target.architecture, draft_vocab=DRAFT_VOCAB, layers=layers, aux_hidden_layers=TAPS, norm=norm),
+        seed=layers,
     )
 
 
@@ -68,7 +69,7 @@ def test_taps_are_the_states_of_the_pytorch_decoder(name: str) -> None:
     """Tied and untied embeddings, scaled ones, norms behind the layers; 150 rows, so two compiled passes."""
     rng = random.Random(0)
     ours, theirs = native_target(name), torch_target(name)
-    ours.tap(TAPS)
+    ours.keep_hidden_layers(TAPS)
     for count in (5, 100):
         batch = [Rows.chain(slot, rng.choices(range(97), k=count), logits=[0]) for slot in (0, 1)]
         for decoder in (ours, theirs):
@@ -84,7 +85,7 @@ def test_taps_are_the_states_of_the_pytorch_decoder(name: str) -> None:
 def test_taps_do_not_change_logits() -> None:
     tokens = random.Random(1).choices(range(97), k=20)
     plain, tapped = native_target(precision=BF16), native_target(precision=BF16)
-    tapped.tap((2, 0, 3))
+    tapped.keep_hidden_layers((2, 0, 3))
     expected = plain.forward([Rows.chain(plain.open(), tokens)])
     assert torch.equal(tapped.forward([Rows.chain(tapped.open(), tokens)]), expected)
     assert not plain.features.numel()
@@ -192,7 +193,7 @@ def test_outliers_in_the_features_leave_the_rest_of_them(kernels: str) -> None:
 def test_ranking_is_what_the_logits_say(kernels: str, temperature: float) -> None:
     """The best tokens, their probabilities, and the best under the target's noise; greedy and sampled rows together."""
     target = native_target(precision=BF16, kernels=kernels)
-    config = config_of(target.architecture, draft_vocab=DRAFT_VOCAB, taps=TAPS)
+    config = config_of(target.architecture, draft_vocab=DRAFT_VOCAB, aux_hidden_layers=TAPS)
     head = place_head(random_head(config, seed=8, std=0.6), target)
     assert isinstance(head, NativeHead)
     features = torch.randn(7, 3 * 48, generator=torch.Generator().manual_seed(9))
@@ -216,7 +217,7 @@ def test_ranking_is_what_the_logits_say(kernels: str, temperature: float) -> Non
 
 def test_a_small_vocabulary_is_ranked_whole() -> None:
     target = native_target()
-    head = place_head(random_head(config_of(target.architecture, draft_vocab=3, taps=TAPS)), target)
+    head = place_head(random_head(config_of(target.architecture, draft_vocab=3, aux_hidden_layers=TAPS)), target)
     assert isinstance(head, NativeHead)
     batch = [Rows.chain(head.open(), [1])]
     (found,), _ = head.rank(batch, [NoiseKey(1.0, 2, 3)], 8, features=torch.zeros(1, 144))
@@ -239,7 +240,7 @@ def deeper() -> Any:
 def test_heads_that_read_other_layers_take_turns_beside_one_target() -> None:
     target = native_target()
     first, second = (
-        exact(random_head(config_of(target.architecture, draft_vocab=DRAFT_VOCAB, taps=taps)), target)
+        exact(random_head(config_of(target.architecture, draft_vocab=DRAFT_VOCAB, aux_hidden_layers=taps)), target)
         for taps in (TAPS, (0, 2))
     )
     prompt = list(range(5, 11))
@@ -257,11 +258,11 @@ def test_heads_that_read_other_layers_take_turns_beside_one_target() -> None:
     assert torch.equal(turn(first), alone)
     turn(second)
     first.reopen(0, 2)
-    assert target.tapped == TAPS
+    assert target.kept_hidden_layers == TAPS
     first.close(0)
     turn(second)
     copied = first.fork(0, 2)
-    assert target.tapped == TAPS
+    assert target.kept_hidden_layers == TAPS
     second.open()  # while the first still has a request
     with pytest.raises(DrafterError, match="cannot draft beside one target at the same time"):
         first.forward([Rows.chain(copied, [3])], features=torch.zeros(1, len(TAPS) * 48))

@@ -196,7 +196,7 @@ def test_a_head_that_starts_with_more_to_draft_and_read_drafts_as_before(
     more = ("--start-from", str(small), "--draft-vocab", "240", "--taps", "0,1,2")
     assert command("train", "--out", str(grown), *more, *given) == 0
     before, after = HeadCheckpoint.read(small), HeadCheckpoint.read(grown)
-    assert (after.config.draft_vocab, after.config.taps) == (240, (0, 1, 2))
+    assert (after.config.draft_vocab, after.config.aux_hidden_layers) == (240, (0, 1, 2))
     ids = set(target_ids(after.tensors["d2t"]).tolist())
     assert ids > set(target_ids(before.tensors["d2t"]).tolist())
     first, best = events(grown, "evaluation")[0], events(small, "done")[0]

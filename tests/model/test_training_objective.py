@@ -184,7 +184,9 @@ def pupil(
     tensors = model.state_dict().items()
     weights = load_weights(architecture, tensors, dtype, device, lambda layer: layer)
     teacher = Teacher(architecture, weights, 64, arithmetic)
-    config = HeadConfig.beside(architecture, architecture.vocab_size // 2, layers, taps=(1, len(architecture.layers)))
+    config = HeadConfig.beside(
+        architecture, architecture.vocab_size // 2, layers, aux_hidden_layers=(1, len(architecture.layers))
+    )
     module = HeadModule(config)
     ids = torch.arange(config.draft_vocab) * 2
     start_from_target(module, weights, ids)
@@ -225,7 +227,7 @@ def test_a_student_guesses_what_its_head_will_draft(family: str, layers: int) ->
     guesses = torch.stack([chosen for _, chosen, _, _ in student._steps(texts)])  # [steps, answer tokens]
 
     head = TorchHead(module, ids, teacher.embed, max_batch=1, max_context=64)
-    features = teacher.read(text, config.taps).features[0]
+    features = teacher.read(text, config.aux_hidden_layers).features[0]
     tokens = text[0].tolist()
     for begin in range(4, 12):  # the first token to be drafted
         slot = head.open()

@@ -283,7 +283,9 @@ def test_a_twins_configuration_says_what_its_weights_are(default_checkpoint: Che
 
 def _small_head() -> HeadCheckpoint:
     torch.manual_seed(4)
-    config = HeadConfig.beside(Architecture.from_config({**SMALL, "model_type": "llama"}), 20, 2, taps=(0, 2, 3))
+    config = HeadConfig.beside(
+        Architecture.from_config({**SMALL, "model_type": "llama"}), 20, 2, aux_hidden_layers=(0, 2, 3)
+    )
     module = HeadModule(config)
     for name, parameter in module.named_parameters():
         torch.nn.init.normal_(parameter, std=0.2, mean=float("norm" in name))

@@ -55,7 +55,7 @@ def body(self: Any, rows: int, together: bool, tiled: bool = False) -> None:
     self.hashes = [
         hashed(_seen(self, s, p, b, path)[:, 0]) for s, p, b, path in zip(slots, positions, bases, paths, strict=True)
     ]
-    if self.taps:
+    if self.kept_hidden_layers:
         self.features[:rows] = 0
         self.features[:rows, :2] = _split(self.hashes)
 

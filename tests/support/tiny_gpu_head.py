@@ -42,7 +42,7 @@ def target_tensors() -> list[tuple[str, torch.Tensor]]:
 
 def loud_head(layers: int = 1, *, norm_before_residual: bool = False, padding: int = 0) -> HeadCheckpoint:
     """Reads both states; drafts seven of the tokens, and as many `padding` ids that may not be chosen."""
-    config = HeadConfig.beside(TARGET, 7 + padding, layers, taps=(0, 1))
+    config = HeadConfig.beside(TARGET, 7 + padding, layers, aux_hidden_layers=(0, 1))
     config = replace(config, norm_before_residual=norm_before_residual, target_vocab=VOCAB)
     made = random_head(config, CPU, torch.float32, seed=2)
     ids = torch.tensor([1, 2, 4, 5, 8, 9, 11])

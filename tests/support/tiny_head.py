@@ -18,12 +18,17 @@ def config_of(
     *,
     draft_vocab: int,
     layers: int = 1,
-    taps: tuple[int, ...] = (0, 1, 3),
+    aux_hidden_layers: tuple[int, ...] = (0, 1, 3),
     norm: bool = False,
 ) -> HeadConfig:
-    config = HeadConfig.beside(architecture, draft_vocab, layers, taps)
+    config = HeadConfig.beside(architecture, draft_vocab, layers, aux_hidden_layers)
     return HeadConfig(
-        config.architecture, config.taps, config.target_hidden, config.target_vocab, config.target_layers, norm
+        config.architecture,
+        config.aux_hidden_layers,
+        config.target_hidden,
+        config.target_vocab,
+        config.target_layers,
+        norm,
     )
 
 
@@ -47,7 +52,7 @@ def sensible_head(source: Mapping[str, Tensor], architecture: Architecture, ids:
     """A head made of the target's own tensors: it reads the state behind the last layer, adds what the target's last
     layer makes of it, and looks at the result with the target's own norm and vocabulary rows. It says again what the
     target said before, more or less: right where text repeats, and often enough where the target is unsure."""
-    config = config_of(architecture, draft_vocab=len(ids), taps=(0, len(architecture.layers)))
+    config = config_of(architecture, draft_vocab=len(ids), aux_hidden_layers=(0, len(architecture.layers)))
     hidden = architecture.hidden
     last = f"model.layers.{len(architecture.layers) - 1}."
     tensors = {

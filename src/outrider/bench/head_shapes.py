@@ -35,7 +35,7 @@ def head_sizes(config: HeadConfig, axis: HeadAxis) -> tuple[int, ...]:
         case "pair":
             return (2, config.hidden)
         case "features":
-            return (len(config.taps), config.target_hidden)
+            return (len(config.aux_hidden_layers), config.target_hidden)
         case _:
             return sizes(config.architecture, axis)
 

@@ -116,8 +116,8 @@ class CutVocabulary(LanguageModel):
     def rollback(self, slot: int, length: int) -> None:
         self.model.rollback(slot, length)
 
-    def tap(self, layers: Sequence[int]) -> None:
-        self.model.tap(layers)
+    def keep_hidden_layers(self, layers: Sequence[int]) -> None:
+        self.model.keep_hidden_layers(layers)
 
     def stepper(self, draft: CachedNetwork | None, vocab_size: int | None = None) -> Stepper | None:
         return self.model.stepper(draft, vocab_size or self.vocab_size)

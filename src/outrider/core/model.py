@@ -118,9 +118,9 @@ class LanguageModel(CachedNetwork):
     vocab_size: int
 
     gives_features: bool = False
-    """Whether its hidden states can be read (`tap`, `features`)."""
+    """Whether its hidden states can be read (`keep_hidden_layers`, `features`)."""
     features: Tensor
-    """[rows of the last `forward`, taps * hidden]; valid until the next one."""
+    """[rows of the last `forward`, layers * hidden]; valid until the next one."""
     runner: Runner | None = None
     """Threads of its own that others may use between passes."""
 
@@ -128,7 +128,7 @@ class LanguageModel(CachedNetwork):
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         """fp32 logits [rows wanted, vocab], in the order of the batch."""
 
-    def tap(self, layers: Sequence[int]) -> None:
+    def keep_hidden_layers(self, layers: Sequence[int]) -> None:
         """Keep these states in every `forward` from now on: i is the residual stream after i layers."""
         raise NotImplementedError
 
@@ -168,7 +168,7 @@ class DraftHead(CachedNetwork):
     logits are for the token after its own.
     """
 
-    taps: tuple[int, ...]
+    aux_hidden_layers: tuple[int, ...]
     """The target's states it reads."""
     acceptance: tuple[float, ...]
     """How often each level of its chains was right on held-out text, where those before were; empty: not known."""
@@ -181,7 +181,7 @@ class DraftHead(CachedNetwork):
     def forward(
         self, batch: Sequence[Rows], *, features: Tensor | None = None, states: Tensor | None = None
     ) -> HeadOutput:
-        """Exactly one of `features` [rows, taps * target hidden] and `states` [rows, hidden] is given."""
+        """Exactly one of `features` [rows, layers * target hidden] and `states` [rows, hidden] is given."""
 
     def rank(
         self,

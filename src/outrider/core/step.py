@@ -28,7 +28,7 @@ class StepSlot:
     top_p: float = 1.0
     min_p: float = 0.0
     features: Tensor | None = None
-    """For a head: what the target made of the token before the last, [taps * hidden]; None where there is none."""
+    """For a head: what the target made of the token before the last, [layers * hidden]; None where there is none."""
     gap: int = 0
     """For a head: tokens of the text that its cache has no rows for, apart from the first."""
 

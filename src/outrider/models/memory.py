@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.errors import ModelError
 
 
-def give_back() -> None:
+def trim_malloc() -> None:
     """Return freed memory to the system. glibc keeps it otherwise, and loading frees as much as it keeps."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

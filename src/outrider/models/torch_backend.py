@@ -34,7 +34,7 @@ class TorchBackend(DecoderBackend):
     def load_head(self, head: HeadCheckpoint, target: LanguageModel) -> DraftHead:
         assert isinstance(target, TorchDecoder)
         head = head.for_target(target.architecture)
-        target.tap(head.config.taps)
+        target.keep_hidden_layers(head.config.aux_hidden_layers)
         return TorchHead(
             as_module(head).to(target.device, target.dtype),
             target_ids(head.tensors["d2t"]).to(target.device),

@@ -52,7 +52,7 @@ class TorchDecoder(StaticCache, LanguageModel):
         self._keys = lazy_zeros(shape, self.dtype, self.device)
         self._values = lazy_zeros(shape, self.dtype, self.device)
         self._rotations = [rotation_table(rope, max_context, self.device) for rope in a.ropes]
-        self._taps: tuple[int, ...] = ()
+        self._kept_layers: tuple[int, ...] = ()
         self._measured = 0
         """The layer that was timed last."""
         self.features = torch.empty(0, 0, dtype=self.dtype, device=self.device)
@@ -87,13 +87,13 @@ class TorchDecoder(StaticCache, LanguageModel):
         positions = torch.tensor([s.base + len(p) - 1 for s in spans for p in s.paths], device=self.device)
         step = _Step(self.architecture, spans, positions, self._rotations, self.bitwise)
         x = self.embed(tokens)
-        states = {0: x}  # by tap
+        states = {0: x}  # by the layers before
         for i in range(len(self._weights.layers)):
             x = self._layer(i, x, step, self._keys[i], self._values[i])
-            if i + 1 in self._taps:
+            if i + 1 in self._kept_layers:
                 states[i + 1] = x
-        if self._taps:
-            self.features = torch.cat([states[tap] for tap in self._taps], dim=-1)
+        if self._kept_layers:
+            self.features = torch.cat([states[layer] for layer in self._kept_layers], dim=-1)
         wanted = wanted_rows(batch)
         x = x[torch.tensor(wanted, dtype=torch.long, device=self.device)]
         return self._logits(self._norm(x, self._weights.norm, self._weights.norm_bias))
@@ -121,8 +121,8 @@ class TorchDecoder(StaticCache, LanguageModel):
             torch.cuda.synchronize(self.device)
         return perf_counter()
 
-    def tap(self, layers: Sequence[int]) -> None:
-        self._taps = tuple(layers)
+    def keep_hidden_layers(self, layers: Sequence[int]) -> None:
+        self._kept_layers = tuple(layers)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[rows] → [rows, hidden]"""

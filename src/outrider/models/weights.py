@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.models.architecture import Architecture, Rope
-from outrider.models.memory import give_back, lazy_zeros
+from outrider.models.memory import lazy_zeros, trim_malloc
 from outrider.models.precision import blocks, quantise
 from outrider.models.rotary import paired
 from outrider.models.stored import Stored
@@ -195,7 +195,7 @@ def load_weights(
         left[number] -= 1
         if number is not None and not left[number]:
             finished[number] = finish(layers.pop(number))
-            give_back()
+            trim_malloc()
     if missing:
         some = ", ".join(sorted(missing)[:3])
         raise ModelError(f"the checkpoint lacks {len(missing)} tensors ({some}, …); is the download complete?")

@@ -14,7 +14,7 @@ from outrider.errors import TrainingError
 from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress
-from outrider.models.head.config import HeadConfig, spread_taps
+from outrider.models.head.config import HeadConfig, spread_aux_hidden_layers
 from outrider.models.head.module import HeadModule
 from outrider.models.load import load_model, placement
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
@@ -66,7 +66,7 @@ class TargetContext:
         self._architecture = _readable(self._target)
         self._recipe = _recipe(settings.seed, self._architecture.max_context)
         check(self._architecture, self._recipe.context)
-        if not settings.draft_model:  # taps that are no layers are refused before anything is written
+        if not settings.draft_model:  # layers that it does not have are refused before anything is written
             HeadConfig.beside(self._architecture, settings.draft_vocab, settings.layers, settings.tapped)
         self._head_start = self._draft_start = None
         if settings.start_from is not None and settings.draft_model:
@@ -176,8 +176,8 @@ class TargetContext:
             module = self._head_start.module(ids, self._weights)
         else:
             ids = most_written(counts, s.draft_vocab)
-            taps = s.tapped or spread_taps(len(self._architecture.layers))
-            module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers, taps))
+            read = s.tapped or spread_aux_hidden_layers(len(self._architecture.layers))
+            module = HeadModule(HeadConfig.beside(self._architecture, len(ids), s.layers, read))
             start_from_target(module, self._weights, ids)
         vocabulary = self._target.tokenizer.fingerprint()
         return HeadStudent(module, ids, teacher, divergence, Unroll(), longest, vocabulary)

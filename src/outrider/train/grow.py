@@ -22,12 +22,12 @@ def most_written(counts: Tensor, wanted: int, keep: Tensor | None = None) -> Ten
 
 
 def grown(head: HeadCheckpoint, config: HeadConfig, ids: Tensor, target: DecoderWeights[LayerWeights]) -> HeadModule:
-    """The head in the shape of `config`, whose taps contain the head's, drafting `ids`, which contain the head's."""
+    """The head in the shape of `config`, which reads its layers and more, drafting `ids`, which contain the head's."""
     state = as_module(head).state_dict()
     width = config.target_hidden
     fc = torch.zeros(config.hidden, config.feature_width)
-    for place, tap in enumerate(head.config.taps):
-        now = config.taps.index(tap)
+    for place, layer in enumerate(head.config.aux_hidden_layers):
+        now = config.aux_hidden_layers.index(layer)
         fc[:, now * width : (now + 1) * width] = state["fc.weight"][:, place * width : (place + 1) * width]
     has = target_ids(head.tensors["d2t"])
     state |= {"fc.weight": fc, "lm_head.weight": _rows(state["lm_head.weight"], has, ids, target.head.float().cpu())}

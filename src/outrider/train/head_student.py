@@ -128,7 +128,7 @@ class HeadStudent:
         which tokens count (those that a draft of this depth can reach)."""
         device, arithmetic = self._teacher.device, self._teacher.arithmetic
         tokens = texts.tokens.to(device, torch.long, non_blocking=True)
-        taught = self._teacher.read(tokens, self.module.config.taps)
+        taught = self._teacher.read(tokens, self.module.config.aux_hidden_layers)
         embeds = self._teacher.embed(tokens[:, 1:])
         states = self.module.fuse(taught.features[:, :-1])
         rows = texts.width - 1
@@ -165,7 +165,8 @@ class HeadStudent:
 
 
 def start_from_target(module: HeadModule, target: DecoderWeights[LayerWeights], ids: Tensor) -> None:
-    """Begin as the target's own last layers on top of its highest tap: far nearer to a useful head than chance."""
+    """Begin as the target's own last layers on top of the highest layer that is read: far nearer to a useful
+    head than chance."""
     config: HeadConfig = module.config
     a = config.architecture
     state = module.state_dict()

@@ -62,9 +62,9 @@ class HeadStart:
         folder = folder_of(settings.start_from, settings.model)
         self._head = read_head(folder, target.tokenizer).for_target(architecture)
         self.about = _about(settings, self._head.about)
-        has = self._head.config.taps
-        self._wanted, self._taps = settings.draft_vocab, settings.tapped or has
-        if not set(has) <= set(self._taps):
+        has = self._head.config.aux_hidden_layers
+        self._wanted, self._reads = settings.draft_vocab, settings.tapped or has
+        if not set(has) <= set(self._reads):
             raise other_shape("taps", as_text(has), settings.taps)
 
     def ids(self, counts: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class HeadStart:
 
     def module(self, ids: Tensor, target: DecoderWeights[LayerWeights]) -> HeadModule:
         has = self._head.config
-        wider = replace(has, architecture=replace(has.architecture, vocab_size=len(ids)), taps=self._taps)
+        wider = replace(has, architecture=replace(has.architecture, vocab_size=len(ids)), aux_hidden_layers=self._reads)
         return grown(self._head, wider, ids, target)
 
 

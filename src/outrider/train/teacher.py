@@ -20,7 +20,7 @@ class TeacherOutput:
     """What the target computes over texts [B, T]."""
 
     features: Tensor
-    """[B, T, taps * hidden]"""
+    """[B, T, layers * hidden]"""
     final: Tensor
     """[B, T, hidden], normalised: `Teacher.logits` turns rows of it into logits for the token that follows."""
 
@@ -48,19 +48,19 @@ class Teacher:
         self._rotations = [rotary.rotation_table(rope, max_length, self.device) for rope in architecture.ropes]
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, taps: Sequence[int]) -> TeacherOutput:
+    def read(self, tokens: Tensor, aux_hidden_layers: Sequence[int]) -> TeacherOutput:
         # Everything has its precision already: looking for what to cast would take the host longer than launching.
         with torch.autocast(self.device.type, enabled=False):
-            return self._read(tokens, taps)
+            return self._read(tokens, aux_hidden_layers)
 
-    def _read(self, tokens: Tensor, taps: Sequence[int]) -> TeacherOutput:
+    def _read(self, tokens: Tensor, aux_hidden_layers: Sequence[int]) -> TeacherOutput:
         eps, hidden = self.architecture.norm_eps, self.architecture.hidden
         x = self.embed(tokens)
-        features = x.new_empty(*tokens.shape, len(taps) * hidden)
+        features = x.new_empty(*tokens.shape, len(aux_hidden_layers) * hidden)
 
         def keep(layers: int) -> None:
-            for place, tap in enumerate(taps):
-                if tap == layers:
+            for place, layer in enumerate(aux_hidden_layers):
+                if layer == layers:
                     features[..., place * hidden : (place + 1) * hidden] = x
 
         # What a layer adds to x is added by the norm after it, which has to read x anyway.

@@ -48,7 +48,7 @@ class CudaBackend(DecoderBackend):
         head = head.for_target(target.architecture)
         if against := unsuited_shape(head.config.architecture):
             raise DrafterError(f"the GPU kernels cannot compute this head: {against}; use another drafter")
-        target.tap(head.config.taps)
+        target.keep_hidden_layers(head.config.aux_hidden_layers)
         weights = HeadWeights.of(head.config, head.tensors, target.device, target.dtype)
         return target.head(head.config, weights)
 

@@ -176,7 +176,7 @@ class HeadChains:
         )
 
     def left(self, number: int) -> PendingFeatures:
-        """Features of the tokens before each of those that wait: [waiting, taps * target hidden]."""
+        """Features of the tokens before each of those that wait: [waiting, layers * target hidden]."""
         length, gap, absorbed = self._lanes.length(number)
         places = torch.arange(absorbed + gap, length) % self._ring.shape[1]
         return PendingFeatures(self._ring[number, places.to(self._ring.device)], gap)

@@ -69,13 +69,13 @@ class CudaDecoder(Passes[Network], LanguageModel):
     def _kinds(self) -> Mapping[str, Launched]:
         return {"body": self.network.body}
 
-    def tap(self, layers: Sequence[int]) -> None:
-        if self.network.taps != tuple(layers):
-            self.network.tap(layers)
+    def keep_hidden_layers(self, layers: Sequence[int]) -> None:
+        if self.network.kept_hidden_layers != tuple(layers):
+            self.network.keep_hidden_layers(layers)
             self.graphs = Graphs(self.device)
 
     def head(self, config: HeadConfig, weights: HeadWeights) -> CudaHead:
-        """A head beside this model, on its device and as large; `tap` is for the caller."""
+        """A head beside this model, on its device and as large; `keep_hidden_layers` is for the caller."""
         return CudaHead(
             config,
             weights,

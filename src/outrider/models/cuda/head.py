@@ -28,7 +28,7 @@ class CudaHead(Passes[HeadNetwork], DraftHead):
         max_context: int,
     ) -> None:
         self.config = config
-        self.taps = config.taps
+        self.aux_hidden_layers = config.aux_hidden_layers
         self.acceptance = config.acceptance
         self.ids = weights.ids
         slots, capacity = max_batch + 1, max_context + SLACK

@@ -31,7 +31,7 @@ class HeadNetwork(Network):
         self._embed_scale = embed_scale
         own = DecoderWeights(embedding, weights.lm_head.values, weights.norm, weights.layers)
         super().__init__(config.architecture, own, slots, capacity, max_rows)
-        self.tap((len(weights.layers),))
+        self.keep_hidden_layers((len(weights.layers),))
 
         def room(width: int) -> Tensor:
             return torch.zeros(max_rows, width, dtype=self.dtype, device=self.device)

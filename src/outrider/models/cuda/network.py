@@ -134,7 +134,7 @@ class Network:
         self.tiles = room(max_rows // self.tile_rows + slots if self.tile_rows else 0, 2, dtype=torch.int32)
         """Of a tiled pass: the first row of each tile and how many it has, 0 for none."""
         self.logits = room(HEAD_ROWS, a.vocab_size, dtype=torch.float32)
-        self.taps: tuple[int, ...] = ()
+        self.kept_hidden_layers: tuple[int, ...] = ()
         self.features = room(max_rows, 0)
         self._retired: list[Tensor] = []
         self._tiles = -(-a.hidden // BLOCK_N)
@@ -174,12 +174,12 @@ class Network:
         such passes."""
         return self._prompt.rows if self._prompt else 0
 
-    def tap(self, layers: Sequence[int]) -> None:
-        """Keep the residual stream after so many layers, for each of `layers`, in `features` [max_rows, taps * hidden]
-        with every pass recorded from now on."""
-        if self.taps != (wanted := tuple(layers)):
+    def keep_hidden_layers(self, layers: Sequence[int]) -> None:
+        """Keep the residual stream after so many layers, for each of `layers`, in `features`
+        [max_rows, layers * hidden] with every pass recorded from now on."""
+        if self.kept_hidden_layers != (wanted := tuple(layers)):
             self._retired.append(self.features)  # recorded passes may still write there
-            self.taps = wanted
+            self.kept_hidden_layers = wanted
             width = len(wanted) * self.architecture.hidden
             self.features = torch.zeros(self.max_rows, width, dtype=self.dtype, device=self.device)
 
@@ -210,7 +210,7 @@ class Network:
         w, scale = self._weights, self.architecture.residual_scale
         self._keep(0, rows)
         for i, layer in enumerate(w.layers):
-            if _SHALLOW.get() and i and i + 1 not in self.taps:
+            if _SHALLOW.get() and i and i + 1 not in self.kept_hidden_layers:
                 continue
             following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
             if i == 0 and first is not None:
@@ -223,12 +223,12 @@ class Network:
             self._linear(self._gated, layer.down, layer.down_bias, rows, self._x, gain=following, multiplier=scale)
             self._keep(i + 1, rows)
 
-    def _keep(self, tap: int, rows: int) -> None:
-        if tap in self.taps:
+    def _keep(self, layer: int, rows: int) -> None:
+        if layer in self.kept_hidden_layers:
             hidden = self.architecture.hidden
             tap_kernel[(rows,)](
                 self._residual,
-                self.features[:, self.taps.index(tap) * hidden :],
+                self.features[:, self.kept_hidden_layers.index(layer) * hidden :],
                 self.features.stride(0),
                 HIDDEN=hidden,
                 WIDTH=power_of_two(hidden),

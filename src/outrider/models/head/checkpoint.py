@@ -98,7 +98,7 @@ def _config_json(config: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "vocab_size": config.target_vocab,
-        "num_aux_hidden_states": len(config.taps),
+        "num_aux_hidden_states": len(config.aux_hidden_layers),
         "dtype": "bfloat16",
     }
     return {
@@ -107,7 +107,7 @@ def _config_json(config: HeadConfig, about: Mapping[str, Any]) -> dict[str, Any]
         "speculators_version": "0.3.0",
         "draft_vocab_size": config.draft_vocab,
         "target_hidden_size": config.target_hidden,
-        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "eagle_aux_hidden_state_layer_ids": list(config.aux_hidden_layers),
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": False,
         "tie_word_embeddings": False,
@@ -170,7 +170,7 @@ def _read_config(folder: Path) -> tuple[HeadConfig, Mapping[str, Any]]:
         _check_kind(raw, architecture, folder)
         return HeadConfig(
             architecture=architecture,
-            taps=tuple(int(tap) for tap in raw.get("eagle_aux_hidden_state_layer_ids") or ()),
+            aux_hidden_layers=tuple(int(layer) for layer in raw.get("eagle_aux_hidden_state_layer_ids") or ()),
             target_hidden=int(raw.get("target_hidden_size") or architecture.hidden),
             target_vocab=vocab,
             target_layers=int(about.get("target_layers", 0)),

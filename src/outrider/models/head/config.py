@@ -10,7 +10,7 @@ from outrider.errors import DrafterError
 from outrider.models.architecture import Architecture, LayerShape
 
 _UNSAID = 3
-"""Taps of a head that does not say which."""
+"""Layers that a head reads which does not say which."""
 _ADVICE = "train a head for this target with `outrider train`"
 
 
@@ -19,12 +19,12 @@ class HeadConfig:
     """`architecture` describes the head's own layers: Llama's, except that the first takes the embedding beside the
     state and so is twice as wide at its input; its vocabulary is the draft vocabulary.
 
-    `taps`: which of the target's states are read, rising. Tap i is the residual stream after i layers (before layer i).
+    `aux_hidden_layers`: which of the target's states are read, rising: i is the residual stream after i layers.
     Empty where a head does not say: then they are vLLM's default for the target it is placed beside.
     """
 
     architecture: Architecture
-    taps: tuple[int, ...]
+    aux_hidden_layers: tuple[int, ...]
     target_hidden: int
     target_vocab: int
     target_layers: int
@@ -35,8 +35,10 @@ class HeadConfig:
     """As `DraftHead.acceptance`."""
 
     def __post_init__(self) -> None:
-        if any(later <= tap for tap, later in pairwise(self.taps)):
-            raise DrafterError(f"taps {list(self.taps)} do not rise; list each layer once, the lowest first")
+        if any(later <= layer for layer, later in pairwise(self.aux_hidden_layers)):
+            raise DrafterError(
+                f"layers {list(self.aux_hidden_layers)} do not rise; list each layer once, the lowest first"
+            )
 
     @property
     def hidden(self) -> int:
@@ -48,16 +50,18 @@ class HeadConfig:
 
     @property
     def feature_width(self) -> int:
-        return (len(self.taps) or _UNSAID) * self.target_hidden
+        return (len(self.aux_hidden_layers) or _UNSAID) * self.target_hidden
 
     @staticmethod
-    def beside(target: Architecture, draft_vocab: int, layers: int, taps: Sequence[int] | None = None) -> HeadConfig:
+    def beside(
+        target: Architecture, draft_vocab: int, layers: int, aux_hidden_layers: Sequence[int] | None = None
+    ) -> HeadConfig:
         """A head shaped like `layers` of the target's own layers."""
         count = len(target.layers)
-        taps = default_taps(count) if taps is None else tuple(taps)
-        if not taps or min(taps) < 0 or max(taps) > count:
+        read = default_aux_hidden_layers(count) if aux_hidden_layers is None else tuple(aux_hidden_layers)
+        if not read or min(read) < 0 or max(read) > count:
             raise DrafterError(
-                f"taps {list(taps)} are not layers of a target that has {count}; choose from 0 to {count}"
+                f"layers {list(read)} are not layers of a target that has {count}; choose from 0 to {count}"
             )
         own = Architecture(
             family="llama",
@@ -74,7 +78,7 @@ class HeadConfig:
             tied=False,
             attention_scale=target.head_dim**-0.5,
         )
-        return HeadConfig(own, taps, target.hidden, target.vocab_size, count)
+        return HeadConfig(own, read, target.hidden, target.vocab_size, count)
 
     def for_target(self, target: Architecture) -> HeadConfig:
         """As read beside this target; `DrafterError` unless its states and vocabulary have the right shape."""
@@ -90,20 +94,20 @@ class HeadConfig:
                 raise DrafterError(
                     f"the head was made for another target: {what} {wanted} {unit}, this one has {found}; {_ADVICE}"
                 )
-        taps = self.taps or default_taps(count)
-        if max(taps) > count or len(taps) * target.hidden != self.feature_width:
+        read = self.aux_hidden_layers or default_aux_hidden_layers(count)
+        if max(read) > count or len(read) * target.hidden != self.feature_width:
             raise DrafterError(
                 f"the head was made for another target: it reads more layers than this one has ({count}); {_ADVICE}"
             )
-        return replace(self, taps=taps)
+        return replace(self, aux_hidden_layers=read)
 
 
-def spread_taps(layers: int) -> tuple[int, ...]:
+def spread_aux_hidden_layers(layers: int) -> tuple[int, ...]:
     """What our own heads read: up to two more than the field's three, between them."""
     third = layers * 3 // 10
-    return tuple(sorted({*default_taps(layers), third, layers - third}))
+    return tuple(sorted({*default_aux_hidden_layers(layers), third, layers - third}))
 
 
-def default_taps(layers: int) -> tuple[int, ...]:
+def default_aux_hidden_layers(layers: int) -> tuple[int, ...]:
     """Low, middle and high, as the field has it; fewer where the target has hardly any layers."""
     return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))

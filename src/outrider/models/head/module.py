@@ -71,7 +71,7 @@ class HeadModule(nn.Module):
         self.lm_head = nn.Linear(a.hidden, a.vocab_size, bias=False)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """The target's features [..., taps * target_hidden] as states [..., hidden]."""
+        """The target's features [..., layers * target_hidden] as states [..., hidden]."""
         fused: Tensor = self.fc(features)
         return fused
 

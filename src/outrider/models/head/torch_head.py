@@ -34,7 +34,7 @@ class TorchHead(StaticCache, DraftHead):
         """`embed`: the target's embedding of token ids [rows] → [rows, hidden]."""
         super().__init__(max_batch, max_context)
         self.config: HeadConfig = module.config
-        self.taps = self.config.taps
+        self.aux_hidden_layers = self.config.aux_hidden_layers
         self.acceptance = self.config.acceptance
         self.ids = ids
         self._module = module.eval()

@@ -52,7 +52,7 @@ class HeadWeights:
     normalised by `hidden_norm`."""
 
     fc: Scaled
-    """[hidden, taps * target_hidden]"""
+    """[hidden, layers * target_hidden]"""
     hidden_norm: Tensor
     layers: list[LayerWeights]
     norm: Tensor

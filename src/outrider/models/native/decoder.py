@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.core.model import LanguageModel, Rows, Runner
 from outrider.models.architecture import Architecture
-from outrider.models.memory import give_back
+from outrider.models.memory import trim_malloc
 from outrider.models.native.packing import PackedLayer, Packer
 from outrider.models.native.stack import NativeStack
 from outrider.models.precision import Precision
@@ -88,7 +88,7 @@ class NativeDecoder(NativeStack, LanguageModel):
             threads=threads,
             kernels=kernels,
         )
-        give_back()
+        trim_malloc()
         return decoder
 
     def forward(self, batch: Sequence[Rows]) -> Tensor:
@@ -97,5 +97,5 @@ class NativeDecoder(NativeStack, LanguageModel):
         columns = logits.shape[1]
         for _ in run.passes(logits.data_ptr(), 4 * columns):
             pass
-        self.features = run.tapped
+        self.features = run.hidden
         return logits if columns == self.vocab_size else logits[:, : self.vocab_size]

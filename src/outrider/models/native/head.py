@@ -31,7 +31,7 @@ class NativeHead(NativeStack, DraftHead):
     most_ranked = MOST_RANKED
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, target: NativeDecoder) -> None:
-        """`weights`: in int8, or in fp32, which is for comparison. `target` taps what the config says from now on."""
+        """`weights`: in int8, or in fp32, which is for comparison. `target` keeps what the config reads from now on."""
         int8 = weights.fc.scales is not None
         packer = Packer()
         fc = packer.matrix(weights.fc.values, None, weights.fc.scales)  # in the order a pass reads them
@@ -49,10 +49,10 @@ class NativeHead(NativeStack, DraftHead):
         )
         self.config = config
         self.acceptance = config.acceptance
-        self.taps = config.taps
+        self.aux_hidden_layers = config.aux_hidden_layers
         self.ids = weights.ids
         self._target = target  # its embedding is pointed into
-        target.tap(config.taps)
+        target.keep_hidden_layers(config.aux_hidden_layers)
         m = self._model
         m.norm = self._keep(weights.norm)
         lm_head = weights.lm_head  # two thirds of all weights
@@ -70,7 +70,7 @@ class NativeHead(NativeStack, DraftHead):
         )
         m.fusion = addressof(self._fusion)
         self._make_workspace([m.head, self._fusion.fc])
-        self.tap([len(layers)])  # the states that come out
+        self.keep_hidden_layers([len(layers)])  # the states that come out
         columns = self._keep(weights.ids.to(torch.int32))
         partials = self._keep(torch.zeros(shape.threads * MAX_ROWS * sizeof(Partial), dtype=torch.uint8))
         # What `rank` uses again and again: a pass is short, and making these would be a good part of it.
@@ -81,15 +81,15 @@ class NativeHead(NativeStack, DraftHead):
     def open(self) -> int:
         """The target gives its states as this head reads them from now on: heads that read other layers can take turns
         beside one target, not run at the same time."""
-        self._target.tap(self.taps)
+        self._target.keep_hidden_layers(self.aux_hidden_layers)
         return super().open()
 
     def reopen(self, slot: int, length: int) -> None:
-        self._target.tap(self.taps)
+        self._target.keep_hidden_layers(self.aux_hidden_layers)
         super().reopen(slot, length)
 
     def fork(self, source: int, length: int) -> int:
-        self._target.tap(self.taps)
+        self._target.keep_hidden_layers(self.aux_hidden_layers)
         return super().fork(source, length)
 
     def forward(
@@ -100,12 +100,12 @@ class NativeHead(NativeStack, DraftHead):
         logits = self._room(run)
         for start, _, step in run.passes(logits.data_ptr(), 4 * logits.shape[1]):
             step.features, step.states = given.at(start)
-        return HeadOutput(logits[:, : self.config.draft_vocab], run.tapped)
+        return HeadOutput(logits[:, : self.config.draft_vocab], run.hidden)
 
     def _given(self, rows: int, features: Tensor | None, states: Tensor | None) -> _Given:
-        if features is not None and self._target.tapped != self.taps:
+        if features is not None and (kept := self._target.kept_hidden_layers) != self.aux_hidden_layers:
             raise DrafterError(
-                f"two heads that read other layers ({self._target.tapped} and {self.taps}) cannot draft beside one "
+                f"two heads that read other layers ({kept} and {self.aux_hidden_layers}) cannot draft beside one "
                 "target at the same time; use one of them, or train them with the same --taps"
             )
         return _Given(features, states, (rows, self.config.hidden if features is None else self.config.feature_width))
@@ -143,7 +143,7 @@ class NativeHead(NativeStack, DraftHead):
             if likely[-1][0] < 0:  # the vocabulary is smaller
                 likely, drawn = ([pair for pair in side if pair[0] >= 0] for side in (likely, drawn))
             followers.append(TopK(likely, drawn))
-        return followers, run.tapped
+        return followers, run.hidden
 
 
 _GREEDY = pack("fiII", 1.0, 0, 0, 0)

@@ -97,7 +97,7 @@ class NativeStack(StaticCache):
         self.architecture = a = architecture
         self.dtype = precision.compute
         self.device = torch.device("cpu")
-        self._results, self._tapped = Recycled(), Recycled()
+        self._results, self._hidden = Recycled(), Recycled()
         self._timer: Timer | None = None
         self._kept: list[Tensor] = []
         """Everything the C side points into."""
@@ -106,7 +106,7 @@ class NativeStack(StaticCache):
         """Of a head in the cache, padded."""
         self._layers = (Layer * len(a.layers))()
         self._fill_layers(layers, capacity)
-        self._taps = array("i")
+        self._kept_layers = array("i")
         self._model = Model(
             shape=Shape(
                 layers=len(a.layers),
@@ -143,13 +143,13 @@ class NativeStack(StaticCache):
             self._timer = Timer(self, self._given_width)
         return self._timer.seconds(rows, context)
 
-    def tap(self, layers: Sequence[int]) -> None:
-        self._taps = array("i", layers)
-        self._model.taps, self._model.tap_count = self._taps.buffer_info()
+    def keep_hidden_layers(self, layers: Sequence[int]) -> None:
+        self._kept_layers = array("i", layers)
+        self._model.taps, self._model.tap_count = self._kept_layers.buffer_info()
 
     @property
-    def tapped(self) -> tuple[int, ...]:
-        return tuple(self._taps)
+    def kept_hidden_layers(self) -> tuple[int, ...]:
+        return tuple(self._kept_layers)
 
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = array("i", sources), array("i", targets)
@@ -171,9 +171,9 @@ class NativeStack(StaticCache):
             span = self._slots.extend(given)
             wanted = repeat(True) if given.logits is None else map(set(given.logits).__contains__, count())
             rows.extend(zip(given.tokens, repeat(span), span.paths, wanted, strict=False))
-        width = len(self._taps) * self.architecture.hidden
-        tapped = self._tapped.empty(len(rows), width) if width else torch.empty(0, 0)
-        return _Run(self, rows, tapped)
+        width = len(self._kept_layers) * self.architecture.hidden
+        hidden = self._hidden.empty(len(rows), width) if width else torch.empty(0, 0)
+        return _Run(self, rows, hidden)
 
     def _room(self, run: _Run) -> Tensor:
         """For the logits of the rows wanted."""
@@ -294,11 +294,11 @@ _Row = tuple[int, Span, Sequence[int], bool]
 class _Run:
     """The rows of one `forward`, and where their results go."""
 
-    def __init__(self, stack: NativeStack, rows: list[_Row], tapped: Tensor) -> None:
+    def __init__(self, stack: NativeStack, rows: list[_Row], hidden: Tensor) -> None:
         self.rows = len(rows)
         self.wanted = sum([want for _, _, _, want in rows])
-        self.tapped = tapped
-        """[rows, taps * hidden]"""
+        self.hidden = hidden
+        """[rows, layers * hidden]"""
         self._stack = stack
         self._rows = rows
 
@@ -306,12 +306,12 @@ class _Run:
         """One compiled pass after the other: (rows before it, wanted rows before it, its description). Each is run when
         the next is asked for, so that more can be added to the description. `logits`: the address of those of the first
         row wanted, `pitch` bytes before those of the next; 0: every pass may overwrite the one before's."""
-        tapped, width = self.tapped.data_ptr(), 4 * self.tapped.shape[-1]
+        hidden, width = self.hidden.data_ptr(), 4 * self.hidden.shape[-1]
         model, forward = byref(self._stack._model), self._stack._kernels.outrider_forward
         wanted = 0
         for start in range(0, self.rows, MAX_ROWS):
             numbers, step = _described(self._rows[start : start + MAX_ROWS])
-            step.logits, step.tapped = logits + pitch * wanted, tapped + width * start
+            step.logits, step.tapped = logits + pitch * wanted, hidden + width * start
             yield start, wanted, step
             forward(model, byref(step))
             wanted += step.wanted
