@@ -17,7 +17,6 @@ from outrider.models.cpu import cpu_name
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import beside, described, left_quantised, load_model, missing_kernels, settled
-from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import built
 from outrider.version import __version__
 
@@ -76,7 +75,7 @@ class TargetParts:
             "version": __version__,
             "weights": [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files],
             "precision": self.place.precision.name,
-            "kernels": self.model.kernels if isinstance(self.model, NativeDecoder) else type(self.model).__name__,
+            "kernels": self.model.kernels or type(self.model).__name__,
             "built": built(),
             "threads": self.place.threads,
             "machine": [platform.machine(), cpu_name(), os.cpu_count()],

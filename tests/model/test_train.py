@@ -447,7 +447,7 @@ def test_batches_by_position(trained: Path) -> None:
 
 
 def test_schedule() -> None:
-    limits = loop.Limits(steps=100, seconds=50.0)
+    limits = loop.TrainLimits(steps=100, seconds=50.0)
     assert limits.progress(10, 20.0) == 0.4
     assert limits.progress(60, 20.0) == 0.6
     assert limits.progress(0, 60.0) == 1.0

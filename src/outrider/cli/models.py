@@ -128,6 +128,5 @@ def cost(
 
 def _decoder(model: LanguageModel) -> str:
     """What decodes, in words."""
-    from outrider.models.native.decoder import NativeDecoder
 
-    return f"our CPU kernels for {model.kernels}" if isinstance(model, NativeDecoder) else type(model).__name__
+    return f"our CPU kernels for {model.kernels}" if model.kernels else type(model).__name__

@@ -124,6 +124,11 @@ class LanguageModel(CachedNetwork):
     runner: Runner | None = None
     """Threads of its own that others may use between passes."""
 
+    @property
+    def kernels(self) -> str | None:
+        """The instruction set that its compiled kernels use; None: it has none of ours."""
+        return None
+
     @abstractmethod
     def forward(self, batch: Sequence[Rows]) -> Tensor:
         """fp32 logits [rows wanted, vocab], in the order of the batch."""

@@ -15,7 +15,6 @@ from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.cpu import cpu_name, has_bf16
 from outrider.models.dtypes import short_name
 from outrider.models.memory import available
-from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import library
 from outrider.models.precision import BF16, FP32, NATIVE, PRECISIONS, Precision
 
@@ -122,7 +121,7 @@ def described(place: Placement, model: LanguageModel) -> str:
     """What runs here, in a line: number format, and the instructions or the device."""
     if place.device.type != "cpu":
         return f"{place.precision.name} on {torch.cuda.get_device_name(place.device)}"
-    by = f"{model.kernels} kernels" if isinstance(model, NativeDecoder) else "PyTorch"
+    by = f"{model.kernels} kernels" if model.kernels else "PyTorch"
     return f"{place.precision.name} on {cpu_name()}, {by}, {place.threads} threads"
 
 
