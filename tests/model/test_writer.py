@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -258,7 +259,7 @@ def test_choices_over_many_blocks_are_pytorch_s() -> None:
     from outrider.train.lanes import WriterLanes
 
     a, _ = small("llama")
-    a = Architecture(**{**{f: getattr(a, f) for f in a.__dataclass_fields__}, "vocab_size": 9001})
+    a = replace(a, vocab_size=9001)
     lanes = WriterLanes(12, 8, [EOS], 0, DEVICE)
     lanes.load([(i, Job([9], i % 3 / 2, 5, i, "t")) for i in range(12)])
     logits = torch.randn(12, 9001, generator=torch.Generator().manual_seed(2)).to(DEVICE)
