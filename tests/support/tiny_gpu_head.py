@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 from tiny_gpu import DEVICE
+from tiny_gpu import TARGET as DEEPER
 
 from outrider.bench.head_shapes import random_head
 from outrider.bench.shapes import random_weights
-from outrider.models.architecture import Architecture, LayerShape, Rope
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.config import HeadConfig
 
@@ -17,21 +17,7 @@ CPU = torch.device("cpu")
 
 VOCAB = 12
 
-TARGET = Architecture(
-    family="llama",
-    vocab_size=VOCAB,
-    hidden=64,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    mlp=96,
-    norm_eps=1e-5,
-    max_context=512,
-    layers=(LayerShape(0, 0),),
-    ropes=(Rope(10_000.0, 16),),
-    tied=True,
-    attention_scale=0.25,
-)
+TARGET = replace(DEEPER, vocab_size=VOCAB, layers=DEEPER.layers[:1])
 
 
 def target_tensors() -> list[tuple[str, torch.Tensor]]:

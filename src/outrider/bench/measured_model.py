@@ -43,7 +43,7 @@ class MeasuredModel:
     max_context: int | None = None
     """Tokens to make room for; None: as many as usual."""
     max_batch: int = 1
-    """Sequences to make room for."""
+    """Requests to make room for."""
     twin: str | None = None
     """Measure the model's cost twin of this name instead: the same text at the cost of a larger model."""
     checkpoint: Checkpoint = field(init=False)

@@ -312,7 +312,7 @@ class AutoLength:
 
     @property
     def held(self) -> int:
-        """Sequences known."""
+        """Requests known."""
         return len(self._states)
 
     @property

@@ -98,7 +98,7 @@ class PendingFeatures(NamedTuple):
 class Stepper(Protocol):
     """Takes whole steps (draft a chain, verify, accept, keep) on a device, without the host in between.
 
-    Sequences sit in numbered lanes. Steps are launched with chains of any length up to `limit` and collected in the
+    Requests sit in numbered lanes. Steps are launched with chains of any length up to `limit` and collected in the
     same order. A step may be launched before the one before is collected: it starts from wherever that one ends; and
     requests may come and go meanwhile, which takes effect for the steps launched afterwards. Tokens are those of the
     coupled rule; -1 where the model's scores are not numbers. Noise reaches `horizon` positions, until it is renewed.

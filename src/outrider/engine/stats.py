@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class Stats(NamedTuple):
     running: int
-    """Sequences that hold a place, prompts being run included."""
+    """Requests that hold a place, prompts being run included."""
     waiting: int
     kv_used: int
     """Tokens of the running requests."""
@@ -16,7 +16,7 @@ class Stats(NamedTuple):
     kv_kept: int
     """Tokens that finished requests have left in slots nobody has needed since."""
     prefix_hits: int
-    """Sequences that began with tokens some slot held already."""
+    """Requests that began with tokens some slot held already."""
     prefix_tokens: int
     """How many tokens that saved."""
     preemptions: int

@@ -31,7 +31,7 @@ class _Caller:
         self.begun = perf_counter()
         self.unread: deque[Chunk] = deque()
         self.left = len(self.requests)
-        """Sequences that have not ended."""
+        """Requests that have not ended."""
         self.error: Exception | None = None
         """Why no more will come."""
 

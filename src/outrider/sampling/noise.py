@@ -55,7 +55,7 @@ def row_key(seed: int, choice: int, position: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=512)
 def _row_keys(seed: int, choice: int, run: int) -> list[tuple[int, int]]:
-    """The keys of `_RUN` positions in a row. Sequences ask for one after the other, between passes that leave the
+    """The keys of `_RUN` positions in a row. Requests ask for one after the other, between passes that leave the
     caches cold: hashing several at a time then costs a tenth."""
     keys = np.frombuffer(_digests(seed, choice, range(run * _RUN, (run + 1) * _RUN)), "<u4").reshape(-1, 2)
     return [(low, high) for low, high in keys.tolist()]

@@ -194,7 +194,7 @@ def _choices(parts: Sequence[tuple[TargetRows, range]]) -> Tensor:
 
 
 def _batches(rows: Sequence[TargetRows], vocab: int) -> Iterator[list[TargetRows]]:
-    """Sequences whose choices can be made together, in lots that fit in memory; greedy ones stay in order."""
+    """Requests whose choices can be made together, in lots that fit in memory; greedy ones stay in order."""
     alike: dict[tuple[float, ...], list[TargetRows]] = {}
     for row in rows:
         alike.setdefault(_manner(row.params), []).append(row)

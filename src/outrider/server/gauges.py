@@ -34,15 +34,15 @@ class _Model:
 
     def gauges(self, load: Load) -> Iterable[Metric]:
         stats, budgets, belief = load
-        yield self._gauge("num_requests_running", "Sequences being decoded", stats.running)
-        yield self._gauge("num_requests_waiting", "Sequences waiting for room", stats.waiting)
+        yield self._gauge("num_requests_running", "Requests being decoded", stats.running)
+        yield self._gauge("num_requests_waiting", "Requests waiting for room", stats.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the cache in use, 0 to 1", stats.kv_used / stats.kv_total)
-        yield self._counter("num_preemptions", "Sequences sent back to wait", stats.preemptions)
+        yield self._counter("num_preemptions", "Requests sent back to wait", stats.preemptions)
         late = "Steps compiled or recorded on a GPU while a request waited"
         yield self._counter("gpu_late_recordings", late, stats.late_recordings)
         yield self._gauge("controller_budget_nodes", "Nodes that may be drafted in a step, over all", sum(budgets))
         yield self._gauge(
-            "controller_drafting_sequences", "Sequences that may draft at all", sum(1 for nodes in budgets if nodes)
+            "controller_drafting_sequences", "Requests that may draft at all", sum(1 for nodes in budgets if nodes)
         )
 
         if belief is not None:
