@@ -122,6 +122,11 @@ class RouterDrafter(Drafter):
         for drafter, members in self._groups(requests):
             if any(budgets[i].nodes for i in members):
                 proposed = drafter.propose([requests[i] for i in members], [budgets[i] for i in members])
+                if len(proposed) != len(members):
+                    raise DrafterError(
+                        f"drafter {drafter.name!r} proposed {len(proposed)} drafts for {len(members)} requests; "
+                        "propose must return one for each"
+                    )
                 for i, draft in zip(members, proposed, strict=True):
                     drafts[i] = draft
         return drafts
