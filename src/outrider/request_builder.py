@@ -87,6 +87,7 @@ class RequestBuilder:
             self.model.vocab_size,
             whole("choice", choice, 0),
             self.grammars,
+            cache_salt,
         )
         request = Request(
             id=next(self.ids),

@@ -131,6 +131,30 @@ def test_guesses_at_the_prompts_of_another_name_are_no_better_than_chance(live: 
     assert best > 0.95 * GUESSES if guesser == "ann" else best < 0.6 * GUESSES, seen
 
 
+@pytest.mark.parametrize("guesser", ["eve", "ann"])
+def test_guesses_at_the_schemas_of_another_name_are_no_better_than_chance(
+    live: Live, guesser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling one takes up to seconds, so that the first token tells whether it was there already."""
+    pytest.importorskip("llguidance")
+    grammars = live.llm.requests.grammars
+    compiled: list[Any] = []
+    build = grammars._build
+    monkeypatch.setattr(grammars, "_build", lambda grammar: [compiled.append(grammar), build(grammar)][1])
+    coin = random.Random(8)
+    seen: Counter[tuple[bool, int]] = Counter()
+    for _ in range(GUESSES):
+        code = secrets.token_hex(4)
+        right = coin.random() < 0.5
+        ask(live, "ann", [30, 31], guided_json={"const": code})
+        before = len(compiled)
+        ask(live, guesser, [30, 31], guided_json={"const": code if right else secrets.token_hex(4)})
+        seen[right, len(compiled) - before] += 1
+    best = sum(max(seen[True, view], seen[False, view]) for view in {view for _, view in seen})
+    assert best > 0.95 * GUESSES if guesser == "ann" else best < 0.6 * GUESSES, seen
+    assert len(grammars._compiled) <= 64, "and what is kept has an end"
+
+
 def test_cached_tokens_are_told_of_ones_own_requests_alone(live: Live) -> None:
     def cached(who: str, tokens: list[int], **more: Any) -> int:
         told = ask(live, who, tokens, **more)["usage"]

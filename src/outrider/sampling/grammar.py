@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WHITESPACE = r"( |\n[ \t]{0,40})?"
 """Between the parts of JSON: enough for every common style, and no endless runs of blanks."""
 _KEPT = 64
-"""Compiled grammars kept: clients send the same few schemas again and again."""
+"""Compiled grammars kept, over all salts: clients send the same few schemas again and again, and make salts up."""
 _AHEAD = 64
 """Bytes of forced text that are looked for."""
 _ENOUGH = 16
@@ -104,30 +104,36 @@ class Vocabulary(Protocol):
 
 
 class Grammars:
-    """Compiles grammars for one target, of `vocab_size` logits. Any thread may ask."""
+    """Compiles grammars for one target, of `vocab_size` logits. Any thread may ask.
+
+    What is compiled is kept for requests of the same salt: compiling takes up to seconds, by which anybody could find
+    out whether others have sent a schema.
+    """
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int) -> None:
         self._vocabulary, self._size = vocabulary, vocab_size
         self._eos = [token for token in vocabulary.eos_token_ids if token < vocab_size]
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str | None, Grammar], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compile(self, grammar: Grammar, stop_token_ids: Collection[int]) -> CompiledGrammar:
+    def compile(
+        self, grammar: Grammar, stop_token_ids: Collection[int], cache_salt: str | None = None
+    ) -> CompiledGrammar:
         """`stop_token_ids` end a request; those without text are allowed exactly where the grammar may end."""
         ends = sorted(token for token in stop_token_ids if not self._vocabulary.token_bytes(token))
         with self._lock:
-            matcher = self._matcher(grammar)
+            matcher = self._matcher(grammar, cache_salt)
             assert self._tokenizer is not None
             words = self._tokenizer
         build = partial(self._build, grammar)
         return CompiledGrammar(matcher, build, words, grammar.kind == "json", ends, self._eos, self._size)
 
-    def _matcher(self, grammar: Grammar) -> LLMatcher:
-        matcher = self._compiled.pop(grammar, None)
+    def _matcher(self, grammar: Grammar, cache_salt: str | None) -> LLMatcher:
+        matcher = self._compiled.pop((cache_salt, grammar), None)
         if matcher is None or self._met_early(matcher) is not None:  # spoiled by a walk that met a limit
             matcher = self._new_matcher(grammar)
-        self._compiled[grammar] = matcher
+        self._compiled[cache_salt, grammar] = matcher
         if len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
         return matcher

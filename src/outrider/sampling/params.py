@@ -105,9 +105,10 @@ class SamplingParams:
         vocab_size: int,
         choice: int = 0,
         grammars: Grammars | None = None,
+        cache_salt: str | None = None,
     ) -> ResolvedParams:
         """Fill in the model's defaults and a seed, and check token ids against the vocabulary. `grammars`: of the
-        target's tokens, to compile a grammar with."""
+        target's tokens, to compile a grammar with, unless it was for the same salt."""
         stop_ids = frozenset(self.stop_token_ids)
         for name, ids in (("stop_token_ids", stop_ids), ("logit_bias", self.logit_bias)):
             outside = [token for token in ids if token >= vocab_size]
@@ -121,7 +122,9 @@ class SamplingParams:
             raise InvalidRequest("min_tokens cannot be kept when stop_token_ids name every token")
         if self.grammar is not None and grammars is None:
             raise InvalidRequest("grammar: it cannot be kept without the target's tokenizer")
-        compiled = grammars.compile(self.grammar, stop_ids) if self.grammar is not None and grammars else None
+        compiled = (
+            grammars.compile(self.grammar, stop_ids, cache_salt) if self.grammar is not None and grammars else None
+        )
         asked = {name: self._or_default(name, generation_config) for name in _MODEL_DEFAULTS}
         if not asked["temperature"]:  # the likeliest token is never cut off
             asked |= {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
