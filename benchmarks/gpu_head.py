@@ -36,7 +36,7 @@ from outrider.bench.shapes import SHAPES
 from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.timing import Sampling, Timing
 from outrider.control.controller import FixedLength
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.device_executor import DeviceExecutor
@@ -60,7 +60,9 @@ class Timed(FixedLength):
         super().__init__(nodes)
         self.steps: list[tuple[float, float]] = []
 
-    def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
+    def observe(
+        self, verified: Sequence[VerifiedDraft], rows: int, draft_seconds: float, target_seconds: float
+    ) -> None:
         self.steps.append((draft_seconds * 1e3, target_seconds * 1e3))
 
 

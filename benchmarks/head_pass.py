@@ -26,7 +26,7 @@ from rich.table import Table
 
 from outrider import SamplingParams
 from outrider.core.draft import ROOT, Budget, Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.model import Rows
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.engine.request import Request
@@ -125,7 +125,7 @@ class Drafting:
         self._run(Rows(self.slot, tokens, [ROOT, *(parent + 1 for parent in draft.parents)]))
         self.target.commit(self.slot, [0])
         self.request.tokens.append(1000 + len(self.request.tokens) % 5000)
-        self.drafter.observe([Commit(self.request, draft, (), (self.request.tokens[-1],))])
+        self.drafter.observe([VerifiedDraft(self.request, draft, (), (self.request.tokens[-1],))])
 
     def _run(self, rows: Rows) -> None:
         self.target.forward([rows])

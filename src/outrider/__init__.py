@@ -10,7 +10,7 @@ from outrider.version import __version__
 if TYPE_CHECKING:
     from outrider.async_llm import AsyncLLM
     from outrider.core.draft import Budget, Draft, Speculation
-    from outrider.core.drafter import Commit, Drafter
+    from outrider.core.drafter import Drafter, VerifiedDraft
     from outrider.core.request import Chunk, Completion, RequestView, StepTrace, TokenLogprob
     from outrider.errors import (
         Busy,
@@ -34,7 +34,7 @@ _HOME = {
     "Grammar": "outrider.sampling.grammar",
     "SamplingParams": "outrider.sampling.params",
     **dict.fromkeys(("Budget", "Draft", "Speculation"), "outrider.core.draft"),
-    **dict.fromkeys(("Commit", "Drafter"), "outrider.core.drafter"),
+    **dict.fromkeys(("VerifiedDraft", "Drafter"), "outrider.core.drafter"),
     **dict.fromkeys(_REQUEST, "outrider.core.request"),
     **dict.fromkeys(_ERRORS, "outrider.errors"),
 }
@@ -45,7 +45,6 @@ __all__ = [
     "Budget",
     "Busy",
     "Chunk",
-    "Commit",
     "Completion",
     "Draft",
     "Drafter",
@@ -61,6 +60,7 @@ __all__ = [
     "StepTrace",
     "TokenLogprob",
     "Unavailable",
+    "VerifiedDraft",
     "__version__",
 ]
 

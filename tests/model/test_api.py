@@ -13,7 +13,17 @@ import pytest
 from tiny_llm import VOCAB, tiny_llm
 
 import outrider
-from outrider import LLM, Budget, Commit, Draft, Drafter, InvalidRequest, RequestView, SamplingParams, Speculation
+from outrider import (
+    LLM,
+    Budget,
+    Draft,
+    Drafter,
+    InvalidRequest,
+    RequestView,
+    SamplingParams,
+    Speculation,
+    VerifiedDraft,
+)
 from outrider.cli.api_reference import page
 from outrider.core.draft import ROOT
 
@@ -64,8 +74,8 @@ class Alphabet(Drafter):
         tokens = [(request.tokens[-1] + 1 + i) % VOCAB for i in range(count)]
         return Draft(tokens, range(ROOT, count - 1), [0.5 ** (i + 1) for i in range(count)], self.name)
 
-    def observe(self, commits: list[Commit]) -> None:
-        assert all(commit.request.id in self.open_ids for commit in commits)
+    def observe(self, verified: list[VerifiedDraft]) -> None:
+        assert all(each.request.id in self.open_ids for each in verified)
 
     def close(self, request: RequestView) -> None:
         self.open_ids.remove(request.id)

@@ -20,7 +20,7 @@ from tiny_models import decoder_of, gpt2, logits_of, reference
 from outrider import SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.core.draft import ROOT, Budget, Draft, Speculation
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel, Rows
 from outrider.core.request import RequestView
 from outrider.drafters.none import NoDrafter
@@ -112,9 +112,9 @@ class Checked(Drafter):
     def paid(self, request: RequestView) -> str | None:
         return self.inner.paid(request)
 
-    def observe(self, commits: Sequence[Commit]) -> None:
-        assert {commit.request.id for commit in commits} <= self.opened
-        self.inner.observe(commits)
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
+        assert {each.request.id for each in verified} <= self.opened
+        self.inner.observe(verified)
 
     def close(self, request: RequestView) -> None:
         self.opened.remove(request.id)

@@ -16,7 +16,7 @@ from toy import request as view
 from outrider import LLM, SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.model import Rows
 from outrider.core.request import RequestView
 from outrider.drafters import head as head_module
@@ -113,7 +113,7 @@ def test_drafts_after_a_gap_are_those_of_a_head_that_read_the_rest(
         )
         one.push(told)
         draft = Draft(drafted, range(-1, gained - 2), [0.5] * (gained - 1))
-        followed.observe([Commit(one, draft, tuple(range(gained - 1)), tuple(told))])
+        followed.observe([VerifiedDraft(one, draft, tuple(range(gained - 1)), tuple(told))])
     assert passes == []
     (draft,) = followed.propose([one], [Budget(5, 5)])
     waiting = min(WAITING, 1 + steps * gained)  # the prompt's last token, too

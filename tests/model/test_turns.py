@@ -15,7 +15,7 @@ from tiny_llm import tiny_llm
 from outrider import LLM, InvalidRequest, SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.drafters.suffix import SuffixDrafter
 
@@ -37,10 +37,10 @@ class Failing(SuffixDrafter):
             self._judge(requests)
         return super().propose(requests, budgets)
 
-    def observe(self, commits: Sequence[Commit]) -> None:
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         if self.late:
-            self._judge([commit.request for commit in commits])
-        super().observe(commits)
+            self._judge([each.request for each in verified])
+        super().observe(verified)
 
     def _judge(self, requests: Sequence[RequestView]) -> None:
         for s in requests:
@@ -210,7 +210,7 @@ def test_ctrl_c_during_a_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None
     chunks = [next(other)]
     observe = llm.drafter.observe
 
-    def interrupted(commits: Sequence[Commit]) -> None:
+    def interrupted(verified: Sequence[VerifiedDraft]) -> None:
         monkeypatch.setattr(llm.drafter, "observe", observe)
         raise KeyboardInterrupt
 

@@ -12,9 +12,10 @@ import pytest
 from live_server import Live, live_server
 
 from outrider import LLM, SamplingParams
+from outrider.core.drafter import VerifiedDraft
 from outrider.engine import engine
 from outrider.engine.emit import emit
-from outrider.engine.executor import VerifiedDraft
+from outrider.engine.request import Request
 
 MODEL = "smollm2-135m"
 MESSAGES: Any = [{"role": "user", "content": "Write one sentence about rivers."}]
@@ -405,10 +406,10 @@ def test_errors_are_the_clients_own_exceptions(live: Live) -> None:
 
 
 def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(verified: VerifiedDraft, why: str) -> Any:
-        if verified.request.params.seed == 666 and verified.request.generated > 4:
+    def fail(request: Request, verified: VerifiedDraft, why: str) -> Any:
+        if request.params.seed == 666 and request.generated > 4:
             raise ArithmeticError("not a number")
-        return emit(verified, why)
+        return emit(request, verified, why)
 
     monkeypatch.setattr(engine, "emit", fail)
     with ThreadPoolExecutor(1) as pool:

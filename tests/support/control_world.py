@@ -11,7 +11,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.request import RequestView
 
 NO_DRAFTS = FixedLength(0)
@@ -75,7 +75,7 @@ class World:
                 running = [Running(s.id + requests) for s in running]
             drafter = (Finder if self.free else Drafts)(self, step, requests)
             drafts = controller.draft(drafter, running, True, [1000] * requests)  # type: ignore[arg-type]
-            commits = []
+            verified = []
             for request, draft in zip(running, drafts, strict=True):
                 chance = self.chance(request.id % requests, step)
                 right = 0
@@ -83,15 +83,15 @@ class World:
                     right += 1
                 taken = min(right, len(draft))
                 tokens = (*[7] * taken, 7 if right > taken else 8)  # the drafter says 7, the target 8 where it is wrong
-                commits.append(Commit(request, draft, tuple(range(taken)), tokens))  # type: ignore[arg-type]
+                verified.append(VerifiedDraft(request, draft, tuple(range(taken)), tokens))  # type: ignore[arg-type]
             rows = requests + sum(len(d) for d in drafts)
             target, drafting = self.rows(rows), self.per_level * drafter.levels + self.thinking * drafter.thoughts
             # The speed of the machine swings by `drift`, with hiccups on top.
             speed = PASS * math.exp(math.log(self.drift) * math.sin(step / 90) / 2 + draw.gauss(0, self.noise))
             hiccup = 4.0 if draw.random() < 0.01 else 1.0
-            controller.observe(commits, rows, drafting * speed, target * speed * hiccup)
+            controller.observe(verified, rows, drafting * speed, target * speed * hiccup)
             ran.note(
-                target + drafting, [len(c.tokens) for c in commits], [len(draft) for draft in drafts], drafter.levels
+                target + drafting, [len(c.tokens) for c in verified], [len(draft) for draft in drafts], drafter.levels
             )
         return ran
 

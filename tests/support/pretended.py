@@ -11,7 +11,7 @@ from typing import Any
 from outrider.control.controller import Controller
 from outrider.control.steps import shapes
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.core.step import StepPlan, StepShape
 from outrider.drafters.lookup import LookupDrafter
@@ -87,12 +87,12 @@ class Device:
         return sum(gained for _, gained in taken) / sum(seconds for seconds, _ in taken) / len(self.requests)
 
     def _read(self, plan: StepPlan) -> None:
-        commits = [self._step(plan, i) for i in range(len(self.requests))]
+        verified = [self._step(plan, i) for i in range(len(self.requests))]
         seconds = self._seconds[plan.shape]
-        self.spent.append((seconds, sum(len(commit.tokens) for commit in commits)))
-        self._controller.observe(commits, len(commits) * (1 + plan.shape.verified), 0.0, seconds)
+        self.spent.append((seconds, sum(len(each.tokens) for each in verified)))
+        self._controller.observe(verified, len(verified) * (1 + plan.shape.verified), 0.0, seconds)
 
-    def _step(self, plan: StepPlan, i: int) -> Commit:
+    def _step(self, plan: StepPlan, i: int) -> VerifiedDraft:
         request, offer, right = self.requests[i], plan.offers.get(i), 0
         at = len(request.tokens)
         draft, source = [0] * plan.shape.drafted, "head"
@@ -108,4 +108,4 @@ class Device:
         request.tokens.extend(tokens)
         claims = [0.8 ** (k + 1) for k in range(len(draft))]
         proposed = Draft(draft, range(-1, len(draft) - 1), claims, source) if draft else Draft()
-        return Commit(request, proposed, tuple(range(right)), tokens)
+        return VerifiedDraft(request, proposed, tuple(range(right)), tokens)

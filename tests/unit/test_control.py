@@ -14,7 +14,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import assumed
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.errors import InvalidRequest
 
@@ -150,8 +150,8 @@ def test_a_verdict_on_one_drafter_does_not_silence_another() -> None:
                 break
             path.append(node := below[0])
         spent = world.rows(1 + len(draft))
-        commit = Commit(request, draft, tuple(path), tuple(found[: len(path) + 1]))  # type: ignore[arg-type]
-        controller.observe([commit], 1 + len(draft), 0.2 * both.levels * PASS, spent * PASS)
+        outcome = VerifiedDraft(request, draft, tuple(path), tuple(found[: len(path) + 1]))  # type: ignore[arg-type]
+        controller.observe([outcome], 1 + len(draft), 0.2 * both.levels * PASS, spent * PASS)
         cost, tokens = cost + spent + 0.2 * both.levels, tokens + len(path) + 1
     assert tokens / cost > 0.93 * alone.run(alone.auto(), 600).rate
 
@@ -199,8 +199,8 @@ def test_the_room_is_kept(make: Callable[[World], Controller], tree: bool) -> No
             requests = [Running(100 + i) for i in range(3)]
             drafts = controller.draft(Drafts(world, 0, 3), requests, tree, room)  # type: ignore[arg-type]
             assert all(len(draft) <= most for draft, most in zip(drafts, room, strict=True))
-            commits = [Commit(s, Draft(), (), (1,)) for s in requests]  # type: ignore[arg-type]
-            controller.observe(commits, 3, 0.0, 0.013)
+            verified = [VerifiedDraft(s, Draft(), (), (1,)) for s in requests]  # type: ignore[arg-type]
+            controller.observe(verified, 3, 0.0, 0.013)
 
 
 def test_a_prediction_is_tried_once_whatever_is_believed() -> None:

@@ -12,7 +12,7 @@ from control_world import Ran, Running, World, always, rising
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.core.draft import Draft, Speculation
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.step import StepShape
 
 Chance = Callable[[int, int], float]
@@ -46,16 +46,16 @@ def on_device(controller: Controller, seconds: dict[int, float], chance: Chance,
         if len(under_way) < 2:
             continue
         length = under_way.pop(0)
-        commits = []
+        verified = []
         for request in requests:
             taken = 0
             while taken < length and draw.random() < chance(request.id, step):
                 taken += 1
             claims = [0.8 ** (k + 1) for k in range(length)]
             draft = Draft([7] * length, range(-1, length - 1), claims, "head")
-            commits.append(Commit(request, draft, tuple(range(taken)), tuple(range(taken + 1))))  # type: ignore[arg-type]
-        controller.observe(commits, len(requests) * (length + 1), 0.1 * seconds[length], 0.9 * seconds[length])
-        ran.note(seconds[length], [len(c.tokens) for c in commits], [length] * len(requests))
+            verified.append(VerifiedDraft(request, draft, tuple(range(taken)), tuple(range(taken + 1))))  # type: ignore[arg-type]
+        controller.observe(verified, len(requests) * (length + 1), 0.1 * seconds[length], 0.9 * seconds[length])
+        ran.note(seconds[length], [len(c.tokens) for c in verified], [length] * len(requests))
     return ran
 
 

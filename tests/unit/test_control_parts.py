@@ -22,7 +22,7 @@ from outrider.control.levels import Levels
 from outrider.control.pace import DraftPace, Pace
 from outrider.control.survey import Survey
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 
 # -- costs
@@ -179,7 +179,7 @@ def test_a_prediction_during_the_survey_pays_nobody() -> None:
     assert len(draft) == 2
     assert both.levels == 0
     for _ in range(99):
-        controller.observe([Commit(told, Draft(), (), (1,))], 1, 0.0, 0.001)  # type: ignore[arg-type]
+        controller.observe([VerifiedDraft(told, Draft(), (), (1,))], 1, 0.0, 0.001)  # type: ignore[arg-type]
     assert controller.belief.known
     controller.draft(both, [Running(1)], True, [100])  # type: ignore[arg-type, list-item]
     assert controller.belief.drafting["head"] == pytest.approx(0.3, rel=0.1)

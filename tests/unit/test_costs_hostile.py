@@ -14,7 +14,7 @@ import pytest
 from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.drafters.none import NoDrafter
 from outrider.engine.costs import Costs
 
@@ -59,10 +59,11 @@ def drafted(table: CostTable | None, count: int) -> int:
         chosen: Any = drafter
         drafts = controller.draft(chosen, requests, True, [50] * count)
         total += sum(map(len, drafts))
-        commits = [
-            Commit(s, d, tuple(range(len(d))), (5,) * (len(d) + 1)) for s, d in zip(requests, drafts, strict=True)
+        verified = [
+            VerifiedDraft(s, d, tuple(range(len(d))), (5,) * (len(d) + 1))
+            for s, d in zip(requests, drafts, strict=True)
         ]
-        controller.observe(commits, sum(len(d) + 1 for d in drafts), 0.001, 0.003)
+        controller.observe(verified, sum(len(d) + 1 for d in drafts), 0.001, 0.003)
         assert controller.belief is None or controller.belief.why
     return total
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.drafters.ngram import NgramConfig, NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import InvalidRequest
@@ -61,7 +61,7 @@ def test_indexing_in_pieces_changes_nothing(text: list[int], cut: int) -> None:
     drafter.open(request)
     for token in text[cut:]:
         request.tokens.append(token)
-        drafter.observe([Commit(request, Draft(), (), (token,))])
+        drafter.observe([VerifiedDraft(request, Draft(), (), (token,))])
     assert drafter.propose([request], [Budget(8, 8)]) == [propose(text)]
 
 
@@ -120,7 +120,7 @@ def test_a_step_reads_a_few_tokens_however_long_the_text() -> None:
         text.append(token)
         text.reads = 0
         draft = drafter.propose([request], [Budget(8, 8)])[0]
-        drafter.observe([Commit(request, draft, (), (token,))])
+        drafter.observe([VerifiedDraft(request, draft, (), (token,))])
         assert text.reads < 120
 
 

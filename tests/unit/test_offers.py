@@ -13,7 +13,7 @@ from outrider.control.acceptance import Acceptance
 from outrider.control.auto import AutoLength
 from outrider.control.offers import OFFERED, Found, Offers
 from outrider.core.draft import Draft, Speculation
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
@@ -163,7 +163,7 @@ def test_continuations_are_long_single_paths(drafter: Any) -> None:
     assert draft.source == drafter.name
     assert len(drafter.continuation(one, 2)) == 2
     one.tokens.append(9_999)
-    drafter.observe([Commit(one, Draft(), (), (9_999,))])
+    drafter.observe([VerifiedDraft(one, Draft(), (), (9_999,))])
     assert not drafter.continuation(one, OFFERED).tokens
     drafter.close(one)
 

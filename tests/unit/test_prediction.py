@@ -8,7 +8,7 @@ import pytest
 from toy import Sequence_, request, resolved
 
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.drafters.prediction import PredictionDrafter
 
 TEXT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]
@@ -26,7 +26,7 @@ def next_draft(drafter: PredictionDrafter, seq: Sequence_, *tokens: int) -> list
     """What is drafted once the output has grown by `tokens`, one step each."""
     for token in tokens:
         seq.push([token])
-        drafter.observe([Commit(seq, Draft(), (), (token,))])
+        drafter.observe([VerifiedDraft(seq, Draft(), (), (token,))])
     return list(drafter.propose([seq], [Budget(4, 4)])[0].tokens)
 
 

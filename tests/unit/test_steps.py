@@ -12,7 +12,7 @@ from outrider.control.ledger import Ledger
 from outrider.control.silence import Silence
 from outrider.control.steps import StepCosts
 from outrider.core.draft import Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.step import StepShape
 
 PLAIN, ONE, TWO, FOUR = (StepShape(n, n) for n in (0, 1, 2, 4))
@@ -69,24 +69,24 @@ def drafted(right: float, host: dict[int, float], steps: int = 600) -> tuple[flo
         length = shape.verified
         costs.observe(shape, 1.0 + 0.2 * length)
         costs.observe_host(shape, host[length])
-        commits = [commit(length, rng.random() < right) for _ in states]
-        observe(chains, states, ledgers, commits)
-        tokens += sum(len(each.tokens) for each in commits)
+        verified = [outcome(length, rng.random() < right) for _ in states]
+        observe(chains, states, ledgers, verified)
+        tokens += sum(len(each.tokens) for each in verified)
         seconds += max(1.0 + 0.2 * length, host[length])
         late += length if step >= steps // 2 else 0
     plain = max(1.0, host[0])
     return tokens / len(states) / seconds * plain, late / (steps - steps // 2)
 
 
-def commit(length: int, right: bool) -> Commit:
+def outcome(length: int, right: bool) -> VerifiedDraft:
     draft = Draft((5,), (-1,), (0.8,), "head") if length else Draft()
     path = (0,) if length and right else ()
-    return Commit(_SEQUENCE, draft, path, (5,) * (len(path) + 1))
+    return VerifiedDraft(_SEQUENCE, draft, path, (5,) * (len(path) + 1))
 
 
-def observe(chains: Chains, states: list[ChainState], ledgers: list[Ledger], commits: list[Commit]) -> None:
+def observe(chains: Chains, states: list[ChainState], ledgers: list[Ledger], verified: list[VerifiedDraft]) -> None:
     if issued := chains.over():
-        chains.observe(issued, states, ledgers, commits)
+        chains.observe(issued, states, ledgers, verified)
 
 
 class _Sequence:
@@ -116,7 +116,7 @@ def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
         lengths.append(chains.plan(states, ledgers, costs.seconds(), 4, {}).shape.verified)
         hits = (5,) * lengths[-1]
         draft = Draft(hits, range(-1, len(hits) - 1), (0.9,) * len(hits), "head" if hits else "none")
-        observe(chains, states, ledgers, [Commit(_SEQUENCE, draft, tuple(range(len(hits))), (*hits, 5))])
+        observe(chains, states, ledgers, [VerifiedDraft(_SEQUENCE, draft, tuple(range(len(hits))), (*hits, 5))])
     plain = [step for step, length in zip(count(), lengths) if not length]
     assert 2 <= len(plain) <= 6
     assert plain[0] < 32
@@ -131,7 +131,7 @@ def test_many_requests_rest_where_nothing_pays_and_wake_up_when_few_are_left() -
         rests = chains.again(64, 1) is not None
         length = 0 if rests else chains.plan(states, ledgers, dear, 1, {}).shape.verified
         rested, tried = rested + rests, tried + length
-        observe(chains, states, ledgers, [commit(length, True)] * 64)
+        observe(chains, states, ledgers, [outcome(length, True)] * 64)
     assert rested > 200
     assert tried < 8
     assert not chains.reads()
@@ -155,7 +155,7 @@ def test_a_plan_that_pays_stands_for_a_few_steps_of_many_requests() -> None:
             assert chains.again(many // 2, 1) is None, "others"
         assert [chains.again(many, 1) for _ in range(more + 1)] == [ONE] * more + [None]
         while chains.under_way:
-            observe(chains, states, ledgers, [commit(1, True)] * many)
+            observe(chains, states, ledgers, [outcome(1, True)] * many)
         assert all(ledger.lost < 0 for ledger in ledgers), "steps that were not thought about are charged and credited"
 
 
@@ -180,9 +180,9 @@ def churned(read: float, unread: float, stretch: float, steps: int = 1200) -> tu
                 born.append(step if step else step - rng.randrange(40))
         shape = chains.again(64, 1) or chains.plan(states, ledgers, costs, 1, {}).shape
         length = shape.verified
-        commits = [commit(length, rng.random() < (read if state.read else unread)) for state in states]
-        observe(chains, states, ledgers, commits)
-        tokens += sum(len(each.tokens) for each in commits) / 64
+        verified = [outcome(length, rng.random() < (read if state.read else unread)) for state in states]
+        observe(chains, states, ledgers, verified)
+        tokens += sum(len(each.tokens) for each in verified) / 64
         seconds += 1.0 + stretch * length
     return tokens / seconds, asked[1] / asked[0]
 
@@ -203,7 +203,7 @@ def test_a_plain_request_says_nothing_of_reading() -> None:
     states, ledgers = [chains.newcomer()], [Ledger()]
     for _ in range(200):
         chains.plan(states, ledgers, {PLAIN: 1.0, ONE: 1.1}, 0, {})
-        observe(chains, states, ledgers, [commit(0, False)])
+        observe(chains, states, ledgers, [outcome(0, False)])
     assert chains.reads()
 
 

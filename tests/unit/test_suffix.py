@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.draft import ROOT, Budget, Draft
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.drafters.automaton import NO_TOKEN, ROOT_STATE, RollingAutomaton, SuffixAutomaton
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixConfig, SuffixDrafter
@@ -202,7 +202,7 @@ def test_every_draft_keeps_the_invariants(steps: list[tuple[int, list[int], Budg
         draft = propose(drafter, request, budget)
         check(draft, budget)
         request.tokens.extend(new)
-        drafter.observe([Commit(request, draft, (), tuple(new))])
+        drafter.observe([VerifiedDraft(request, draft, (), tuple(new))])
         if new[-1] == 0:
             drafter.close(running.pop(slot))
 
@@ -373,7 +373,7 @@ def tokens_per_pass(drafter: Drafter, prompt: list[int], output: list[int], budg
             path.append(node)
         new = output[done : done + len(path) + 1]
         request.tokens.extend(new)
-        drafter.observe([Commit(request, draft, tuple(path), tuple(new))])
+        drafter.observe([VerifiedDraft(request, draft, tuple(path), tuple(new))])
         done += len(new)
         passes += 1
     return len(output) / passes

@@ -25,7 +25,7 @@ drafter, and the scripts in [examples/](../examples) run.
 _ORDER = {
     "Generating": ("LLM", "AsyncLLM", "SamplingParams", "Grammar", "Speculation"),
     "Results": ("Completion", "Chunk", "TokenLogprob", "StepTrace"),
-    "Writing a drafter": ("Drafter", "Draft", "Budget", "Commit", "RequestView"),
+    "Writing a drafter": ("Drafter", "Draft", "Budget", "VerifiedDraft", "RequestView"),
     "Errors": (
         *("OutriderError", "InvalidRequest", "ModelError", "DrafterError", "RequestFailed", "Busy", "Unavailable"),
     ),

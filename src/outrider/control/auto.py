@@ -37,7 +37,7 @@ from outrider.control.silence import Silence
 from outrider.control.survey import Survey
 from outrider.control.thrift import Thrift
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.core.step import PLAIN, StepPlan, StepShape
 from outrider.errors import InvalidRequest
@@ -222,23 +222,25 @@ class AutoLength:
 
     # -- learning
 
-    def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
+    def observe(
+        self, verified: Sequence[VerifiedDraft], rows: int, draft_seconds: float, target_seconds: float
+    ) -> None:
         device = self._chains.under_way > 0
         chains = self._chains.over() if device else None
-        if not commits:
+        if not verified:
             return
         self._steps += 1
         if device and chains is None:
             return
-        states = [self._state(commit.request) for commit in commits]
+        states = [self._state(each.request) for each in verified]
         timed = target_seconds > 0
-        context = _context([commit.request for commit in commits]) if chains is None or self._paid is None else 0.0
+        context = _context([each.request for each in verified]) if chains is None or self._paid is None else 0.0
         if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
         if chains is not None:
             ledgers = [state.ledger for state in states]
-            self._chains.observe(chains, [state.chain for state in states], ledgers, commits)
+            self._chains.observe(chains, [state.chain for state in states], ledgers, verified)
             return
         if self._resting:
             self._rested(states)
@@ -252,10 +254,10 @@ class AutoLength:
             self._thrift.observe(draft_seconds, target_seconds)
         charged = self._charges(self._paid, states, context, rows, draft_seconds, target_seconds)
         total, expected = sum(charged), sum([state.expected for state in states])
-        for state, commit, charge in zip(states, commits, charged, strict=True):
+        for state, each, charge in zip(states, verified, charged, strict=True):
             if state.proposed.tokens:
-                self._acceptance.observe(state.proposed, state.leanings, commit.tokens)
-            gained = len(commit.tokens) - 1
+                self._acceptance.observe(state.proposed, state.leanings, each.tokens)
+            gained = len(each.tokens) - 1
             state.ledger.step(charge, gained, gained - total / len(states))
             state.paid.end_step()
             state.proposed, state.nodes, state.expected = _EMPTY, 0, 0.0

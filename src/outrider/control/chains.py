@@ -18,7 +18,7 @@ from outrider.control.ledger import Ledger
 from outrider.control.levels import HOPE, Levels, hoped
 from outrider.control.offers import Found
 from outrider.control.silence import LATEST, SOONEST, Silence
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.step import PLAIN, StepPlan, StepShape
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
@@ -215,21 +215,21 @@ class Chains:
         return None
 
     def observe(
-        self, issued: Issued, states: Sequence[ChainState], ledgers: Sequence[Ledger], commits: Sequence[Commit]
+        self, issued: Issued, states: Sequence[ChainState], ledgers: Sequence[Ledger], verified: Sequence[VerifiedDraft]
     ) -> None:
         """What came of it."""
         _, shape, stretch, sources = issued
         shared = issued.number % len(states)  # what newcomers begin with is learned from one after the other
-        for i, (state, ledger, commit) in enumerate(zip(states, ledgers, commits, strict=True)):
-            gained = len(commit.tokens) - 1
-            if sources and commit.draft.source == sources.get(state):
+        for i, (state, ledger, each) in enumerate(zip(states, ledgers, verified, strict=True)):
+            gained = len(each.tokens) - 1
+            if sources and each.draft.source == sources.get(state):
                 ledger.step(stretch, gained, gained - stretch)
                 continue  # it took what was offered, and what was drafted there is not known
-            length = max(shape.drafted, len(commit.draft.tokens))
+            length = max(shape.drafted, len(each.draft.tokens))
             if not length:
                 ledger.step(stretch, gained, -stretch)
                 continue
-            right = len(commit.path)
+            right = len(each.path)
             # Among many, somebody is always out of luck: nobody waits for that while more than luck is not believed.
             expected = state.levels.observe_hits(right, length)
             ledger.step(stretch, gained, (expected if expected >= stretch else gained) - stretch)

@@ -11,7 +11,7 @@ from outrider.control.choice import joined
 from outrider.control.forced import forced
 from outrider.control.offers import Offers
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.core.step import StepPlan, StepShape
 from outrider.errors import InvalidRequest
@@ -79,8 +79,10 @@ class Controller(Protocol):
         that is prepared. What `lookup` finds may be offered to it."""
         ...
 
-    def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
-        """One step is over: `rows` rows were verified for all `commits` together, drafting took
+    def observe(
+        self, verified: Sequence[VerifiedDraft], rows: int, draft_seconds: float, target_seconds: float
+    ) -> None:
+        """One step is over: `rows` rows were run for all that was `verified`, drafting took
         `draft_seconds`, everything else `target_seconds`."""
         ...
 
@@ -158,7 +160,9 @@ class FixedLength:
                     offers[i] = each.offer
         return StepPlan(StepShape(length if drafts else 0, length), offers)
 
-    def observe(self, commits: Sequence[Commit], rows: int, draft_seconds: float, target_seconds: float) -> None:
+    def observe(
+        self, verified: Sequence[VerifiedDraft], rows: int, draft_seconds: float, target_seconds: float
+    ) -> None:
         pass
 
     def lost(self, request: RequestView) -> None:

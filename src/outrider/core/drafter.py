@@ -10,20 +10,28 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outrider.core.draft import Budget, Draft
 from outrider.core.model import CachedNetwork, Rows
-from outrider.core.request import RequestView
+from outrider.core.request import RequestView, TokenLogprob
 from outrider.core.step import HandedOver, PendingFeatures
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Commit(NamedTuple):
-    """The outcome of one step for one request: `tokens` joined it, the first `len(path)` of them drafted."""
+class VerifiedDraft(NamedTuple):
+    """The outcome of one step for one request: a draft, and what the target made of it. `tokens` join the request, the
+    first `len(path)` of them drafted by the nodes of `path`. One that ends the request is the last: whoever observes a
+    step sees what joined."""
 
     request: RequestView
     draft: Draft
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens, where they were asked for."""
+
+    def cut(self, count: int) -> VerifiedDraft:
+        """The first `count` tokens alone."""
+        return self._replace(path=self.path[:count], tokens=self.tokens[:count], logprobs=self.logprobs[:count])
 
 
 class DeviceDrafter(Protocol):
@@ -71,7 +79,7 @@ class Drafter(ABC):
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         """A draft for each of `requests`, in order and within its budget; one of 0 nodes gets an empty draft."""
 
-    def observe(self, commits: Sequence[Commit]) -> None:
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         """What came of a step."""
 
     def close(self, request: RequestView) -> None:

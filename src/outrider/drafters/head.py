@@ -9,7 +9,7 @@ from itertools import islice
 from torch import Tensor
 
 from outrider.core.draft import Budget
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.model import DraftHead, NoiseKey, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
@@ -189,20 +189,20 @@ class HeadDrafter(CachedDrafter[_Held]):
         for held in prompts:
             self._forget_old(held, WAITING)
 
-    def observe(self, commits: Sequence[Commit]) -> None:
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         """What is not drafted for runs no pass here, however long: it leaves a gap."""
-        for commit in commits:
-            held = self._held.get(commit.request.id)
+        for each in verified:
+            held = self._held.get(each.request.id)
             if held is None:
                 continue
             if held.unseen:
-                self._miss(held, len(commit.tokens))
+                self._miss(held, len(each.tokens))
             if held.passed is None:
                 continue
             passed, held.passed = held.passed, None
             if len(passed) > 1:
-                passed = passed[[0, *(1 + node for node in commit.path[: len(commit.tokens) - 1])]]
-            held.wait(commit.tokens, passed)
+                passed = passed[[0, *(1 + node for node in each.path[: len(each.tokens) - 1])]]
+            held.wait(each.tokens, passed)
             self._forget_old(held, WAITING)
 
     def _miss(self, held: _Held, count: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, DevicePart, Drafter
+from outrider.core.drafter import DevicePart, Drafter, VerifiedDraft
 from outrider.core.model import CachedNetwork, Rows
 from outrider.core.request import RequestView
 from outrider.drafters.head import HeadDrafter
@@ -75,6 +75,6 @@ class MixDrafter(Drafter):
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return self._head.propose(requests, budgets)
 
-    def observe(self, commits: Sequence[Commit]) -> None:
-        self._head.observe(commits)
-        self._suffix.observe(commits)
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
+        self._head.observe(verified)
+        self._suffix.observe(verified)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.drafters.lookup import LookupDrafter
 from outrider.errors import InvalidRequest
@@ -96,9 +96,9 @@ class NgramDrafter(LookupDrafter):
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]
 
-    def observe(self, commits: Sequence[Commit]) -> None:
-        for commit in commits:
-            self._indexes[commit.request.id].update(commit.request.tokens, self.config)
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
+        for each in verified:
+            self._indexes[each.request.id].update(each.request.tokens, self.config)
 
     def close(self, request: RequestView) -> None:
         self._indexes.pop(request.id, None)

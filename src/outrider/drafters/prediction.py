@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.drafters.lookup import LookupDrafter
 
@@ -108,12 +108,12 @@ class PredictionDrafter(LookupDrafter):
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]
 
-    def observe(self, commits: Sequence[Commit]) -> None:
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         if not self._predictions:
             return
-        for commit in commits:
-            if known := self._predictions.get(commit.request.id):
-                known.update(commit.request.tokens)
+        for each in verified:
+            if known := self._predictions.get(each.request.id):
+                known.update(each.request.tokens)
 
     def close(self, request: RequestView) -> None:
         self._predictions.pop(request.id, None)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.model import CachedNetwork, Rows
 from outrider.core.request import RequestView
 from outrider.drafters.host_rows import joined
@@ -131,13 +131,13 @@ class RouterDrafter(Drafter):
                     drafts[i] = draft
         return drafts
 
-    def observe(self, commits: Sequence[Commit]) -> None:
-        self._prediction.observe(commits)
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
+        self._prediction.observe(verified)
         if not self._elsewhere:
-            self._default.observe(commits)
+            self._default.observe(verified)
             return
-        for drafter, members in self._groups([commit.request for commit in commits]):
-            drafter.observe([commits[i] for i in members])
+        for drafter, members in self._groups([each.request for each in verified]):
+            drafter.observe([verified[i] for i in members])
 
     def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """Every drafter that reads features is given those of its own requests."""

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from outrider.core.draft import ROOT, Budget, Draft
-from outrider.core.drafter import Commit
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.drafters.automaton import NO_TOKEN, RollingAutomaton, SuffixAutomaton
 from outrider.drafters.lookup import LookupDrafter
@@ -165,7 +165,7 @@ class SuffixDrafter(LookupDrafter):
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]
 
-    def observe(self, commits: Sequence[Commit]) -> None:
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         """What is new is taken in when something is looked up, which where it never pays is never."""
 
     def close(self, request: RequestView) -> None:

@@ -15,13 +15,13 @@ from time import perf_counter
 from outrider.control.controller import CLAIM, Controller
 from outrider.control.steps import shapes
 from outrider.core.draft import Draft
-from outrider.core.drafter import DevicePart, Drafter
+from outrider.core.drafter import DevicePart, Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel
 from outrider.core.request import ResolvedParams
 from outrider.core.step import PLAIN, Recording, SlotOutcome, Stepper, StepPlan, StepShape
 from outrider.engine.device_clock import DeviceClock
 from outrider.engine.device_lanes import DeviceLanes
-from outrider.engine.executor import Executor, StepOutput, VerifiedDraft
+from outrider.engine.executor import Executor, StepOutput
 from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.sampling.draw import not_a_number
@@ -167,19 +167,19 @@ class DeviceExecutor(Executor):
             self._lanes.drafted(launched.lanes)
         name = self._drafter.name if self._drafter else "none"
         going = {request.id for request in running}
-        verified = [
-            _verified(s, lane, launched.sources[number] if lane.offered else name)
-            for number, (s, lane) in enumerate(zip(launched.lanes, outcome.lanes, strict=True))
-            if s is not None and s.id in going
-        ]
+        requests, verified = list[Request](), list[VerifiedDraft]()
+        for number, (s, lane) in enumerate(zip(launched.lanes, outcome.lanes, strict=True)):
+            if s is not None and s.id in going:
+                requests.append(s)
+                verified.append(_verified(s, lane, launched.sources[number] if lane.offered else name))
         rows = len(verified) * (launched.shape.verified + 1)
         # What the host drafts is weighed against these steps: both must be timed alike.
         seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
-        return StepOutput(verified, rows, outcome.draft_seconds, seconds, self._keep)
+        return StepOutput(requests, verified, rows, outcome.draft_seconds, seconds, self._keep)
 
-    def _keep(self, verified: VerifiedDraft) -> None:
+    def _keep(self, request: Request, verified: VerifiedDraft) -> None:
         """The device has kept the rows already; the host notes how many of them count."""
-        self._host.model.advance(verified.request.slot, len(verified.tokens))
+        self._host.model.advance(request.slot, len(verified.tokens))
 
     def drop(self, request: Request) -> None:
         for launched in self._under_way:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from outrider.core.draft import ROOT
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import Chunk, StepKind, StepTrace
-from outrider.engine.executor import VerifiedDraft
+from outrider.engine.request import Request
 
 _TARGET = ("target",)
 """Whose the token is that follows the accepted ones."""
 
 
-def emit(verified: VerifiedDraft, why: str) -> tuple[VerifiedDraft, Chunk]:
+def emit(request: Request, verified: VerifiedDraft, why: str) -> tuple[VerifiedDraft, Chunk]:
     """Give the request its tokens up to the first that ends it; the draft cut to those, and the news of it. `why`: of
     the step's drafts, where somebody wants to know."""
-    request, draft, path, tokens, logprobs = verified
+    _, draft, path, tokens, logprobs = verified
     text, kept = "", 0
     for token in tokens:
         text += request.push(token)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outrider.control.controller import Controller
 from outrider.core.draft import Draft
-from outrider.core.drafter import Commit, Drafter
+from outrider.core.drafter import Drafter
 from outrider.core.model import CachedNetwork, LanguageModel, Rows
 from outrider.core.request import Chunk, StepTrace
 from outrider.engine.device_executor import best_executor
@@ -75,22 +75,22 @@ class Engine:
         started = perf_counter()
         output = self.executor.step(running, prefilled)
         why = self._why(running)
-        chunks, commits = [], []
-        for verified in output.verified:
-            taken, chunk = emit(verified, why)
-            output.keep(taken)
+        chunks, taken = [], []
+        for request, verified in zip(output.requests, output.verified, strict=True):
+            verified, chunk = emit(request, verified, why)
+            output.keep(request, verified)
             chunks.append(chunk)
-            commits.append(Commit(taken.request, taken.draft, taken.path, taken.tokens))
-        if commits:
-            self.scheduler.gained(len(commits), sum(len(commit.tokens) for commit in commits))
-        self.controller.observe(commits, output.rows, output.draft_seconds, output.target_seconds)
-        self.drafter.observe(commits)
+            taken.append(verified)
+        if taken:
+            self.scheduler.gained(len(taken), sum(len(verified.tokens) for verified in taken))
+        self.controller.observe(taken, output.rows, output.draft_seconds, output.target_seconds)
+        self.drafter.observe(taken)
         seconds = perf_counter() - started
         for request in running:
             request.seconds += seconds
-        for verified in output.verified:
-            if verified.request.ended:
-                self.remove(verified.request)
+        for request in output.requests:
+            if request.ended:
+                self.remove(request)
         return only_scored + chunks
 
     def add(self, request: Request) -> None:

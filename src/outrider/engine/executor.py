@@ -6,38 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from outrider.core.draft import Draft
-from outrider.core.request import TokenLogprob
+from outrider.core.drafter import VerifiedDraft
 from outrider.core.step import Recording
 from outrider.engine.request import Request
 
 
-class VerifiedDraft(NamedTuple):
-    """A draft and what the target made of it: `tokens` are to join the request, the first `len(path)` of them drafted
-    by the nodes of `path`."""
-
-    request: Request
-    draft: Draft
-    path: tuple[int, ...]
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the tokens, where they were asked for."""
-
-    def cut(self, count: int) -> VerifiedDraft:
-        """The first `count` tokens alone."""
-        return self._replace(path=self.path[:count], tokens=self.tokens[:count], logprobs=self.logprobs[:count])
-
-
 class StepOutput(NamedTuple):
-    """All requests of one step, and what it took: `rows` verified, and the time of drafting and of the rest."""
+    """The requests that gain by one step, what each does, and what it took: `rows` verified, and the time of drafting
+    and of the rest."""
 
+    requests: list[Request]
     verified: list[VerifiedDraft]
     rows: int
     draft_seconds: float
     target_seconds: float
-    keep: Callable[[VerifiedDraft], None]
-    """Once a draft is cut to what its request takes: its cache is to hold all tokens but the last, which has no row yet
-    or (cut inside the path) needs none."""
+    keep: Callable[[Request, VerifiedDraft], None]
+    """Once a draft is cut to what its request takes: the request's cache is to hold all tokens but the last, which has
+    no row yet or (cut inside the path) needs none."""
 
 
 class Executor(ABC):
@@ -51,7 +36,7 @@ class Executor(ABC):
     @abstractmethod
     def step(self, running: list[Request], prefilled: float) -> StepOutput:
         """One step of these requests. `prefilled`: seconds that went into prompts since the last one. Some of them may
-        gain nothing yet: `StepOutput.verified` says who does."""
+        gain nothing yet: `StepOutput.requests` says who does."""
 
     @abstractmethod
     def drop(self, request: Request) -> None:

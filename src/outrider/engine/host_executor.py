@@ -6,9 +6,9 @@ from time import perf_counter
 
 from outrider.control.controller import Controller
 from outrider.core.draft import ROOT, Draft, Verdict
-from outrider.core.drafter import Drafter
+from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel, Rows
-from outrider.engine.executor import Executor, StepOutput, VerifiedDraft
+from outrider.engine.executor import Executor, StepOutput
 from outrider.engine.request import Request
 from outrider.engine.target_pass import TargetPass
 from outrider.sampling.random_source import KeyedRandom
@@ -50,15 +50,15 @@ class HostExecutor(Executor):
         ]
         seconds = perf_counter() - started
         verified = [_verified(*each) for each in zip(running, drafts, targets, verdicts, strict=True)]
-        return StepOutput(verified, sum(map(len, drafts)) + len(drafts), draft_seconds, seconds, self._keep)
+        return StepOutput(running, verified, sum(map(len, drafts)) + len(drafts), draft_seconds, seconds, self._keep)
 
     def drop(self, request: Request) -> None:
         pass
 
-    def _keep(self, verified: VerifiedDraft) -> None:
+    def _keep(self, request: Request, verified: VerifiedDraft) -> None:
         # Row 0 of the pass is the token before the draft, row 1 + i draft node i.
         rows = [0, *(1 + node for node in verified.path[: len(verified.tokens) - 1])]
-        self.model.commit(verified.request.slot, rows)
+        self.model.commit(request.slot, rows)
 
 
 def _rows(request: Request, draft: Draft) -> Rows:
