@@ -237,24 +237,7 @@ class LLM:
         decides = self._costs.controller(self.model, drafter) if auto else asked.controller(controller)
         engine = Engine(self.model, drafter, decides)
         prepare(engine, SilentProgress())
-        return self.with_engine(engine)
-
-    def with_model(self, model: LanguageModel) -> LLM:
-        """The same tokenizer and defaults over another model of the same vocabulary, decoding plainly."""
-        plain = Engine(model, NoDrafter(), FixedLength(0))
-        prepare(plain, SilentProgress())
-        other = self.with_engine(plain)
-        other._costs = Costs(None, {})  # another model's, and nobody knows which
-        return other
-
-    def with_engine(self, engine: Engine) -> LLM:
-        """The same over an engine made elsewhere, with its model and drafter."""
-        other = copy(self)
-        other._engine, other._made_of_another = engine, engine.model is self.model
-        other.drafter, other._names, other._takes_predictions = engine.drafter, (engine.drafter.name,), False
-        if engine.model is not self.model:
-            other._turns = Turns()
-        return other
+        return over_engine(self, engine)
 
     # -- what runs
 
@@ -316,6 +299,18 @@ class LLM:
         engine = self.engine
         self._turns.refuse_if_lent()
         return engine
+
+
+def over_engine(llm: LLM, engine: Engine) -> LLM:
+    """The same tokenizer and defaults over an engine made elsewhere, with its drafter and its model, which is `llm`'s or
+    another of the same vocabulary. For measurements and tests: `LLM` itself offers `with_drafter`."""
+    other, same = copy(llm), engine.model is llm.model
+    other._engine, other._made_of_another = engine, same
+    other.drafter, other._names, other._takes_predictions = engine.drafter, (engine.drafter.name,), False
+    if not same:
+        other._turns = Turns()
+        other._costs = Costs(None, {})  # another model's, and nobody knows which
+    return other
 
 
 def completions(chunks: Iterable[Chunk]) -> list[Completion]:

@@ -21,7 +21,11 @@ from outrider.core.draft import ROOT
 from outrider.core.model import Rows
 from outrider.drafters.none import NoDrafter
 from outrider.engine.device_executor import DeviceExecutor
+from outrider.engine.engine import Engine
+from outrider.engine.prepare import prepare
+from outrider.llm import over_engine
 from outrider.models.checkpoints.checkpoint import Checkpoint
+from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.load import load_model, placement
 from outrider.models.torch_decoder import TorchDecoder
@@ -89,7 +93,7 @@ def test_thousands_of_tokens_are_those_of_the_host(drafter: str, truncated_model
     spec = f"model:{truncated_model_dir}" if drafter == "model" else drafter
     llm = LLM(drafter=spec, draft_length=6, dtype="bf16", device="cuda", max_batch=16, max_context=512)
     assert isinstance(llm.engine.executor, DeviceExecutor)
-    host = llm.with_engine(host_engine(llm.model, NoDrafter(), FixedLength(0)))
+    host = over_engine(llm, host_engine(llm.model, NoDrafter(), FixedLength(0)))
     params = [
         SamplingParams(temperature=(0, 0.8, 1.2)[i % 3], top_k=0, top_p=1.0, seed=i, max_tokens=150, ignore_eos=True)
         for i in range(len(PROMPTS))
@@ -107,7 +111,10 @@ def test_a_twin_drafts_exactly(default_checkpoint: Checkpoint) -> None:
     """On the GPU, in bf16: the same tokens with a drafter as without (its logits: tests/model/test_twin.py)."""
     llm = LLM(drafter="suffix", draft_length=8, dtype="bf16", device="cuda", max_context=256)
     place = placement(device="cuda", dtype="bf16", bitwise=None, threads=None, max_batch=4, max_context=256)
-    plain = llm.with_model(load_twin(default_checkpoint, twin_shape("tiny"), place))
+    model = load_twin(default_checkpoint, twin_shape("tiny"), place)
+    engine = Engine(model, NoDrafter(), FixedLength(0))
+    prepare(engine, SilentProgress())
+    plain = over_engine(llm, engine)
     twin = plain.with_drafter("suffix", FixedLength(8))
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     fast, slow = (engine.generate(PROMPTS[:4], params) for engine in (twin, plain))

@@ -14,6 +14,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import build_router
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
+from outrider.llm import over_engine
 
 
 @pytest.fixture(scope="module", params=["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
@@ -95,7 +96,7 @@ def test_rejection_beside_coupled_requests(llm: LLM) -> None:
 def test_unknown_drafters_are_refused_when_asked(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="there is no 'magic' here; choose auto, head"):
         llm.requests.build("Hi", SamplingParams(), speculation=Speculation(drafter="magic"))
-    plain = llm.with_engine(Engine(llm.model, NoDrafter(), AutoLength()))
+    plain = over_engine(llm, Engine(llm.model, NoDrafter(), AutoLength()))
     assert plain.drafters == ("none",)
     assert plain.requests.build("Hi", SamplingParams(), speculation=Speculation(drafter="none")).room == 0
 

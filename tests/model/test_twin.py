@@ -25,6 +25,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.engine import Engine
 from outrider.errors import ModelError
+from outrider.llm import over_engine
 from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.head.checkpoint import HeadCheckpoint
@@ -248,7 +249,7 @@ def texts(llm: LLM, engine: Engine, temperature: float) -> tuple[list[list[int]]
     """Token ids of some prompts decoded by `engine`, and how many of them were drafted."""
     prompts = [PROMPTS[i] for i in (0, 9, 10, 31)]
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=16, ignore_eos=True)
-    done = llm.with_engine(engine).generate(prompts, params)
+    done = over_engine(llm, engine).generate(prompts, params)
     return [each.token_ids for each in done], sum(each.accepted for each in done)
 
 

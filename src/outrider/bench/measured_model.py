@@ -10,14 +10,18 @@ from typing import Any
 from outrider.bench.names import AUTO, ArmName
 from outrider.bench.twin import twin_shape
 from outrider.bench.twin_model import CutVocabulary, load_twin, load_twin_head
+from outrider.control.controller import FixedLength
 from outrider.core.drafter import Drafter
 from outrider.core.model import DraftHead, LanguageModel
 from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.mix import MixDrafter
+from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import build
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.prepare import prepare
 from outrider.errors import DrafterError
-from outrider.llm import LLM, Message
+from outrider.llm import LLM, Message, over_engine
 from outrider.models.architecture import Architecture
 from outrider.models.backend import Placement
 from outrider.models.checkpoints import catalog, manifest
@@ -68,7 +72,7 @@ class MeasuredModel:
                 max_context=self.max_context,
                 progress=self.progress,
             )
-            self._loaded[wanted] = llm.with_model(self._grown(wanted)) if self.twin else llm
+            self._loaded[wanted] = self._grown(llm, wanted) if self.twin else llm
         return self._loaded[wanted]
 
     def provenance(self, threads: int) -> dict[str, Any]:
@@ -111,9 +115,13 @@ class MeasuredModel:
                 self._heads[wanted] = load_twin_head(source, twin_shape(self.twin), llm.model, place)
         return self._heads[wanted]
 
-    def _grown(self, dtype: str) -> CutVocabulary:
+    def _grown(self, llm: LLM, dtype: str) -> LLM:
+        """The twin in the model's stead, decoding plainly."""
         assert self.twin is not None
-        return load_twin(self.checkpoint, twin_shape(self.twin), self._place(dtype))
+        twin = load_twin(self.checkpoint, twin_shape(self.twin), self._place(dtype))
+        engine = Engine(twin, NoDrafter(), FixedLength(0))
+        prepare(engine, self.progress)
+        return over_engine(llm, engine)
 
     def _place(self, dtype: str) -> Placement:
         return placement(

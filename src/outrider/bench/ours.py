@@ -15,7 +15,7 @@ from outrider.bench.timing import WARM_UP, Sampling, Stopwatch, Timing
 from outrider.control.controller import Controller, FixedLength
 from outrider.drafters.registry import DRAFTERS
 from outrider.errors import DrafterError, InvalidRequest
-from outrider.llm import LLM
+from outrider.llm import LLM, over_engine
 from outrider.sampling.params import SamplingParams
 
 _WARM_PROMPT = "Name three rivers, and say where each of them ends."
@@ -41,7 +41,7 @@ class OurArm:
         else:
             llm = llm.with_drafter(self._target.drafter(self._spec, llm), _controller(self._spec.length))
             if self._acceptance is not None:
-                llm = llm.with_engine(synthetic_engine(llm.model, llm.drafter, self._acceptance))
+                llm = over_engine(llm, synthetic_engine(llm.model, llm.drafter, self._acceptance))
         self._llm = llm
         self.run(self._target.encode([{"role": "user", "content": _WARM_PROMPT}]), WARM_UP)
 

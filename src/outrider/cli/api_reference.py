@@ -32,7 +32,7 @@ _ORDER = {
 }
 
 _INTERNAL = {
-    "LLM": {"with_model", "with_engine", "engine", "service", "requests", "costs"},
+    "LLM": {"engine", "service", "requests", "costs"},
     "SamplingParams": {"resolve"},
 }
 """What other parts of the package use."""
