@@ -302,8 +302,8 @@ class LLM:
 
 
 def over_engine(llm: LLM, engine: Engine) -> LLM:
-    """The same tokenizer and defaults over an engine made elsewhere, with its drafter and its model, which is `llm`'s or
-    another of the same vocabulary. For measurements and tests: `LLM` itself offers `with_drafter`."""
+    """The same tokenizer and defaults over an engine made elsewhere, with its drafter and its model: this one's or
+    another of the same vocabulary. For measurements and tests; `LLM` itself offers `with_drafter`."""
     other, same = copy(llm), engine.model is llm.model
     other._engine, other._made_of_another = engine, same
     other.drafter, other._names, other._takes_predictions = engine.drafter, (engine.drafter.name,), False

@@ -16,7 +16,15 @@ from outrider.models.checkpoints.progress import Progress
 from outrider.models.cpu import cpu_name
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
-from outrider.models.load import beside, described, left_quantised, load_model, missing_kernels, settled
+from outrider.models.load import (
+    beside,
+    described,
+    left_quantised,
+    load_model,
+    missing_kernels,
+    set_process_threads,
+    settled,
+)
 from outrider.models.native.library import built
 from outrider.version import __version__
 
@@ -32,12 +40,14 @@ class TargetParts:
 
     @staticmethod
     def load(name: str, place: Placement, remember: bool, progress: Progress) -> TargetParts:
-        """The target of this name; `progress` is told what is not as one might expect."""
+        """The target of this name, whose threads the process has from now on; `progress` is told what is not as one
+        might expect."""
         checkpoint = open_checkpoint(name, progress)
         wished, place = place, settled(checkpoint, place)
         for note in (missing_kernels(place), left_quantised(checkpoint, wished, place)):
             if note:
                 progress.note(note)
+        set_process_threads(place)
         return TargetParts(checkpoint, place, load_model(checkpoint, place), remember)
 
     @property

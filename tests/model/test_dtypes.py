@@ -17,10 +17,12 @@ import outrider
 from outrider import LLM, InvalidRequest
 from outrider.bench.names import parse, reference
 from outrider.cli.options import Dtype
+from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.cpu import has_bf16
 from outrider.models.dtypes import DTYPES, LONG, short_name
 from outrider.models.load import automatic, placement
 from outrider.models.precision import BF16, FP16, FP32, INT8, PRECISIONS
+from outrider.parts import TargetParts
 
 
 @pytest.mark.parametrize(
@@ -155,3 +157,14 @@ def test_model_our_kernels_do_not_take_avoids_slow_bf16(small: Path, tmp_path: P
     assert llm.place.precision is wanted
     assert llm.model.dtype == wanted.compute
     assert LLM(str(small), drafter="none", device="cpu").place.precision is BF16
+
+
+def test_threads_are_asked_for_first_and_set_when_a_model_is_loaded() -> None:
+    before = torch.get_num_threads()
+    place = placement(device="cpu", dtype="bf16", bitwise=None, threads=before + 1, max_batch=1, max_context=64)
+    assert (place.threads, torch.get_num_threads()) == (before + 1, before)
+    try:
+        TargetParts.load("smollm2-135m", place, False, SilentProgress())
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)

@@ -31,7 +31,7 @@ def placement(
     max_batch: int,
     max_context: int | None,
 ) -> Placement:
-    """Check what was asked for against this machine; `dtype` by either spelling, or as PyTorch's."""
+    """Check what was asked for against this machine; `dtype` by either spelling, or as PyTorch's. Changes nothing."""
     if threads is not None:
         whole("threads", threads, 1, _MOST_THREADS)
     whole("max_batch", max_batch, 1, _MOST_BATCH)
@@ -43,9 +43,14 @@ def placement(
     name = short_name(dtype)
     auto = name == "auto"
     precision = automatic(place, kernels=library() is not None, bf16=has_bf16()) if auto else PRECISIONS[name]
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return Placement(place, precision, bitwise, torch.get_num_threads(), max_batch, max_context, auto)
+    return Placement(place, precision, bitwise, threads or torch.get_num_threads(), max_batch, max_context, auto)
+
+
+def set_process_threads(place: Placement) -> None:
+    """Have PyTorch use as many threads as this place has: in the whole process, it knows no other way. Our own kernels
+    have theirs per model."""
+    if place.threads != torch.get_num_threads():
+        torch.set_num_threads(place.threads)
 
 
 def _device(asked: object) -> torch.device:
