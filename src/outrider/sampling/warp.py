@@ -131,7 +131,8 @@ def _keep_min_p(z: Tensor, params: ResolvedParams) -> Tensor:
 
 def _nucleus(z: Tensor, top_p: float) -> Tensor:
     """Which tokens [R, V] are needed to reach the share top_p of a row's mass, the likeliest taken first."""
-    mass = torch.softmax(z, dim=-1).mul_(_MASS).round_().to(torch.int64)
+    # A row of no numbers stays whole, for whoever chooses to refuse it: which integers it would make, each CPU decides.
+    mass = torch.softmax(z, dim=-1).nan_to_num_(0.0).mul_(_MASS).round_().to(torch.int64)
     if mass.device.type == "cpu":
         edges = [_nucleus_edge(row, top_p) for row in mass.numpy()]
         return mass >= torch.tensor(edges).unsqueeze(1)
