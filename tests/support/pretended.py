@@ -35,14 +35,22 @@ class Texts(LookupDrafter):
 
     def __init__(self, right: Chance, seed: int = 0) -> None:
         self._right, self._seed = right, seed
+        self._truths: dict[tuple[int, int], int] = {}
+        self._told: dict[tuple[int, int], int] = {}
         self.asked: list[int] = []
 
     def truth(self, request: int, position: int) -> int:
-        return Random(f"{self._seed} {request} {position}").randrange(1000)
+        place = request, position
+        if place not in self._truths:
+            self._truths[place] = Random(f"{self._seed} {request} {position}").randrange(1000)
+        return self._truths[place]
 
     def told(self, request: int, position: int) -> int:
-        right = Random(f"told {self._seed} {request} {position}").random() < self._right(request, position)
-        return self.truth(request, position) + (0 if right else 1)
+        place = request, position
+        if place not in self._told:
+            right = Random(f"told {self._seed} {request} {position}").random() < self._right(request, position)
+            self._told[place] = self.truth(request, position) + (0 if right else 1)
+        return self._told[place]
 
     def continuation(self, request: RequestView, count: int) -> Draft:
         self.asked.append(request.id)

@@ -61,7 +61,7 @@ def to_fp32(x: Fraction) -> float:
     """Rounded once, ties to even."""
     if not x:
         return 0.0
-    exponent = -149
+    exponent = max(-149, x.numerator.bit_length() - x.denominator.bit_length() - 25)  # none below is large enough
     while abs(x) >= Fraction(2) ** (exponent + 24):
         exponent += 1
     return float(Fraction(round(x / Fraction(2) ** exponent)) * Fraction(2) ** exponent)

@@ -6,6 +6,7 @@ import ctypes
 from ctypes import addressof, byref
 from ctypes.util import find_library
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -129,11 +130,17 @@ def parts_of(kind: str, raw: Array) -> Parts:
     return Parts(32, flat(codes - middle), np.ones_like(steps), steps, np.ones_like(steps), lows)
 
 
-def fused(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of fp32 numbers, rounded once."""
+@cache  # to find the library takes a process
+def fma() -> Any:
+    """Of C: a * b + c, rounded once."""
     compute = ctypes.CDLL(find_library("m")).fmaf
     compute.argtypes, compute.restype = [ctypes.c_float] * 3, ctypes.c_float
-    return np.vectorize(compute, otypes=[np.float32])(a, b, c)
+    return np.vectorize(compute, otypes=[np.float32])
+
+
+def fused(a: Array, b: Array, c: Array) -> Any:
+    """a * b + c of fp32 numbers, rounded once."""
+    return fma()(a, b, c)
 
 
 def defined(w: Parts, x: Tensor) -> Tensor:
