@@ -33,7 +33,7 @@ browser: setup ## A browser for the playground's tests, where there is none
 	@$(BIN)/python tests/support/browser.py
 
 check: lint ## The linters and the tests that need no model: within a minute
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not long" tests/unit
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -p no:schemathesis -m "not slow and not long" tests/unit
 
 test: setup model browser ## The fast tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
