@@ -55,13 +55,14 @@ def files() -> Iterator[str]:
 
 
 @contextmanager
-def live(*options: str) -> Iterator[str]:
-    """The address of `outrider serve` with the default model, once it answers."""
+def live(*options: str, files: int | None = None) -> Iterator[str]:
+    """The address of `outrider serve` with the default model, once it answers. `files`: as many as it may open."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     run = "from outrider.cli.main import main; main()"
-    server = subprocess.Popen([sys.executable, "-c", run, "serve", "--port", str(port), *options])
+    limited = ["sh", "-c", f'ulimit -n {files}; exec "$0" "$@"'] if files else []
+    server = subprocess.Popen([*limited, sys.executable, "-c", run, "serve", "--port", str(port), *options])
     try:
         _ready(f"http://127.0.0.1:{port}/", server)
         yield f"http://127.0.0.1:{port}/"

@@ -175,6 +175,7 @@ def serve(
         from outrider.server.app import make_app
         from outrider.server.backend import Backend
         from outrider.server.connections import ConnectionLimits, networks
+        from outrider.server.files import affordable
         from outrider.server.hosts import names, origins
         from outrider.server.keys import KeyFile, OneKey, trust
         from outrider.server.logs import log_to_stderr
@@ -251,8 +252,10 @@ def serve(
         metrics_port=watched[0].getsockname()[1] if watched else None,
         watchers=[exported_to(otlp_traces).ended] if otlp_traces else (),
     )
+    if (connections := affordable(max_connections)) < max_connections:
+        note(f"at most {connections} connections, not {max_connections}: no more files may be opened (ulimit -n)")
     limits = ConnectionLimits(
-        connections=max_connections, per_address=max_connections // 2, proxies=networks(trusted_proxies or ())
+        connections=connections, per_address=connections // 2, proxies=networks(trusted_proxies or ())
     )
     run.serve(app, models, listeners, ready, limits)
 
