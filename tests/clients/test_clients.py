@@ -6,6 +6,8 @@ What the small model says is its own affair; that it is well formed, and underst
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,6 +77,31 @@ def test_openai_async() -> None:
     assert asyncio.run(ask())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_openai_responses(stream: bool) -> None:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=URL, api_key="none", max_retries=0)
+    tool: Any = {"type": "function", "strict": True, **TOOL["function"]}
+    asked: Any = {"model": MODEL, "input": QUESTION, "max_output_tokens": 80, "temperature": 0}
+    called: Any = {**asked, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    if stream:
+        with client.responses.stream(**asked, text_format=Weather) as events:
+            said = events.get_final_response()
+        with client.responses.stream(**called) as events:
+            kinds = {event.type for event in events}
+            call = events.get_final_response().output[0]
+        assert "response.function_call_arguments.delta" in kinds
+    else:
+        said = client.responses.parse(**asked, text_format=Weather)
+        call = client.responses.create(**called).output[0]
+        assert client.responses.create(**asked).output_text
+    assert isinstance(said.output_parsed, Weather)
+    told = get_weather(**json.loads(call.arguments))
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": told}
+    assert client.responses.create(**{**asked, "input": [*QUESTION, call, result]}).output_text
+
+
 def langchain(**options: Any) -> Any:
     from langchain_openai import ChatOpenAI
 
@@ -102,7 +129,7 @@ def test_langchain_knows_what_is_too_long() -> None:
     from langchain_core.exceptions import ContextOverflowError
 
     with pytest.raises(ContextOverflowError):
-        langchain().invoke("word " * 4000)
+        langchain().invoke("word " * 9000)
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
@@ -127,7 +154,7 @@ def test_litellm() -> None:
     rebuilt = litellm.stream_chunk_builder(list(streamed)).choices[0].message
     assert rebuilt.tool_calls[0].function.arguments == choice.message.tool_calls[0].function.arguments
     with pytest.raises(litellm.ContextWindowExceededError):
-        litellm.completion(**{**words, "messages": [{"role": "user", "content": "word " * 4000}]})
+        litellm.completion(**{**words, "messages": [{"role": "user", "content": "word " * 9000}]})
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
@@ -162,7 +189,7 @@ def test_llama_index() -> None:
 
     llm = OpenAILike(
         model=MODEL, api_base=URL, api_key="none", is_chat_model=True, is_function_calling_model=True, max_tokens=80,
-        temperature=0, context_window=2048,
+        temperature=0, context_window=4096,
     )  # fmt: skip
     assert llm.complete("Hello").text
     tool = FunctionTool.from_defaults(get_weather)
@@ -185,6 +212,50 @@ def test_llm_with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     Weather.model_validate_json(said.text())
     chain = model.chain("The weather in Paris?", tools=[get_weather], stream=False, options={"max_tokens": 40})
     assert chain.text()
+
+
+def run(command: list[str], folder: Path, **variables: str) -> str:
+    """A program at its user's terminal, as it were: with a home and settings of its own. What it says."""
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder), **variables},
+        capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--code"], ["--shell", "--no-interaction"]], ids=["words", "code", "shell"])
+def test_shell_gpt(options: list[str], tmp_path: Path) -> None:
+    program = str(Path(sys.executable).parent / "sgpt")
+    asked = [program, "--model", MODEL, "--no-cache", "--no-md", *options, "How are files listed?"]
+    settings = {"API_BASE_URL": URL, "OPENAI_API_KEY": "none", "REQUEST_TIMEOUT": "300"}
+    assert run(asked, tmp_path, **settings).strip()
+
+
+def test_aider(tmp_path: Path) -> None:
+    """It sends the repository's file, reads the stream, takes the edit out of it and commits what came. The form of an
+    edit is asked of the server, for the model is too small to keep to it by itself."""
+    repository, settings = tmp_path / "work", tmp_path / "settings.yml"
+    repository.mkdir()
+    (repository / "greet.py").write_text("# Nothing yet.\n")
+    edit = "greet\\.py\n```python\n[^`#]{20,300}\n```\n"
+    parameters = {"max_tokens": 256, "extra_body": {"guided_regex": edit}}
+    settings.write_text(json.dumps([{"name": f"openai/{MODEL}", "edit_format": "whole", "extra_params": parameters}]))
+    for words in ("init -q", "config user.name me", "config user.email me@here", "add .", "commit -qm first"):
+        run(["git", *words.split()], repository)
+    said = run(
+        [
+            *(f"{os.environ['OUTRIDER_AGENTS']}/aider", "--model", f"openai/{MODEL}", "--openai-api-base", URL),
+            *("--openai-api-key", "none", "--model-settings-file", str(settings), "--yes-always", "--no-gitignore"),
+            *("--no-check-update", "--no-show-model-warnings", "--no-show-release-notes", "--no-analytics"),
+            *("--map-tokens", "0", "--no-pretty", "--no-suggest-shell-commands", "greet.py"),
+            *("--message", "Write a function greet(name) in greet.py that prints Hello and the name."),
+        ],
+        repository,
+    )
+    assert "Applied edit to greet.py" in said
+    assert "#" not in (repository / "greet.py").read_text()
+    assert run(["git", "log", "--format=%s"], repository).count("\n") == 2, "the edit was committed"
 
 
 def test_lm_eval(tmp_path: Path) -> None:
@@ -213,7 +284,7 @@ def test_lm_eval(tmp_path: Path) -> None:
         "metric_list": [{"metric": "acc"}],
     }
     model = LocalCompletionsAPI(
-        base_url=f"{URL}/completions", model=MODEL, tokenizer=os.environ["OUTRIDER_TOKENIZER"], max_length=2048
+        base_url=f"{URL}/completions", model=MODEL, tokenizer=os.environ["OUTRIDER_TOKENIZER"], max_length=4096
     )
     done = lm_eval.simple_evaluate(model=model, tasks=[task], task_manager=TaskManager(), bootstrap_iters=0)
     assert done["results"]["endings"]["acc,none"] == 1.0
