@@ -49,8 +49,21 @@ def test_a_trace_says_why() -> None:
     assert set(reasons(FixedLength(2))) == {""}, "nobody decides anything"
 
 
+def test_passes_are_told_by_their_rows() -> None:
+    line = [1e-4 * (1 + 0.5 * (r - 1)) for r in ROWS]
+    controller = AutoLength(table=CostTable(ROWS, (0, 1), (line, line)))
+    assert controller.belief.passes == {}, "nothing was computed yet"
+    reasons(controller)
+    passes = controller.belief.passes
+    assert tuple(passes) == ROWS
+    assert passes[1] == 1
+    assert sorted(passes.values()) == list(passes.values())
+    assert passes[32] > 4
+
+
 def test_metrics_show_what_decisions_rest_on() -> None:
-    belief = Belief(True, True, 0.25, 0.5, {"head": 0.125}, {"suffix": 0.75, "suffix&head": 1.0}, 0.9, 3.5, 4)
+    rates = {"suffix": 0.75, "suffix&head": 1.0}
+    belief = Belief(True, True, 0.25, 0.5, {"head": 0.125}, rates, 0.9, 3.5, 4, {1: 1.0, 16: 1.5})
     page = Metrics(lambda: {"m": Load(budgets=(4,), belief=belief)}).page(admin=False).decode()
     for line in (
         'outrider:controller_costs_known{model_name="m"} 1.0',
@@ -59,6 +72,7 @@ def test_metrics_show_what_decisions_rest_on() -> None:
         'outrider:controller_token_cost{model_name="m"} 0.5',
         'outrider:controller_level_cost{drafter="head",model_name="m"} 0.125',
         'outrider:controller_acceptance{drafter="suffix",model_name="m"} 0.75',
+        'outrider:controller_pass_cost{model_name="m",rows="16"} 1.5',
         'outrider:controller_ledger_passes{model_name="m"} 3.5',
         'outrider:controller_budget_nodes{model_name="m"} 4.0',
     ):

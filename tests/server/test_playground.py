@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -226,9 +227,89 @@ def test_stop_keeps_what_was_written(page: Page) -> None:
     assert page.get_by_role("alert").count() == 0
 
 
+def test_an_answer_is_copied_and_asked_for_again(page: Page) -> None:
+    sent: list[Any] = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page)
+    options(page, temperature="1")
+    answer = ask(page, "Tell me more.")
+    answer.get_by_role("button", name="Copy").click()
+    answer.get_by_role("button", name="Copied").wait_for()
+    first = answer.locator(".answer").evaluate("(text) => text.textContent")
+    assert page.evaluate("navigator.clipboard.readText()") == first
+    assert page.get_by_role("button", name="Regenerate").count() == 1, "of the last answer alone"
+    page.get_by_role("button", name="Regenerate").click()
+    page.locator(".actions").nth(1).wait_for(timeout=WAIT)
+    assert page.locator(".assistant").count() == page.locator(".user").count() == 2
+    assert sent[-1]["messages"] == sent[-2]["messages"], "the question, and not the answer that was there"
+    assert page.locator(".assistant .answer").last.evaluate("(text) => text.textContent") != first
+    ask(page, "Thank you.")
+    assert len(sent[-1]["messages"]) == 5, "what came last is what was said"
+
+
+def test_a_schema_and_a_prediction(page: Page) -> None:
+    schema = {"type": "object", "properties": {"colour": {"enum": ["vermilion", "turquoise"]}}, "required": ["colour"]}
+    options(page, schema=json.dumps(schema))
+    answer = ask(page, "Name a colour.")
+    assert json.loads(answer.locator(".answer").inner_text())["colour"] in ("vermilion", "turquoise")
+    assert answer.locator(".by-grammar").count() > 0, "what the schema leaves no choice about"
+    options(page, schema="{")
+    page.locator("#prompt").fill("Name a colour.")
+    page.locator("#send").click()
+    assert "JSON schema under Settings is not JSON" in page.get_by_role("alert").inner_text()
+    assert page.locator("[name=schema]").get_attribute("aria-invalid") == "true"
+    options(page, schema="")
+    page.locator("#clear").click()
+    text = ask(page).locator(".answer").inner_text()
+    page.locator("#clear").click()
+    options(page, prediction=text)
+    again = ask(page)
+    assert again.locator(".answer").inner_text() == text
+    assert again.locator(".by-prediction").count() > 0
+    assert page.locator("#legend").get_by_text("prediction").is_visible()
+
+
+def test_words_explain_themselves(page: Page) -> None:
+    tip = page.locator("#tip")
+    for name, said in (("head", "small network"), ("suffix", "stood in this conversation"), ("target", "model itself")):
+        page.locator(f"#legend [data-term={name}]").hover()
+        tip.get_by_text(said).wait_for()
+    page.mouse.move(2, 2)
+    tip.wait_for(state="hidden")
+    page.get_by_role("button", name="What are nodes?").focus()
+    tip.get_by_text("tokens guessed for one step").wait_for()
+    page.keyboard.press("Escape")
+    tip.wait_for(state="hidden")
+    # Whoever points at a word keeps it while its count grows.
+    entry = page.locator("#legend [data-term=target]").element_handle()
+    ask(page)
+    assert entry.evaluate("(entry) => entry.isConnected")
+    assert page.locator("#legend li", has_text="target").locator(".count").inner_text() != "–"
+
+
+def test_tabs(page: Page) -> None:
+    page.locator("#answer-tab").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#costs-tab").get_attribute("aria-selected") == "true"
+    assert page.locator("#costs-tab:focus").count() == 1
+    assert page.locator("#costs").is_visible()
+    assert page.locator("#this-answer").is_hidden()
+    page.get_by_text("drafts a fixed number of tokens").wait_for()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#this-answer").is_visible()
+
+
 @pytest.mark.parametrize("page", [360], indirect=True)
 def test_on_a_phone(page: Page) -> None:
     assert fits(page)
+    page.reload()  # with nothing opened
+    tops = [page.locator(name).bounding_box() for name in ("#welcome", "#composer", "#speculation", "#settings")]
+    heights = [box["y"] for box in tops if box is not None]
+    assert heights == sorted(heights)
+    assert len(heights) == 4
+    assert not any(each.is_visible() for each in page.locator("#length-chart, #controls").all()), "folded"
+    options(page, key=playground_site.KEY, temperature="0", max_tokens="64")
     page.locator("#settings summary").click()
     answer = ask(page, "w" * 90 + " " + QUESTION)
     answer.locator(".step:not([hidden])", has_text=re.compile(r"\S")).first.tap()

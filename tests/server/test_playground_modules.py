@@ -9,6 +9,10 @@ import browser as chromium
 import playground_site
 import pytest
 
+from outrider.control.belief import Belief
+from outrider.engine.request_state import Load
+from outrider.server.metrics import Metrics
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -205,3 +209,78 @@ def test_model_output_is_text_never_markup(page: Page) -> None:
 )
 def test_errors_become_words(page: Page, status: int, text: str, expected: str) -> None:
     assert call(page, "api", "return m.explain(...given, '3')", [status, text]) == expected
+
+
+COSTS = "row costs 0.31 of a pass here and a token is worth 1.00; the likeliest draft is right with 0.25"
+DEAR = f"nothing drafted: a {COSTS}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        pytest.param(
+            [[0, DEAR]] * 4,
+            f"Nothing was drafted: it does not pay here at the moment, so the model wrote one token a pass. A {COSTS}.",
+            id="dear",
+        ),
+        pytest.param(
+            [[0, DEAR]] * 3 + [[2, "2 drafted"]], "In 3 of 4 steps nothing was drafted: it does not pay", id="mostly"
+        ),
+        pytest.param([[0, DEAR], [2, "2 drafted"]], "", id="half"),
+        pytest.param(
+            [[0, "what passes cost on this machine is still being measured"]],
+            "Nothing was drafted: what passes cost on this machine is still being measured.",
+            id="measuring",
+        ),
+        pytest.param([[0, ""]] * 3, "", id="nobody decides"),
+        pytest.param([], "", id="no trace"),
+    ],
+)
+def test_why_nothing_was_drafted(page: Page, steps: list[Any], said: str) -> None:
+    body = "return m.whyPlain(given.map(([count, why]) => ({drafted: Array(count).fill({}), why})));"
+    told = call(page, "why", body, steps)
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
+
+
+def test_samples_of_prometheus(page: Page) -> None:
+    text = '# HELP a b\n# TYPE a gauge\na 1.5\nx:b_total{m="q\\"u,o}te",r="2"} 3e-05\nx:c{m="z"} +Inf\n\nnonsense'
+    read = "return m.samples(given).map((s) => [s.name, s.labels, String(s.value)]);"
+    assert call(page, "prometheus", read, text) == [
+        ["a", {}, "1.5"],
+        ["x:b_total", {"m": 'q"u,o}te', "r": "2"}, "0.00003"],
+        ["x:c", {"m": "z"}, "Infinity"],
+    ]
+
+
+def test_the_costs_tab_says_whether_drafting_pays(page: Page) -> None:
+    """Of the page that the server's own code makes of a belief."""
+
+    def told(belief: Belief | None) -> Any:
+        text = Metrics(lambda: {"m": Load(belief=belief), "other": Load(belief=Belief(row=9.0))}).page(admin=False)
+        body = """
+          const holder = document.createElement("div");
+          const costs = new m.Costs(holder, () => ({}));
+          costs.show(m.believed(given, "m"));
+          const tables = [...holder.querySelectorAll("table:not([hidden])")];
+          const cells = (row) => [...row.children].map((cell) => cell.textContent);
+          return [costs.said.textContent, tables.map((t) => [...t.tBodies[0].rows].map(cells))];
+        """
+        return call(page, "costs", body, text.decode())
+
+    assert told(None) == [
+        "This server drafts a fixed number of tokens a step (--draft-length), whether or not that pays.",
+        [],
+    ]
+    assert told(Belief(known=False))[0].startswith("What passes cost on this machine is being measured")
+    rates = {"head": 0.5, "suffix": 0.125, "suffix&head": 0.75}
+    pays = Belief(True, True, 0.25, 0.5, {"head": 0.125}, rates, passes={1: 1.0, 16: 3.5})
+    said, (passes, drafters) = told(pays)
+    assert said == (
+        "Drafting pays at the moment: a token costs 0.50 of what it costs plainly. "
+        "Checking one more token costs 0.25 of a pass."
+    )
+    assert passes == [["1", "1.00"], ["16", "3.50"]]
+    assert drafters == [["head", "50 %", "0.13"], ["suffix", "13 %", "free"], ["suffix&head", "75 %", "–"]]
+    assert told(pays._replace(token=1.0))[0].startswith("Drafting does not pay at the moment")
+    assert "by a guess that is being corrected" in told(pays._replace(measured=False))[0]

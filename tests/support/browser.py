@@ -1,4 +1,5 @@
 """A real browser for the tests: where it is, and `python tests/support/browser.py` (`make browser`) to get one.
+Also gets axe, which looks for what keeps people out of a page.
 
 Debian's chromium is taken if it is there, or any Chrome on the path, or the one playwright downloads for itself.
 """
@@ -18,6 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+AXE = Path(sys.prefix) / "share" / "axe-core"
+"""It lies in the environment and never with the project: it is nobody's to ship."""
+_AXE_VERSION = "4.14.0"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -34,6 +38,12 @@ def missing() -> str | None:
     if found() is None:
         return "there is no chromium; `make browser` gets one"
     return None
+
+
+def axe() -> str | None:
+    """Its program, to be run in a page; None where it is not there."""
+    file = AXE / "package" / "axe.min.js"
+    return file.read_text() if file.exists() else None
 
 
 @contextmanager
@@ -70,6 +80,13 @@ def _get() -> None:
         )
     if find_spec("playwright") is not None and found() is None:
         _tried(sys.executable, "-m", "playwright", "install", "chromium")
+    if axe() is None and shutil.which("npm"):
+        AXE.mkdir(parents=True, exist_ok=True)
+        package = f"axe-core-{_AXE_VERSION}.tgz"
+        at = str(AXE)
+        _tried("npm", "pack", "--silent", "--pack-destination", at, f"axe-core@{_AXE_VERSION}") and _tried(
+            "tar", "-xzf", str(AXE / package), "-C", at
+        )
     print(f"The browser tests will be skipped: {reason}" if (reason := missing()) else f"Browser: {found()}")
 
 

@@ -27,7 +27,7 @@ from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
 from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState, time_to_look_up
 from outrider.control.choice import floor, joined, kept
-from outrider.control.costs import CostTable
+from outrider.control.costs import ROWS, CostTable
 from outrider.control.forced import forced
 from outrider.control.ledger import Ledger, charges
 from outrider.control.offers import Offers
@@ -322,7 +322,7 @@ class AutoLength:
         prices, table = self._prices, self._prices.table
         if table is None or not prices.plain_token:
             return Belief(known=table is not None)
-        drafting = self._paid.costs.items() if self._paid else ()
+        drafting, costs = self._paid.costs.items() if self._paid else (), prices.passes
         return Belief(
             measured=table.measured,
             row=prices.row / prices.plain_token,
@@ -332,6 +332,7 @@ class AutoLength:
             best=self._best,
             ledger=min((state.ledger.left for state in self._states.values()), default=0.0),
             drafted=sum(self.issued),
+            passes={rows: costs[rows] / costs[1] for rows in ROWS if rows < len(costs)},
         )
 
     def pays(self, requests: int) -> bool:

@@ -27,6 +27,8 @@ class Belief(NamedTuple):
     """What drafting may still lose, for the running request that may lose least."""
     drafted: int = 0
     """Nodes drafted in the last step."""
+    passes: Mapping[int, float] = {}
+    """By rows: what a pass of so many costs. Empty where a device's steps are timed as a whole."""
 
     @property
     def why(self) -> str:

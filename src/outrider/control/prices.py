@@ -30,6 +30,8 @@ class Prices:
         """What a token is worth: what it costs now."""
         self.plain_step = self.plain_token = 0.0
         """What the step costs without drafts, and a token then."""
+        self.passes: Sequence[float] = ()
+        """At [r]: what a pass of r rows costs, as of the last step that might have drafted."""
         self.efficiency = 1.0
         """What a token costs now, of what it costs plainly."""
         self._survey = survey
@@ -52,7 +54,7 @@ class Prices:
 
     def step(self, requests: int, context: float) -> Sequence[float]:
         """Before a step that may draft: at [r], what it costs with r rows, one for each request at least."""
-        costs = self._pace.costs(context)
+        costs = self.passes = self._pace.costs(context)
         if requests >= len(costs):
             costs = [*costs, *[costs[-1]] * (requests + 1 - len(costs))]
         plain = self.plain_step = costs[requests]

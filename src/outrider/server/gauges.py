@@ -50,14 +50,17 @@ class _Model:
             yield self._gauge("controller_costs_measured", "Whether it was measured, not guessed", belief.measured)
             yield self._gauge("controller_row_cost", "Of verifying one more token, in plain passes", belief.row)
             yield self._gauge("controller_token_cost", "Of a token now, in plain passes", belief.token)
-            yield self._by_drafter("controller_level_cost", "Of a drafted level, in plain passes", belief.drafting)
-            yield self._by_drafter("controller_acceptance", "Drafted tokens right after right ones", belief.acceptance)
+            yield self._by("drafter", "controller_level_cost", "Of a drafted level, in plain passes", belief.drafting)
+            yield self._by(
+                "drafter", "controller_acceptance", "Drafted tokens right after right ones", belief.acceptance
+            )
+            yield self._by("rows", "controller_pass_cost", "Of a pass, in passes of one row", belief.passes)
             yield self._gauge("controller_ledger_passes", "What drafting may still lose, at the least", belief.ledger)
 
-    def _by_drafter(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(f"outrider:{name}", text, labels=["model_name", "drafter"])
-        for drafter, value in values.items():
-            family.add_metric([self._model, drafter], value)
+    def _by(self, label: str, name: str, text: str, values: Mapping[str, float] | Mapping[int, float]) -> Metric:
+        family = GaugeMetricFamily(f"outrider:{name}", text, labels=["model_name", label])
+        for key, value in values.items():
+            family.add_metric([self._model, str(key)], value)
         return family
 
     def _counter(self, name: str, text: str, value: int) -> Metric:

@@ -47,6 +47,11 @@ export async function models(key) {
   return (await (await ask("v1/models", { headers: headers(key) })).json()).data;
 }
 
+/** What /metrics says. */
+export async function metrics(key) {
+  return (await ask("metrics", { headers: headers(key) })).text();
+}
+
 /**
  * Streams one chat completion.
  * Yields `{content, tokens, step, finish, metrics, at}`; `at` is when it arrived, in ms of performance.now().

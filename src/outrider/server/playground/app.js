@@ -1,20 +1,27 @@
 // The page: a conversation, its composer, and what happens when a button is pressed.
+import { actions } from "./actions.js";
 import { Answer } from "./answer.js";
 import { ApiError, chat, models } from "./api.js";
+import { Costs } from "./costs.js";
 import { byId, element } from "./dom.js";
 import { IDEAS } from "./ideas.js";
 import { Panel } from "./panel.js";
 import { Race } from "./race.js";
 import { Settings } from "./settings.js";
+import { attachTabs } from "./tabs.js";
 import { attachTip } from "./tip.js";
+import { whyPlain } from "./why.js";
 
 const RETRY = 2000; // ms
+const NEAR = 120; // px from the end at which a reader is taken to follow
+const narrow = matchMedia("(max-width: 800px)"); // as in style.css: the page scrolls, not the log
 const log = byId("log");
 const welcome = byId("welcome");
 const prompt = byId("prompt");
 const settings = new Settings(byId("controls"));
 const panel = new Panel();
-const tip = attachTip(byId("tip"), log);
+const tip = attachTip(byId("tip"), [log, document.querySelector("aside")]);
+const costs = new Costs(byId("costs"), () => ({ model: model?.id, key: settings.key }));
 let history = []; // [{role, content}], without the system prompt
 let model = null;
 let running = null; // AbortController of what is under way
@@ -45,8 +52,12 @@ function show(made) {
 }
 
 function follow() {
-  const scroller = log.scrollHeight > log.clientHeight + 1 ? log : document.scrollingElement;
-  if (scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120) scroller.scrollTop = scroller.scrollHeight;
+  if (narrow.matches) {
+    const below = document.querySelector("main").getBoundingClientRect().bottom - innerHeight;
+    if (below > 0 && below < NEAR) scrollBy(0, below);
+  } else if (log.scrollHeight - log.scrollTop - log.clientHeight < NEAR) {
+    log.scrollTop = log.scrollHeight;
+  }
 }
 
 function say(words) {
@@ -94,27 +105,55 @@ function asked() {
 
 async function send() {
   const question = asked();
-  if (question === null) return;
-  const messages = [...history, { role: "user", content: question }];
+  if (question !== null) await answerTo([...history, { role: "user", content: question }], question);
+}
+
+/** Another answer to the last question, in the place of the one there is. */
+async function again(holder) {
+  const last = history.findLastIndex((message) => message.role === "user");
+  if (running || last < 0) return;
+  holder.remove();
+  await answerTo(history.slice(0, last + 1), history[last].content);
+}
+
+async function answerTo(messages, question) {
   const answer = new Answer();
   const figures = element("p", { class: "figures dim" });
+  const reason = element("p", { class: "why", hidden: true });
+  const steps = [];
   await underway(async (signal) => {
     panel.clear();
     let holder = null;
     try {
       for await (const piece of chat(body(messages), settings.key, signal)) {
-        holder ??= turn("assistant", element("div", {}, answer.element, figures));
+        holder ??= turn("assistant", element("div", {}, answer.element, figures, reason));
         answer.add(piece);
+        if (piece.step) steps.push(piece.step);
         panel.add(piece, answer);
         if (piece.metrics) figures.textContent = summary(piece, answer);
         follow();
       }
-      say(`Answered. ${figures.textContent}`);
+      if (settings.speculates) reason.textContent = whyPlain(steps);
+      reason.hidden = !reason.textContent;
+      follow();
+      say(`Answered. ${figures.textContent} ${reason.textContent}`);
     } finally {
+      if (holder && answer.text) finish(holder, answer);
       if (answer.text) history = [...messages, { role: "assistant", content: answer.text }];
       else if (!prompt.value) prompt.value = question; // nothing came: let it be tried again
     }
   });
+}
+
+/** The last answer can be asked for again; all can be copied. */
+function finish(holder, answer) {
+  noneAgain();
+  holder.append(actions(answer, () => again(holder)));
+  follow();
+}
+
+function noneAgain() {
+  for (const old of log.querySelectorAll(".again")) old.remove();
 }
 
 async function race() {
@@ -137,7 +176,10 @@ async function race() {
       if (question !== null && !prompt.value) prompt.value = question;
       throw error;
     }
-    if (question !== null) history = [...messages, { role: "assistant", content: card.text }];
+    if (question !== null) {
+      history = [...messages, { role: "assistant", content: card.text }];
+      noneAgain();
+    }
     await card.replay(panel, signal);
     follow();
   });
@@ -200,5 +242,8 @@ byId("ideas").append(
     return element("li", {}, element("button", { type: "button", class: "quiet", onclick: fill }, title));
   }),
 );
-if (matchMedia("(max-width: 800px)").matches) byId("settings").open = false;
+const watch = () => costs.watch(byId("speculation").open && !byId("costs").hidden);
+attachTabs(byId("tabs"), watch);
+byId("speculation").addEventListener("toggle", watch);
+if (narrow.matches) for (const id of ["speculation", "settings"]) byId(id).open = false;
 connect();

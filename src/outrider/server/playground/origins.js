@@ -1,6 +1,6 @@
 // Who wrote a token: names and the style class of each (colours and underlines are in style.css).
 
-const KNOWN = ["head", "suffix", "prediction", "ngram", "model"];
+const KNOWN = ["head", "suffix", "prediction", "ngram", "model", "grammar"];
 
 export const TARGET = "target";
 

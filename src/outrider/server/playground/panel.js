@@ -1,7 +1,8 @@
 // The side panel: legend with counts, and the charts, of the answer being written.
 import { Chart } from "./chart.js";
 import { byId, element } from "./dom.js";
-import { originClass, originName, sortedCounts } from "./origins.js";
+import { originClass, sortedCounts } from "./origins.js";
+import { term } from "./terms.js";
 
 export class Panel {
   constructor() {
@@ -26,20 +27,20 @@ export class Panel {
     this.#legend(answer.counts);
   }
 
+  #lines = new Map(); // by origin: its entry in the legend, which stays while its count grows
+
   #legend(counts) {
     const total = [...counts.values()].reduce((a, b) => a + b, 0);
     const sorted = sortedCounts(counts);
-    byId("legend").replaceChildren(
-      ...sorted.map(([origin, count]) =>
-        element(
-          "li",
-          {},
-          element("span", { class: `key token ${originClass(origin)}`, "aria-hidden": "true" }, "abc"),
-          element("span", {}, originName(origin)),
-          element("span", { class: "count" }, total ? `${count} · ${Math.round((100 * count) / total)} %` : "–"),
-        ),
-      ),
-    );
+    const lines = sorted.map(([origin]) => this.#lines.get(origin) ?? entry(origin));
+    const shown = byId("legend");
+    if (lines.length !== shown.childElementCount || lines.some((line, i) => line.item !== shown.children[i])) {
+      shown.replaceChildren(...lines.map((line) => line.item));
+    }
+    this.#lines = new Map(sorted.map(([origin], i) => [origin, lines[i]]));
+    sorted.forEach(([, count], i) => {
+      lines[i].count.textContent = total ? `${count} · ${Math.round((100 * count) / total)} %` : "–";
+    });
     byId("share").replaceChildren(
       ...sorted.map(([origin, count]) => {
         const part = element("i", { class: originClass(origin) });
@@ -48,4 +49,10 @@ export class Panel {
       }),
     );
   }
+}
+
+function entry(origin) {
+  const key = element("span", { class: `key token ${originClass(origin)}`, "aria-hidden": "true" }, "abc");
+  const count = element("span", { class: "count" });
+  return { item: element("li", {}, key, term(origin), count), count };
 }

@@ -4,6 +4,7 @@ import { chat } from "./api.js";
 import { element } from "./dom.js";
 import { arrivedBy, duration, firstDifference, nothingDrafted, rateAt, ratio, tokenCount } from "./timing.js";
 import { face } from "./tree.js";
+import { whyPlain } from "./why.js";
 
 const REPORT = 300; // ms between signs of life while recording: painting takes time from a model on the same machine
 const COUNTER = 100; // ms between updates of the running figures
@@ -18,7 +19,7 @@ class Lane {
     this.element = element(
       "section",
       { class: "lane", "aria-label": title },
-      element("h4", {}, title, " ", element("span", { class: "dim" }, note)),
+      element("h2", {}, title, " ", element("span", { class: "dim" }, note)),
       element("p", { class: "speed" }, this.rate, " tokens/s"),
       this.bar,
       this.box,
@@ -140,7 +141,9 @@ export class Race {
     if (!difference && this.plain.answer.text === this.speculative.answer.text) {
       const count = tokenCount(sides[0]);
       this.note.replaceChildren(speed, " as fast, and the text is ", element("b", {}, "identical"), `: ${count} of ${count} tokens.`);
-      if (nothingDrafted(sides[1])) this.note.append(" Nothing was drafted: both sides wrote one token a pass.");
+      const why = whyPlain(sides[1].flatMap((arrival) => arrival.step ?? []));
+      if (why) this.note.append(` ${why}`);
+      else if (nothingDrafted(sides[1])) this.note.append(" Nothing was drafted: both sides wrote one token a pass.");
       return;
     }
     if (!difference) {

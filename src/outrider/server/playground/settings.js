@@ -1,4 +1,5 @@
 // The controls, and the request they make.
+import { ApiError } from "./api.js";
 import { element } from "./dom.js";
 
 export class Settings {
@@ -17,6 +18,10 @@ export class Settings {
     return number(this.form.elements.seed.value);
   }
 
+  get speculates() {
+    return this.form.elements.speculate.checked && this.form.elements.max_nodes.value.trim() !== "0";
+  }
+
   /** Offer the drafters of a model; "none" is what the Speculate box is for. */
   offer({ drafters = [], default_drafter: fallback = "" } = {}) {
     const select = this.form.elements.drafter;
@@ -30,7 +35,7 @@ export class Settings {
 
   /** The body of a request; an empty field is left to the server. */
   request(messages) {
-    const { system, temperature, top_p: topP, max_tokens: most } = this.form.elements;
+    const { system, temperature, top_p: topP, max_tokens: most, prediction } = this.form.elements;
     const opening = system.value.trim() ? [{ role: "system", content: system.value }] : [];
     return given({
       messages: [...opening, ...messages],
@@ -38,6 +43,8 @@ export class Settings {
       top_p: number(topP.value),
       seed: this.seed,
       max_tokens: number(most.value),
+      response_format: this.#format(),
+      prediction: prediction.value.trim() ? { type: "content", content: prediction.value } : undefined,
       outrider: { speculate: this.form.elements.speculate.checked && this.speculation(), trace: true },
     });
   }
@@ -50,6 +57,19 @@ export class Settings {
       max_nodes: number(nodes.value),
     });
     return Object.keys(asked).length ? asked : true;
+  }
+
+  /** The form of the answer; throws words for people where the schema is no JSON. */
+  #format() {
+    const { schema } = this.form.elements;
+    schema.removeAttribute("aria-invalid");
+    if (!schema.value.trim()) return undefined;
+    try {
+      return { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema.value) } };
+    } catch (error) {
+      schema.setAttribute("aria-invalid", "true");
+      throw new ApiError(`The JSON schema under Settings is not JSON: ${error.message}`);
+    }
   }
 
   #refresh() {

@@ -1,7 +1,8 @@
-// The note beside a step: what was drafted, what of it was kept, what the target added.
+// The note beside a step (what was drafted, what of it was kept, what the target added), or beside a word: what it means.
 import { stepOf } from "./answer.js";
 import { element } from "./dom.js";
 import { originClass, TARGET } from "./origins.js";
+import { explained } from "./terms.js";
 import { face, lines } from "./tree.js";
 
 const LINGER = 150; // ms to reach the note with the pointer before it goes
@@ -11,8 +12,8 @@ const ADDED = {
   target: "Nothing was drafted; the target wrote:",
 };
 
-/** Shows `tip` for the step under the pointer, tapped or focused inside `area`. Escape closes it. */
-export function attachTip(tip, area) {
+/** Shows `tip` for the step or word under the pointer, tapped or focused inside one of `areas`. Escape closes it. */
+export function attachTip(tip, areas) {
   let shown = null;
   let leaving = 0;
 
@@ -23,7 +24,7 @@ export function attachTip(tip, area) {
     shown = span;
     span.classList.add("open");
     span.setAttribute("aria-describedby", tip.id);
-    tip.replaceChildren(...describe(stepOf(span)));
+    tip.replaceChildren(...(span.dataset.term ? [element("p", {}, explained(span.dataset.term))] : describe(stepOf(span))));
     tip.hidden = false;
     settle(tip, span);
   }
@@ -41,12 +42,15 @@ export function attachTip(tip, area) {
     leaving = setTimeout(hide, LINGER);
   }
 
-  const under = (event) => event.target.closest?.(".step");
-  area.addEventListener("pointerover", (event) => (under(event) ? show(under(event)) : shown && leave()));
-  area.addEventListener("pointerleave", leave);
-  area.addEventListener("focusin", (event) => under(event) && show(under(event)));
-  area.addEventListener("focusout", leave);
-  area.addEventListener("scroll", () => shown && settle(tip, shown), true);
+  const under = (event) => event.target.closest?.(".step, .term");
+  for (const area of areas) {
+    area.addEventListener("pointerover", (event) => (under(event) ? show(under(event)) : shown && leave()));
+    area.addEventListener("pointerleave", leave);
+    area.addEventListener("focusin", (event) => under(event) && show(under(event)));
+    area.addEventListener("focusout", leave);
+    area.addEventListener("click", (event) => under(event) && show(under(event)));
+    area.addEventListener("scroll", () => shown && settle(tip, shown), true);
+  }
   tip.addEventListener("pointerenter", () => clearTimeout(leaving));
   tip.addEventListener("pointerleave", leave);
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
