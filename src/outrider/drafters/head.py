@@ -177,15 +177,16 @@ class HeadDrafter(CachedDrafter[_Held]):
         for request, rows in zip(requests, batch, strict=True):
             held = self._held[request.id]
             start, stop = stop, stop + len(rows.tokens)
-            piece = seen[start:stop] if shared else copied(seen[start:stop])
             if rows.logits is None:
-                held.passed = piece
+                held.passed = seen[start:stop] if shared else copied(seen[start:stop])
                 continue
             after = self._rows(held) + held.dropped + 1
+            piece = seen[start:stop] if shared or soon else copied(seen[start:stop])
             held.wait(request.tokens[after : after + len(piece)], piece)
             prompts.append(held)
         if soon:
             self._catch_up(prompts)
+            _keep_last(prompts)
         for held in prompts:
             self._forget_old(held, WAITING)
 
@@ -369,6 +370,15 @@ class HeadDrafter(CachedDrafter[_Held]):
         if not params.features <= IMPRECISELY:
             return ranked_candidates(self._vocabulary.widened(logits), params, history, paths, count)
         return self._vocabulary.ranked_candidates(logits, params, history, paths, count)
+
+
+def _keep_last(all_held: Sequence[_Held]) -> None:
+    """The one row that waits of each is still the target's, whose next pass writes over it: copied, all at once."""
+    waiting = [held for held in all_held if held.features]
+    if waiting:
+        rows = joined([copied(held.features[0]) if len(waiting) == 1 else held.features[0] for held in waiting])
+        for i, held in enumerate(waiting):
+            held.features = [kept(rows[i : i + 1])]
 
 
 def _plainly_ranked(plan: Plan[_Held]) -> bool:

@@ -14,6 +14,10 @@ LEAST = 16
 """Fewer common tokens are run again: most texts begin with the same few."""
 
 
+_PART = 32
+"""Who waits for another's rows misses a pass: they must be this part of what a pass takes."""
+
+
 class _Found(NamedTuple):
     prefix: Prefix
     length: int
@@ -28,6 +32,8 @@ class SlotManager:
         self._model = model
         self._drafter = drafter
         self._prefixes = PrefixCache(model, LEAST)
+        self._awaited = max(LEAST, model.chunk // _PART)
+        """Common tokens that a request waits for until another has run them."""
         self.hits = 0
         """Requests that began with tokens of another."""
         self.reused = 0
@@ -79,11 +85,13 @@ class SlotManager:
         """The slot with most of the request's tokens; one that nobody uses where there is a choice."""
         best: _Found | None = None
         tokens, beaten = request.tokens, LEAST - 1
+        if len(tokens) <= LEAST:
+            return None
         for prefix in self._prefixes.all:
-            cached = self._prefixes.length(prefix)
-            if prefix.namespace != request.cache_salt or cached <= beaten or len(tokens) <= beaten:
+            if prefix.namespace != request.cache_salt:
                 continue
-            if tokens[beaten] != prefix.tokens[beaten]:  # most are told apart so
+            cached = self._prefixes.length(prefix)
+            if cached <= beaten or tokens[beaten] != prefix.tokens[beaten]:  # most are told apart so
                 continue
             length = min(self._reach(request, prefix.request, common_prefix(tokens, prefix.tokens)), cached)
             if length > beaten:
@@ -97,7 +105,7 @@ class SlotManager:
         for other in running:
             if other.slot != NO_SLOT and other.num_uncomputed_tokens and other.cache_salt == request.cache_salt:
                 shared = self._reach(request, other.id, common_prefix(request.tokens, other.tokens))
-                if shared - max(length, self._model.length(other.slot)) >= LEAST:
+                if shared - max(length, self._model.length(other.slot)) >= self._awaited:
                     return other
         return None
 

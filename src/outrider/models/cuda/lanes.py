@@ -69,7 +69,7 @@ class Lanes:
             [0, 0, target_spare, draft_spare, *[0] * (_WORDS - 4)], dtype=torch.int32, device=device
         )
         self._staged = [Staging(most * STRIDE, device) for _ in range(4)]
-        self._tails = [Staging(2 * most, device) for _ in range(4)]
+        self._tails = [Staging(5 * most, device) for _ in range(4)]
         self._renewed = [Staging(STRIDE, device) for _ in range(2 * most)]
         """As many as may be renewed at once: none waits for a step under way."""
         self.clear()
@@ -88,10 +88,12 @@ class Lanes:
     def seat(self, lanes: Mapping[int, StepSlot]) -> None:
         """Put requests into lanes, by their numbers."""
         records, tails = oldest(self._staged), oldest(self._tails)
+        count, device = len(lanes), self.records.device
         host = records.free().view(self.most, STRIDE)
         numbers, integers = host.view(torch.float64).numpy(), host.numpy()
-        tokens = tails.free().view(self.most, 2).numpy()
-        for i, lane in enumerate(lanes.values()):
+        known_text = tails.free()[: 5 * count].view(5, count).numpy()
+        # Of each lane: its number, two places in `text`, the tokens there.
+        for i, (number, lane) in enumerate(lanes.items()):
             known = max(0, lane.length - 1)
             absorbed = max(0, lane.length - lane.gap - (lane.features is not None))
             fields = lane.length, lane.generated, lane.slot, lane.draft_slot, lane.gap, absorbed, known, 0
@@ -101,21 +103,16 @@ class Lanes:
             integers[i, _START] = lane.generated
             if lane.words is not None:
                 integers[i, _WORDS : _WORDS + lane.words.numel()] = lane.words.flatten().numpy()
-            tokens[i] = (lane.previous, lane.last) if lane.length else (lane.last, 0)
-        count, device = len(lanes), self.records.device
+            first, second = (lane.previous, lane.last) if lane.length else (lane.last, 0)
+            place = number * self.capacity + known
+            known_text[:, i] = number, place, place + 1, first, second
         sent = torch.empty(count, STRIDE, dtype=torch.int32, device=device)
         records.send(sent.view(-1), count * STRIDE)
-        known_text = torch.empty(count, 2, dtype=torch.int32, device=device)
-        tails.send(known_text.view(-1), 2 * count)
-        for i, (number, lane) in enumerate(lanes.items()):
-            start = max(0, lane.length - 1)
-            self.text[number, start : start + 2] = known_text[i]
-        first = min(lanes)
-        if list(lanes) == list(range(first, first + count)):
-            self.records[first : first + count] = sent
-        else:
-            for i, number in enumerate(lanes):
-                self.records[number] = sent[i]
+        text = torch.empty(5, count, dtype=torch.int32, device=device)
+        tails.send(text.view(-1), 5 * count)
+        places, tokens = text[:3].long(), text[3:]
+        self.text.view(-1)[places[1:].flatten()] = tokens.flatten()
+        self.records[places[0]] = sent
 
     def renew(self, number: int, generated: int, words: Tensor) -> None:
         """Noise keys [positions, 2] from the generated position `generated` on, which it has reached at least."""
