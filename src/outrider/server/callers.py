@@ -7,19 +7,17 @@ them can find out what the others have sent: nothing is shared between principal
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 
 from starlette.requests import Request
 from starlette.types import Scope
 
+from outrider.server.addresses import household
 from outrider.server.keys import ApiKey
 from outrider.server.rates import Meter
 
 _SCOPE = "outrider.caller"
 _LONGEST = 64
 """Letters of an address that a proxy names."""
-_NETWORK = 64
-"""Bits of an IPv6 address that one household shares: it has the rest to itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Caller:
     @property
     def principal(self) -> str:
         """Whose turn its requests take: those of one name, or else of one address."""
-        return f"key {self.name}" if self.name else f"address {_household(self.address)}"
+        return f"key {self.name}" if self.name else f"address {household(self.address)}"
 
     def salt(self, given: str | None) -> str | None:
         """The salt of a request that asks for `given`: under another name the same word is another salt. None: it
@@ -80,15 +78,3 @@ def address_of(scope: Scope) -> str:
 async def within_limits(request: Request) -> None:
     """Of the caller's key. Asked before anything is done for the request."""
     caller_of(request.scope).begin()
-
-
-def _household(address: str) -> str:
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return address
-    if not isinstance(parsed, IPv6Address):
-        return str(parsed)
-    if parsed.ipv4_mapped:
-        return str(parsed.ipv4_mapped)
-    return f"{IPv6Address(int(parsed) >> (128 - _NETWORK) << (128 - _NETWORK))}/{_NETWORK}"

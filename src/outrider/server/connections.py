@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from outrider.errors import InvalidRequest
+from outrider.server.addresses import household
 from outrider.server.errors import ApiError
 from outrider.server.safety import hardened
 from outrider.server.seldom import Seldom
@@ -39,6 +40,7 @@ class ConnectionLimits:
 
     connections: int = 512
     per_address: int = 256
+    """Of IPv6, per network of 64 bits: whoever has one of its addresses has all of them."""
     head: float = 10.0
     """From connecting, or from a later request's first byte, until its head is there."""
     idle: int = 15
@@ -49,8 +51,8 @@ class ConnectionLimits:
     proxies: tuple[Network, ...] = ()
     """Believed whom they pass requests on for, and with any number of connections."""
 
-    def of_proxy(self, address: str | None) -> bool:
-        return bool(self.proxies and address) and any(ip_address(str(address)) in network for network in self.proxies)
+    def of_proxy(self, address: str) -> bool:
+        return bool(self.proxies and address) and any(ip_address(address) in network for network in self.proxies)
 
 
 class Connection(H11Protocol):
@@ -77,21 +79,20 @@ class Connection(H11Protocol):
         self._reader = _Timer(self.loop, limits.window, self._judge_reader)
         self._unsent = 0
         """When the reader's window began."""
+        self._household = ""
 
     @property
     def answering(self) -> bool:
         """Whether a request is under way."""
         return self.cycle is not None and not self.cycle.response_complete
 
-    @property
-    def address(self) -> str | None:
-        return None if self.client is None else self.client[0]
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = _PIECE  # type: ignore[attr-defined]
-        alike = sum(isinstance(other, Connection) and other.address == self.address for other in self.connections)
-        many = alike > self._limits.per_address and not self._limits.of_proxy(self.address)
+        address = "" if self.client is None else self.client[0]
+        self._household = household(address)
+        alike = sum(isinstance(each, Connection) and each._household == self._household for each in self.connections)
+        many = alike > self._limits.per_address and not self._limits.of_proxy(address)
         if len(self.connections) > self._limits.connections or many:
             self._refused.log("too many connections", connections=len(self.connections), from_one_address=alike)
             self._refuse(ApiError(503, "too many connections", code="too_many_connections", retry_after=1))
