@@ -27,9 +27,11 @@ def works(live: Live) -> bool:
 
 
 def ask(live: Live, number: int) -> None:
-    """Whole, streamed or broken off, by turns; with prompts of their own."""
+    """Whole, streamed or broken off, by turns; with prompts, salts and every other one a schema of its own."""
     prompt = [20 + (number * 7 + i * number) % 200 for i in range(40)]
     body = {"prompt": prompt, "max_tokens": 24, "stream": number % 3 > 0, "seed": number, "cache_salt": f"{number}"}
+    if number % 2:
+        body["guided_json"] = {"type": "object", "properties": {f"p{number}": {"type": "integer"}}}
     with live.http.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code in (200, 429)
         if number % 3 < 2:
