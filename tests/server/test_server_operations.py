@@ -140,3 +140,25 @@ def test_tokens_are_counted_once_whoever_had_to_make_way(live: Live, llm: LLM) -
     pages = [prefix, httpx.get(f"{live.watched}/metrics").text]
     hits = [float(line.split()[-1]) for page in pages for line in page.splitlines() if "cache_hits_total{" in line]
     assert hits[-1] - hits[0] <= spent[1]
+
+
+@pytest.mark.parametrize(("network", "makes_way"), [("2001:db8::{:x}", True), ("2001:db8:0:{:x}::1", False)])
+def test_a_network_of_ipv6_addresses_is_one_in_the_queue(live: Live, llm: LLM, network: str, makes_way: bool) -> None:
+    """Twelve requests of as many addresses: of one household, a newcomer gets one of its four places; of twelve, the
+    newcomer waits like everybody else."""
+    preempted = llm.engine.stats.preemptions
+
+    async def all_() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=live.url, timeout=120) as client:
+
+            def ask(number: int, address: str) -> Any:
+                body = {"prompt": [60 + number] * 20, "max_tokens": 80, "ignore_eos": True, "seed": number}
+                return client.post("/v1/completions", json=body, headers={"x-forwarded-for": address})
+
+            many = [asyncio.ensure_future(ask(i, network.format(1 + i))) for i in range(12)]
+            while llm.engine.stats.running < 4:
+                await asyncio.sleep(0.002)
+            return await asyncio.gather(*many, ask(20, "2001:db8:ffff::1"))
+
+    assert [answer.status_code for answer in asyncio.run(all_())] == [200] * 13
+    assert (llm.engine.stats.preemptions > preempted) == makes_way
