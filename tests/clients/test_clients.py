@@ -54,11 +54,11 @@ def test_openai() -> None:
     parsed = client.chat.completions.parse(**words, response_format=Weather).choices[0].message.parsed
     assert isinstance(parsed, Weather)
     words |= {"tools": [pydantic_function_tool(Weather)], "tool_choice": "required", "parallel_tool_calls": False}
-    answer = client.chat.completions.parse(**words)
+    answer: Any = client.chat.completions.parse(**words)
     assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
     with client.chat.completions.stream(**words) as stream:
         kinds = {event.type for event in stream}
-        final = stream.get_final_completion().choices[0]
+        final: Any = stream.get_final_completion().choices[0]
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
     assert isinstance(final.message.tool_calls[0].function.parsed_arguments, Weather)
     assert final.finish_reason == "tool_calls"
@@ -85,6 +85,7 @@ def test_openai_responses(stream: bool) -> None:
     tool: Any = {"type": "function", "strict": True, **TOOL["function"]}
     asked: Any = {"model": MODEL, "input": QUESTION, "max_output_tokens": 80, "temperature": 0}
     called: Any = {**asked, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    call: Any
     if stream:
         with client.responses.stream(**asked, text_format=Weather) as events:
             said = events.get_final_response()
@@ -105,7 +106,7 @@ def test_openai_responses(stream: bool) -> None:
 def langchain(**options: Any) -> Any:
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(model=MODEL, base_url=URL, api_key="none", temperature=0, max_tokens=80, **options)  # type: ignore[arg-type]
+    return ChatOpenAI(model=MODEL, base_url=URL, api_key="none", temperature=0, max_tokens=80, **options)
 
 
 def test_langchain_tools() -> None:

@@ -137,8 +137,9 @@ def run(
         if late and step == 2:
             engine.add(requests[2])
         if all(s.finish_reason for s in requests):
-            return requests
+            break
         engine.step()
+    return requests
 
 
 def tokens(requests: list[Request]) -> list[list[int]]:

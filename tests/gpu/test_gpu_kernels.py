@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from outrider.sampling.warp import truncate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
-CLOSE = {"atol": 3e-2, "rtol": 2e-2} if DEVICE.type == "cuda" else {"atol": 4e-3, "rtol": 4e-3}
+CLOSE: dict[str, Any] = {"atol": 3e-2, "rtol": 2e-2} if DEVICE.type == "cuda" else {"atol": 4e-3, "rtol": 4e-3}
 
 
 def random(*shape: int, dtype: torch.dtype = DTYPE, seed: int = 0) -> Tensor:
@@ -88,7 +89,10 @@ def test_attention(window: int, together: int) -> None:
     ]
     qkv = random(len(rows), (heads + 2 * kv_heads) * dim)
     keys, values = (random(2, kv_heads, capacity, dim, seed=seed) for seed in (1, 2))
-    column = lambda i: torch.tensor([row[i] for row in rows], dtype=torch.int32, device=DEVICE)  # noqa: E731
+
+    def column(i: int) -> Tensor:
+        return torch.tensor([row[i] for row in rows], dtype=torch.int32, device=DEVICE)
+
     paths = torch.zeros(len(rows), 64, dtype=torch.int32, device=DEVICE)
     for r, (*_, path) in enumerate(rows):
         paths[r, : len(path)] = torch.tensor(path, dtype=torch.int32)

@@ -146,8 +146,9 @@ def run(
         if all(s.finish_reason for s in requests):
             if isinstance(drafter, ModelDrafter) and isinstance(controller, FixedLength):
                 assert 0 < sum(s.accepted for s in requests) < sum(s.drafted for s in requests), "no test"
-            return [s.tokens[s.prompt_length :] for s in requests]
+            break
         engine.step()
+    return [s.tokens[s.prompt_length :] for s in requests]
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from outrider.core.model import Rows
 from outrider.models.architecture import Rope
 from outrider.models.cuda import network, passes
 from outrider.models.cuda.decoder import CudaDecoder
+from outrider.models.cuda.kernels import attention as attention_kernels
 from outrider.models.cuda.kernels import prompt, wide
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
@@ -104,7 +105,7 @@ def attention(begin: int, count: int, window: int, rows: int) -> Tensor:
     qkv = whole(count, (heads + 2 * kv_heads) * dim)
     keys, values = (whole(2, kv_heads, capacity, dim, seed=seed) for seed in (1, 2))
     out = torch.zeros(count, heads * dim, dtype=DTYPE, device=DEVICE)
-    numbers = {"dtype": torch.int32, "device": DEVICE}
+    numbers: dict[str, Any] = {"dtype": torch.int32, "device": DEVICE}
     positions = torch.arange(begin, begin + count, **numbers)
     slots, scale = torch.ones(count, **numbers), 0.25 / math.log(2)
     shape: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "BLOCK": BLOCK, **UNFUSED}
@@ -139,7 +140,7 @@ def test_attention_of_a_tile_has_the_bits_of_its_rows(begin: int, count: int, wi
 
 def test_a_block_merged_out_of_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cases above tell a fault: the later block counts as the earlier one."""
-    merge = prompt.merge
+    merge = attention_kernels.merge
 
     def turned(part: Any, total: Any, peak: Any, its_part: Any, its_total: Any, its_peak: Any, **_: Any) -> Any:
         return merge(its_part, its_total, its_peak, part, total, peak)

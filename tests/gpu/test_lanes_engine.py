@@ -87,14 +87,13 @@ def test_scores_that_are_not_numbers_end_one_request_only(
         mock(self, count)
         if self is target.network:
             for i, row in enumerate(self.tables.wanted[:count].tolist()):
-                if self.tables.slots[row] == bad_slot() and self.tables.positions[row] >= 6:
+                if self.tables.slots[row] == bad.slot and self.tables.positions[row] >= 6:
                     self.logits[i, 3] = np.nan
 
     monkeypatch.setattr(Network, "head", broken)
     engine = Engine(target, drafters(kind, target), FixedLength(2))
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=12)
     good, bad, more = (made(i, [1, 2, i], params) for i in range(3))
-    bad_slot = lambda: bad.slot  # noqa: E731
     failed: list[tuple[Any, Exception]] = []
     crew: Crew[Any] = Crew(
         engine,

@@ -41,7 +41,7 @@ def test_rows_see_their_own_path(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
             del texts[slot], pending[slot]
         if not texts:
             continue
-        batch = []
+        batch: list[Rows] = []
         for slot in rng.sample(list(texts), rng.randint(1, len(texts))):
             room = 90 - len(texts[slot]) - len(pending[slot])
             if room < 1 or any(rows.slot == slot for rows in batch):

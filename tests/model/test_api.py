@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Alphabet(Drafter):
         tokens = [(request.tokens[-1] + 1 + i) % VOCAB for i in range(count)]
         return Draft(tokens, range(ROOT, count - 1), [0.5 ** (i + 1) for i in range(count)], self.name)
 
-    def observe(self, verified: list[VerifiedDraft]) -> None:
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         assert all(each.request.id in self.open_ids for each in verified)
 
     def close(self, request: RequestView) -> None:

@@ -99,7 +99,8 @@ def test_token_ids_in_any_form(llm: LLM, prompts: Any) -> None:
 
 
 def test_texts_and_ids_side_by_side(llm: LLM) -> None:
-    done = llm.generate(["the hell", [40, 41], np.array([7])], FEW)
+    prompts: Any = ["the hell", [40, 41], np.array([7])]
+    done = llm.generate(prompts, FEW)
     assert [one.prompt_tokens for one in done] == [len(llm.tokenizer.encode("the hell")), 2, 1]
     assert llm.generate([], FEW) == []
 

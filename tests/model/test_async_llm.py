@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from tiny_llm import tiny_llm
@@ -129,7 +130,7 @@ def test_nobody_else_steps_what_was_lent(shared: LLM) -> None:
         assert await llm.generate([]) == []
 
     run(shared, refused)
-    reading = other.stream("hello", params(0))
+    reading: Any = other.stream("hello", params(0))
     next(reading)
     with pytest.raises(InvalidRequest, match="is answering"):
         shared.service()

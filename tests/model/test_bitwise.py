@@ -112,7 +112,7 @@ def test_batch_of_trees_and_moved_rows(decoder: NativeDecoder, one_by_one: torch
     for _ in range(40):
         batch, paths = [], []
         for slot, length in zip(slots, lengths, strict=True):
-            nodes, parents, path = [], [], []
+            nodes, parents, path = list[int](), list[int](), list[int]()
             depth = rng.randint(1, 6)
             for level in range(depth):  # decoys before and after the true node of each level
                 parent = path[-1] if path else ROOT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_slots_hold_what_was_left_until_they_are_needed(pair: tuple[Any, Languag
         cache.commit(slot, range(count - 1))  # one is refused
         texts[slot] += tokens[:-1]
 
-    def choose(group: Any) -> int:
+    def choose(group: Iterable[int]) -> int:
         return rng.choice(sorted(group))
 
     for _ in range(40):

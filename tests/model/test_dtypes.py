@@ -22,6 +22,7 @@ from outrider.models.cpu import has_bf16
 from outrider.models.dtypes import DTYPES, LONG, short_name
 from outrider.models.load import automatic, placement
 from outrider.models.precision import BF16, FP16, FP32, INT8, PRECISIONS
+from outrider.models.torch_decoder import TorchDecoder
 from outrider.parts import TargetParts
 
 
@@ -155,6 +156,7 @@ def test_model_our_kernels_do_not_take_avoids_slow_bf16(small: Path, tmp_path: P
     write_hf_model(path, AutoModelForCausalLM.from_config(config), bpe_metadata())
     llm, wanted = LLM(str(path), drafter="none", device="cpu"), BF16 if has_bf16() else FP32
     assert llm.place.precision is wanted
+    assert isinstance(llm.model, TorchDecoder)
     assert llm.model.dtype == wanted.compute
     assert LLM(str(small), drafter="none", device="cpu").place.precision is BF16
 

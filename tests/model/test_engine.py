@@ -103,7 +103,7 @@ def test_traffic(
 def test_other_caches(source: Any, kind: str) -> None:
     """The same over the other decoders; transformers' own keeps nothing, and nothing is then reused."""
     model = HFModel(gpt2(), max_batch=3, max_context=128) if kind == "hf" else decoder_of(source, kind)
-    model.chunk = 24  # type: ignore[misc]
+    model.chunk = 24
     engine = Engine(model, drafter_for("suffix", source, model), FixedLength(5) if kind == "hf" else AutoLength())
     begin = text(40, 3)
     requests = [request(i, [*begin, *text(1 + 7 * i, i)], float(i % 2)) for i in range(6)]
@@ -221,7 +221,7 @@ class Blind(Drafter):
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.open, self.close, self.read, self.observe = inner.open, inner.close, inner.read, inner.observe
+        self.open, self.close, self.read, self.observe = inner.open, inner.close, inner.read, inner.observe  # type: ignore[method-assign]
 
     def propose(self, requests: Any, budgets: Any) -> list[Draft]:
         drafts: list[Draft] = self._inner.propose(requests, budgets)

@@ -36,7 +36,7 @@ def test_each_number_format_reads_as_gguf_defines_it(type_name: str, tmp_path: P
     kind = GGMLQuantizationType[type_name]
     rows, width = 1030, 512  # over 2**19 elements, so the reader takes more than one chunk
     path = tmp_path / "x.gguf"
-    content = {"odd": np.ones(3, np.float32), "big": (blocks(type_name, rows, width), kind)}
+    content: dict[str, Any] = {"odd": np.ones(3, np.float32), "big": (blocks(type_name, rows, width), kind)}
     write_gguf(path, "llama", {"a": 1}, content)
 
     stored = next(tensor for tensor in GGUFReader(path).tensors if tensor.name == "big")

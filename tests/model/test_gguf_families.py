@@ -160,7 +160,8 @@ def reference(family: str, **options: Any) -> Any:
 def decoder(path: Path, kind: str) -> LanguageModel:
     checkpoint = open_checkpoint(str(path), SilentProgress())
     architecture = Architecture.from_config(checkpoint.config)
-    tensors, size = checkpoint.tensors(torch.float32), {"max_batch": 1, "max_context": 64}
+    tensors = checkpoint.tensors(torch.float32)
+    size: dict[str, Any] = {"max_batch": 1, "max_context": 64}
     if kind == "native":
         return NativeDecoder.load(architecture, tensors, FP32, threads=1, **size)
     return TorchDecoder.load(architecture, tensors, torch.float32, torch.device("cpu"), bitwise=False, **size)

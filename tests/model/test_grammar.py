@@ -15,12 +15,12 @@ import pytest
 from enumeration import Shape, error, model_drafter, plain_distribution, speculative_distribution
 from pace import Pace
 from prompts import PROMPTS
-from toy import between, language, request, resolved, rows_of
+from toy import Language, between, language, request, resolved, rows_of
 
 from outrider import LLM, Grammar, InvalidRequest, RequestFailed, SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.core.draft import ROOT, Draft
-from outrider.core.request import TokenGrammar
+from outrider.core.request import ResolvedParams, TokenGrammar
 from outrider.sampling.grammar import CompiledGrammar, Grammars, Walk, allowed
 from outrider.sampling.history import History
 
@@ -91,7 +91,7 @@ def test_a_walk_depends_on_its_tokens_alone() -> None:
     """Whatever was asked before, in any order, the mask is that of a walk that goes there straight."""
     rng = random.Random(1)
     grammar = compiled("(a|b{1,3}c|ab(c|a)b)*", ABC)
-    wandering, output = grammar.start(), []
+    wandering, output = grammar.start(), list[int]()
     for _ in range(120):
         path = rng.choices(range(5), k=rng.randint(0, 4))
         straight = grammar.start()
@@ -106,9 +106,12 @@ def test_a_walk_depends_on_its_tokens_alone() -> None:
 
 def test_min_tokens_holds_off_the_end_and_never_leaves_nothing_silently() -> None:
     params = replace(resolved(5, eos=[END], min_tokens=2), grammar=compiled("a?b?", ABC))
-    assert set(np.flatnonzero(allowed(params, History([1]), []))) == {0, 1, 3}
+    first, last = allowed(params, History([1]), []), allowed(params, History([1]), [0, 1])
+    assert first is not None
+    assert set(np.flatnonzero(first)) == {0, 1, 3}
     assert allowed(params, History([1]), [1]) is None, "complete, and too early to end"
-    assert set(np.flatnonzero(allowed(params, History([1]), [0, 1]))) == {END}
+    assert last is not None
+    assert set(np.flatnonzero(last)) == {END}
 
 
 # ---- exactness, by enumeration ---------------------------------------------------------------------------
@@ -116,7 +119,7 @@ def test_min_tokens_holds_off_the_end_and_never_leaves_nothing_silently() -> Non
 SHAPES = {"chain": Shape(2, 2), "tree": Shape(4, 2, 2)}
 
 
-def grammar_case(options: dict[str, Any] | None = None):
+def grammar_case(options: dict[str, Any] | None = None) -> tuple[ResolvedParams, Language, Language]:
     """A language of 5 tokens under a grammar that forbids some of them at every turn but never ends by itself."""
     grammar = compiled("(ab|c|b(a|c))*", ABC)
     params = replace(resolved(5, verify="rejection", max_tokens=3, **(options or {}), eos=[END]), grammar=grammar)
@@ -166,7 +169,8 @@ def test_masks_of_the_wrong_path_are_caught(shape: str) -> None:
     params, target, masked = grammar_case()
     exact = plain_distribution(masked, (1, 0), replace(params, grammar=None))
     propose = model_drafter(between(target, language(5, 1003), 0.6), 5, SHAPES[shape].branching)
-    broken = replace(params, grammar=Pathless(params.grammar))  # type: ignore[arg-type]
+    assert params.grammar is not None
+    broken = replace(params, grammar=Pathless(params.grammar))
     assert error(exact, speculative_distribution(target, propose, (1, 0), broken, SHAPES[shape])) > 1e-4
 
 

@@ -117,7 +117,7 @@ class Watched(Drafter):
     def __init__(self, inner: HeadDrafter, fresh: Any) -> None:
         self.inner, self._fresh = inner, fresh
         self.compared = 0
-        self.open, self.close, self.read, self.observe = inner.open, inner.close, inner.read, inner.observe
+        self.open, self.close, self.read, self.observe = inner.open, inner.close, inner.read, inner.observe  # type: ignore[method-assign]
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = self.inner.propose(requests, budgets)

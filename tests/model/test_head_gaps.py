@@ -69,7 +69,7 @@ class Moody(Pausing):
 
 def counted(drafter: HeadDrafter) -> list[int]:
     """Rows of every pass the head makes from features, from now on."""
-    head, rows = drafter.head, []
+    head, rows = drafter.head, list[int]()
 
     def counting(given: Any) -> Any:
         def run(batch: Sequence[Rows], *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def counted(drafter: HeadDrafter) -> list[int]:
         return run
 
     head.forward = counting(head.forward)  # type: ignore[method-assign]
-    head.rank = counting(head.rank)  # type: ignore[attr-defined]
+    head.rank = counting(head.rank)  # type: ignore[method-assign]
     return rows
 
 

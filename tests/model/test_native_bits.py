@@ -19,7 +19,7 @@ from tiny_head import config_of, random_head
 from outrider import LLM, InvalidRequest, SamplingParams
 from outrider.core.model import Rows
 from outrider.errors import ModelError
-from outrider.models import load
+from outrider.models import load, memory
 from outrider.models.architecture import Architecture
 from outrider.models.backend import Placement
 from outrider.models.checkpoints.checkpoint import open_checkpoint
@@ -84,7 +84,7 @@ def write(path: Path, kinds: str | Mapping[str, str], arch: str = "llama", **opt
                 tensors[f"blk.{i}.{part}.bias"] = rng.standard_normal(shape[0], np.float32)
         for norm in ("attn_norm", "ffn_norm"):
             tensors[f"blk.{i}.{norm}.weight"] = rng.standard_normal(HIDDEN, np.float32)
-    shape = {
+    described = {
         "block_count": LAYERS,
         "context_length": 512,
         "embedding_length": HIDDEN,
@@ -93,7 +93,7 @@ def write(path: Path, kinds: str | Mapping[str, str], arch: str = "llama", **opt
         "attention.head_count_kv": 1,
         "attention.layer_norm_rms_epsilon": 1e-5,
     }
-    write_gguf(path, arch, {**{f"{arch}.{key}": value for key, value in shape.items()}, **bpe_metadata()}, tensors)
+    write_gguf(path, arch, {**{f"{arch}.{key}": value for key, value in described.items()}, **bpe_metadata()}, tensors)
     return path
 
 
@@ -274,7 +274,7 @@ def test_auto_is_native_where_bf16_would_not_fit(
 
 
 def test_free_memory_is_known_here() -> None:
-    free = load.available()
+    free = memory.available()
     assert free is None or 0 < free < 1 << 50
     assert (
         placement(device="cpu", dtype="native", bitwise=None, threads=None, max_batch=1, max_context=None).precision

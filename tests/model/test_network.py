@@ -66,7 +66,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
             raise FileNotFoundError("not in the cache")
         return str(tmp_path)
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
     for name in ("HF_HUB_OFFLINE", "OUTRIDER_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     return calls

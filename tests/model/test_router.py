@@ -63,7 +63,7 @@ def test_a_mixed_batch_gives_each_what_it_gets_alone(llm: LLM, auto: bool) -> No
     answers = [c.token_ids for c in plain]
     engine = Engine(llm.model, llm.engine.drafter, AutoLength()) if auto else llm.engine
     asked = speculations(llm, answers)
-    running = [llm.requests.build(*each, speculation=s) for *each, s in zip(prompts, params, asked, strict=True)]
+    running = [llm.requests.build(t, p, speculation=s) for t, p, s in zip(prompts, params, asked, strict=True)]
     together(engine, running)
     done = [s.completion() for s in running]
     assert [c.token_ids for c in done] == answers

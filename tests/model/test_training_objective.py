@@ -193,7 +193,7 @@ def pupil(
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
+            parameter.add_(0.05 * torch.randn_like(parameter))
     return HeadStudent(module, ids, teacher, LOSSES["kl+tv"], Unroll(3), 64), teacher
 
 

@@ -225,7 +225,7 @@ def test_kernels_compute_what_pytorch_does(family: str) -> None:
     from outrider.train.lanes import WriterLanes
 
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
-    close = {"atol": 3e-2, "rtol": 2e-2} if DEVICE.type == "cuda" else {"atol": 4e-3, "rtol": 4e-3}
+    close: dict[str, Any] = {"atol": 3e-2, "rtol": 2e-2} if DEVICE.type == "cuda" else {"atol": 4e-3, "rtol": 4e-3}
     a, weights = small(family, dtype, DEVICE)
     lanes = WriterLanes(5, 200, [EOS], 0, DEVICE)
     lanes.load([(i, Job([9], [0.0, 1.0, 0.7, 1.0, 0.0][i], 5, 10 + i, "t")) for i in range(5)])

@@ -105,7 +105,9 @@ def test_scales(page: Page) -> None:
     assert call(page, "scale", "return m.barPath([2, 0], given)", box) == "M1.5 100v-50h7v50z"
 
 
-ARRIVALS = [{"at": at, "tokens": [{"id": i} for i in ids]} for at, ids in [(0.5, [1]), (1.0, [2, 3]), (2.0, [4])]]
+ARRIVALS: list[dict[str, Any]] = [
+    {"at": at, "tokens": [{"id": i} for i in ids]} for at, ids in [(0.5, [1]), (1.0, [2, 3]), (2.0, [4])]
+]
 
 
 def test_a_race_is_timed_by_what_arrived_when(page: Page) -> None:

@@ -191,7 +191,7 @@ def test_connections_are_limited_in_all_and_per_address(live: Live, caplog: Any)
     def is_refused(connection: socket.socket) -> bool:
         head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
         assert b"retry-after: 1" in head.lower()
-        return json.loads(body)["error"]["code"] == "too_many_connections"
+        return bool(json.loads(body)["error"]["code"] == "too_many_connections")
 
     with ExitStack() as stack, caplog.at_level(logging.WARNING, "outrider.server"):
 

@@ -37,7 +37,7 @@ def test_the_server_does_not_answer_to_other_names(live: Live, host: str, path: 
 
 
 def test_which_names_a_server_has() -> None:
-    mine = {"localhost", "127.0.0.1", "::1"}
+    mine = frozenset({"localhost", "127.0.0.1", "::1"})
     assert names("127.0.0.1") == names("localhost") == names("::1") == mine
     assert names("127.0.0.9") == mine | {"127.0.0.9"}
     assert names("0.0.0.0") is names("192.168.1.2") is names("models.example") is None

@@ -140,7 +140,12 @@ def test_guesses_at_the_schemas_of_another_name_are_no_better_than_chance(
     grammars = live.llm.requests.grammars
     compiled: list[Any] = []
     build = grammars._build
-    monkeypatch.setattr(grammars, "_build", lambda grammar: [compiled.append(grammar), build(grammar)][1])
+
+    def counted(grammar: Any) -> Any:
+        compiled.append(grammar)
+        return build(grammar)
+
+    monkeypatch.setattr(grammars, "_build", counted)
     coin = random.Random(8)
     seen: Counter[tuple[bool, int]] = Counter()
     for _ in range(GUESSES):
@@ -235,7 +240,7 @@ def test_what_was_spent_comes_back_at_the_rate_of_the_key() -> None:
     with pytest.raises(ApiError, match="600 tokens a minute") as refused:
         meter.begin(key)
     assert refused.value.retry_after == pytest.approx(60)
-    meter.begin(ApiKey("ann", requests_per_minute=60, tokens_per_minute=6000)), "the limits are those of now"
+    meter.begin(ApiKey("ann", requests_per_minute=60, tokens_per_minute=6000))  # the limits are those of now
 
 
 def test_the_file_is_read_again_when_it_changes(file: Path, caplog: pytest.LogCaptureFixture) -> None:

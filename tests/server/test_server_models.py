@@ -46,7 +46,7 @@ def other(path: Path) -> Maker:
 
 
 @pytest.fixture
-def serve(path: Path, other: Maker) -> Iterator[Callable[..., Any]]:
+def serve(path: Path, other: Maker) -> Callable[..., Any]:
     def broken() -> LLM:
         raise ModelError("no such weights")
 
@@ -114,7 +114,7 @@ def test_what_is_in_use_is_not_unloaded(serve: Callable[..., Any], other: Maker)
             time.sleep(0.03)
             return forward(batch)
 
-        model.forward = slowly  # type: ignore[method-assign]
+        model.forward = slowly
         assert ask(live, "other", max_tokens=60, outrider={"speculate": False}).status_code == 200
         assert len(other.made) == 1
 
@@ -138,7 +138,7 @@ def test_others_stand_still_while_one_is_measured(serve: Callable[..., Any]) -> 
             time.sleep(0.005)
             return forward(batch)
 
-        model.forward = counting  # type: ignore[method-assign]
+        model.forward = counting
         body = {"prompt": [30], "max_tokens": 100, "ignore_eos": True, "stream": True, "outrider": {"speculate": False}}
         with live.http.stream("POST", "/v1/completions", json=body) as stream:
             next(lines := stream.iter_lines())

@@ -40,7 +40,7 @@ def alone(live: Live, prompt: Any, k: int = 0, **params: Any) -> Any:
 
 
 def test_chat(live: Live) -> None:
-    answer = live.openai.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=24, seed=7)
+    answer: Any = live.openai.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=24, seed=7)
     expected = alone(live, live.llm.encode_chat(MESSAGES), max_tokens=24, temperature=0.6, seed=7)
     assert answer.choices[0].message.content == expected.text
     assert answer.choices[0].message.role == "assistant"
@@ -64,7 +64,7 @@ def test_streamed_chat(live: Live) -> None:
     stream = live.openai.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=24, seed=7, stream=True, stream_options={"include_usage": True}
     )
-    chunks = list(stream)
+    chunks: Any = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     expected = alone(live, live.llm.encode_chat(MESSAGES), max_tokens=24, temperature=0.6, seed=7)
     assert text == expected.text
@@ -92,9 +92,9 @@ def test_choices_are_drawn_with_the_seed_and_their_number(live: Live) -> None:
 
 def test_texts_to_continue(live: Live) -> None:
     text, ids = "The capital of France is", live.llm.tokenizer.encode("One, two, three,")
-    greedy = {"max_tokens": 8, "temperature": 0}
+    greedy: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
     expected = {key: alone(live, prompt, **greedy).text for key, prompt in (("text", text), ("ids", ids))}
-    create = live.openai.completions.create
+    create: Any = live.openai.completions.create
     assert create(model=MODEL, prompt=text, **greedy).choices[0].text == expected["text"]
     assert create(model=MODEL, prompt=ids, **greedy).choices[0].text == expected["ids"]
     both = create(model=MODEL, prompt=[text, "One, two, three,"], **greedy)
@@ -132,7 +132,7 @@ def test_log_probabilities(live: Live) -> None:
         "logprobs": True,
         "top_logprobs": 3,
     }
-    content = live.openai.chat.completions.create(**options).choices[0].logprobs.content  # type: ignore[union-attr]
+    content = live.openai.chat.completions.create(**options).choices[0].logprobs.content
     assert [entry.logprob for entry in content] == [each.logprob for each in expected.logprobs]
     assert all(len(entry.top_logprobs) == 3 for entry in content)
     assert b"".join(bytes(entry.bytes) for entry in content).decode() == expected.text
@@ -166,7 +166,7 @@ def test_bias_penalties_and_other_servers_fields(live: Live) -> None:
         model=MODEL, prompt=prompt, max_tokens=6, temperature=0, logit_bias={str(token): -100}
     )
     assert "Paris" not in banned.choices[0].text
-    extra = {"min_p": 0.1, "top_k": 20, "repetition_penalty": 1.2, "min_tokens": 4, "ignore_eos": True}
+    extra: dict[str, Any] = {"min_p": 0.1, "top_k": 20, "repetition_penalty": 1.2, "min_tokens": 4, "ignore_eos": True}
     got = live.openai.completions.create(
         model=MODEL, prompt=prompt, max_tokens=16, seed=5, presence_penalty=0.5, frequency_penalty=0.2, extra_body=extra
     )
@@ -205,7 +205,8 @@ def test_speculation_is_the_clients_to_control_and_to_see(live: Live) -> None:
 
 
 def test_a_request_may_name_its_drafter(live: Live) -> None:
-    served = live.openai.models.list().data[0].model_extra["outrider"]
+    first: Any = live.openai.models.list().data[0]
+    served = first.model_extra["outrider"]
     assert {"auto", "none", "suffix", "head"} <= set(served["drafters"])
     texts = set()
     for name in served["drafters"]:
@@ -293,7 +294,7 @@ def test_predicted_outputs_are_drafted_and_counted(live: Live) -> None:
     answer = live.openai.chat.completions.create(**words, prediction={"type": "content", "content": guess})
     assert answer.choices[0].message.content == text
     assert answer.usage is not None
-    assert answer.usage.completion_tokens == expected.usage.completion_tokens  # type: ignore[union-attr]
+    assert answer.usage.completion_tokens == expected.usage.completion_tokens
     details = answer.usage.completion_tokens_details
     assert details is not None
     assert (details.accepted_prediction_tokens or 0) > answer.usage.completion_tokens // 3
@@ -364,7 +365,7 @@ def test_many_clients_at_once_get_what_they_would_alone(live: Live) -> None:
 
 
 def test_models_and_tokens(live: Live) -> None:
-    listed = live.openai.models.list().data[0]
+    listed: Any = live.openai.models.list().data[0]
     assert listed.id == MODEL
     assert {"auto", "none"} <= set(listed.model_extra["outrider"]["drafters"])
     assert listed.model_extra["outrider"]["max_context"] == 1024

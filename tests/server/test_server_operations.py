@@ -131,7 +131,7 @@ def test_tokens_are_counted_once_whoever_had_to_make_way(live: Live, llm: LLM) -
             first = [asyncio.ensure_future(ask(i, "10.0.0.1")) for i in range(12)]
             while llm.engine.stats.running < 4:
                 await asyncio.sleep(0.005)
-            return await asyncio.gather(*first, *(ask(20 + i, f"10.0.0.{2 + i}") for i in range(3)))
+            return [*await asyncio.gather(*first, *(ask(20 + i, f"10.0.0.{2 + i}") for i in range(3)))]
 
     usages = [answer.json()["usage"] for answer in asyncio.run(all_())]
     assert llm.engine.stats.preemptions > preempted, "no test"

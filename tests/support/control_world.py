@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from toy import resolved
+
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import Drafter, VerifiedDraft
-from outrider.core.request import RequestView
+from outrider.core.request import Forced, RequestView, ResolvedParams
 
 NO_DRAFTS = FixedLength(0)
 
@@ -20,10 +22,7 @@ PASS = 0.013
 """Seconds of a pass of one row, when the machine is at its usual speed."""
 
 
-@dataclass
-class Params:
-    verify: str = "coupled"
-    grammar: None = None
+PARAMS = resolved()
 
 
 @dataclass
@@ -34,8 +33,9 @@ class Running:
     tokens: list[int] = field(default_factory=lambda: [0] * 100)
     prompt_length: int = 0
     speculation: Speculation = field(default_factory=Speculation)
-    params: Params = field(default_factory=Params)
-    forced: None = None
+    params: ResolvedParams = PARAMS
+    cache_salt: str | None = None
+    forced: Forced | None = None
 
 
 @dataclass
@@ -71,10 +71,10 @@ class World:
         for step in range(steps):
             if step and step % length == 0:
                 for old in running:
-                    controller.forget(old)  # type: ignore[arg-type]
+                    controller.forget(old)
                 running = [Running(s.id + requests) for s in running]
             drafter = (Finder if self.free else Drafts)(self, step, requests)
-            drafts = controller.draft(drafter, running, True, [1000] * requests)  # type: ignore[arg-type]
+            drafts = controller.draft(drafter, running, True, [1000] * requests)
             verified = []
             for request, draft in zip(running, drafts, strict=True):
                 chance = self.chance(request.id % requests, step)
@@ -83,7 +83,7 @@ class World:
                     right += 1
                 taken = min(right, len(draft))
                 tokens = (*[7] * taken, 7 if right > taken else 8)  # the drafter says 7, the target 8 where it is wrong
-                verified.append(VerifiedDraft(request, draft, tuple(range(taken)), tokens))  # type: ignore[arg-type]
+                verified.append(VerifiedDraft(request, draft, tuple(range(taken)), tokens))
             rows = requests + sum(len(d) for d in drafts)
             target, drafting = self.rows(rows), self.per_level * drafter.levels + self.thinking * drafter.thoughts
             # The speed of the machine swings by `drift`, with hiccups on top.

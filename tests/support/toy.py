@@ -154,6 +154,11 @@ def request(prompt: Sequence[int], params: ResolvedParams, output: Sequence[int]
     return made
 
 
+def numbered(number: int, tokens: list[int], cache_salt: str | None = None) -> Sequence_:
+    """A request whose `tokens`, this very list, are all that matters of it."""
+    return Sequence_(tokens, len(tokens), resolved(), History(()), number, cache_salt=cache_salt)
+
+
 def resolved(vocab: int = 1000, eos: Sequence[int] = (), **options: Any) -> ResolvedParams:
     """`ResolvedParams` from `SamplingParams` options, with a fixed seed unless one is given."""
     return SamplingParams(**{"seed": 0, "temperature": 1.0, **options}).resolve({}, eos, vocab)

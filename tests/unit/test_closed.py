@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ class NovelParams(ResolvedParams):
     """Every token is an odd number: what a family of parameters grows by tomorrow."""
 
 
-def novel(odd_only: bool = True, **options: float) -> NovelParams:
+def novel(odd_only: bool = True, **options: Any) -> NovelParams:
     known = resolved(VOCAB, seed=3, **options)
     return NovelParams(**{f.name: getattr(known, f.name) for f in fields(known) if f.init}, odd_only=odd_only)
 

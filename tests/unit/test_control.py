@@ -133,11 +133,11 @@ def test_a_verdict_on_one_drafter_does_not_silence_another() -> None:
         def paid(self, request: RequestView) -> str | None:
             return "head"
 
-        def propose(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+        def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
             self.levels = max((b.depth for b in budgets if b.nodes), default=0)
             return [Draft([9], [-1], [0.9], "head") if b.nodes else Draft() for b in budgets]
 
-        def look_up(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+        def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
             return Drafts(self._world, self._step, self._requests).propose(requests, budgets)
 
     world = World(rising(0.2), always(0.8), per_level=0.2)
@@ -146,7 +146,7 @@ def test_a_verdict_on_one_drafter_does_not_silence_another() -> None:
     request = Running(0)
     for step in range(600):
         both = Both(world, step, 1)
-        (draft,) = controller.draft(both, [request], True, [100])  # type: ignore[arg-type, list-item]
+        (draft,) = controller.draft(both, [request], True, [100])
         right = 0
         while draw.random() < 0.8:
             right += 1
@@ -158,7 +158,7 @@ def test_a_verdict_on_one_drafter_does_not_silence_another() -> None:
                 break
             path.append(node := below[0])
         spent = world.rows(1 + len(draft))
-        outcome = VerifiedDraft(request, draft, tuple(path), tuple(found[: len(path) + 1]))  # type: ignore[arg-type]
+        outcome = VerifiedDraft(request, draft, tuple(path), tuple(found[: len(path) + 1]))
         controller.observe([outcome], 1 + len(draft), 0.2 * both.levels * PASS, spent * PASS)
         cost, tokens = cost + spent + 0.2 * both.levels, tokens + len(path) + 1
     assert tokens / cost > 0.93 * alone.run(alone.auto(), 600).rate
@@ -205,9 +205,9 @@ def test_the_room_is_kept(make: Callable[[World], Controller], tree: bool) -> No
     for room in ([0, 1, 5], [3, 0, 100]):
         for _ in range(40):
             requests = [Running(100 + i) for i in range(3)]
-            drafts = controller.draft(Drafts(world, 0, 3), requests, tree, room)  # type: ignore[arg-type]
+            drafts = controller.draft(Drafts(world, 0, 3), requests, tree, room)
             assert all(len(draft) <= most for draft, most in zip(drafts, room, strict=True))
-            verified = [VerifiedDraft(s, Draft(), (), (1,)) for s in requests]  # type: ignore[arg-type]
+            verified = [VerifiedDraft(s, Draft(), (), (1,)) for s in requests]
             controller.observe(verified, 3, 0.0, 0.013)
 
 
@@ -220,10 +220,10 @@ def test_a_prediction_is_tried_once_whatever_is_believed() -> None:
         told = Running(10**6, speculation=Speculation(prediction=(1, 2, 3)))
         running = [Running(10**6 + 1 + i) for i in range(others)] + [told]
         drafts = Predicts(hopeless, 0, 1)
-        first, second = (controller.draft(drafts, running, True, [1000] * len(running)) for _ in range(2))  # type: ignore[arg-type]
+        first, second = (controller.draft(drafts, running, True, [1000] * len(running)) for _ in range(2))
         assert [len(draft) for draft in first] == [0] * others + [2]
         assert not any(map(len, second)), "from then on it has to pay"
-        tight = hopeless.auto().draft(drafts, [told, replace(told, id=7)], True, [1, 0])  # type: ignore[arg-type, list-item]
+        tight = hopeless.auto().draft(drafts, [told, replace(told, id=7)], True, [1, 0])
         assert [len(draft) for draft in tight] == [1, 0]
 
 
@@ -236,7 +236,7 @@ def test_ended_sequences_are_forgotten() -> None:
 
 def test_a_fixed_length_is_fixed() -> None:
     world = World(flat, always(0.9))
-    drafts = FixedLength(5).draft(Drafts(world, 0, 2), [Running(0), Running(1)], False, [3, 9])  # type: ignore[arg-type, list-item]
+    drafts = FixedLength(5).draft(Drafts(world, 0, 2), [Running(0), Running(1)], False, [3, 9])
     assert [len(draft) for draft in drafts] == [3, 5]
 
 

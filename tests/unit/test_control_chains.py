@@ -53,7 +53,7 @@ def on_device(controller: Controller, seconds: dict[int, float], chance: Chance,
                 taken += 1
             claims = [0.8 ** (k + 1) for k in range(length)]
             draft = Draft([7] * length, range(-1, length - 1), claims, "head")
-            verified.append(VerifiedDraft(request, draft, tuple(range(taken)), tuple(range(taken + 1))))  # type: ignore[arg-type]
+            verified.append(VerifiedDraft(request, draft, tuple(range(taken)), tuple(range(taken + 1))))
         controller.observe(verified, len(requests) * (length + 1), 0.1 * seconds[length], 0.9 * seconds[length])
         ran.note(seconds[length], [len(c.tokens) for c in verified], [length] * len(requests))
     return ran

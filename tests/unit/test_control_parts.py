@@ -165,23 +165,23 @@ def test_a_prediction_during_the_survey_pays_nobody() -> None:
         def paid(self, request: RequestView) -> str | None:
             return "head"
 
-        def propose(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+        def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
             self.levels = max(b.depth for b in budgets)
             return super().propose(requests, budgets)
 
-        def look_up(self, requests: Sequence[Running], budgets: Sequence[Budget]) -> list[Draft]:
+        def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
             return Predicts(self._world, self._step, self._requests).propose(requests, budgets)
 
     survey = Survey(Stopwatch(lambda rows, context: 0.001), {"head": Stopwatch(lambda rows, context: 0.0003)}, 4096)
     controller, both = AutoLength(survey=survey), Both(World(), 0, 1)
     told = Running(0, speculation=Speculation(prediction=(5, 6)))
-    (draft,) = controller.draft(both, [told], True, [100])  # type: ignore[arg-type, list-item]
+    (draft,) = controller.draft(both, [told], True, [100])
     assert len(draft) == 2
     assert both.levels == 0
     for _ in range(99):
-        controller.observe([VerifiedDraft(told, Draft(), (), (1,))], 1, 0.0, 0.001)  # type: ignore[arg-type]
+        controller.observe([VerifiedDraft(told, Draft(), (), (1,))], 1, 0.0, 0.001)
     assert controller.belief.known
-    controller.draft(both, [Running(1)], True, [100])  # type: ignore[arg-type, list-item]
+    controller.draft(both, [Running(1)], True, [100])
     assert controller.belief.drafting["head"] == pytest.approx(0.3, rel=0.1)
 
 

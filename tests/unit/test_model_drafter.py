@@ -133,6 +133,7 @@ def test_sampled_children_follow_the_declared_q() -> None:
         expected_second += rest / rest.sum()
     for counts, expected in ((first, q * 3000), (second, expected_second)):
         assert float(((counts - expected) ** 2 / expected).sum()) < 44  # 11 d.o.f.: 1 in 100,000
+    assert draft.q is not None
     want = warp(torch.tensor([LANGUAGE((1, 2))]), seq.params, seq.history, [[]])[0]
     assert torch.equal(draft.q[0], want)
     assert torch.equal(draft.q[1], want)

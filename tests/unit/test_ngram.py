@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import numbered
 
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import VerifiedDraft
 from outrider.drafters.ngram import NgramConfig, NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import InvalidRequest
-
-
-@dataclass
-class Sequence_:
-    id: int
-    tokens: list[int]
-    prompt_length: int = 0
-
 
 WIDE = Budget(8, 8)
 
@@ -32,7 +24,7 @@ def propose(
     budget: Budget = WIDE,
     config: NgramConfig | None = None,
 ) -> Draft:
-    drafter, request = NgramDrafter(config), Sequence_(0, tokens)
+    drafter, request = NgramDrafter(config), numbered(0, tokens)
     drafter.open(request)
     (draft,) = drafter.propose([request], [budget])
     return draft
@@ -57,7 +49,7 @@ def test_finds_what_a_scan_would_find(text: list[int], shortest: int, more: int)
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 39))
 def test_indexing_in_pieces_changes_nothing(text: list[int], cut: int) -> None:
-    drafter, request = NgramDrafter(), Sequence_(0, text[:cut])
+    drafter, request = NgramDrafter(), numbered(0, text[:cut])
     drafter.open(request)
     for token in text[cut:]:
         request.tokens.append(token)
@@ -114,7 +106,7 @@ class Counted(list[int]):
 
 def test_a_step_reads_a_few_tokens_however_long_the_text() -> None:
     text = Counted(i % 97 for i in range(5000))
-    drafter, request = NgramDrafter(), Sequence_(0, text)
+    drafter, request = NgramDrafter(), numbered(0, text)
     drafter.open(request)
     for token in (5, 6, 7):
         text.append(token)
@@ -125,7 +117,7 @@ def test_a_step_reads_a_few_tokens_however_long_the_text() -> None:
 
 
 def test_sequences_do_not_mix_and_closed_ones_are_forgotten() -> None:
-    drafter, one, two = NgramDrafter(), Sequence_(1, [1, 2, 3, 1, 2]), Sequence_(2, [1, 2])
+    drafter, one, two = NgramDrafter(), numbered(1, [1, 2, 3, 1, 2]), numbered(2, [1, 2])
     drafter.open(one)
     drafter.open(two)
     first, second = drafter.propose([one, two], [Budget(1, 1), Budget(1, 1)])
@@ -141,6 +133,6 @@ def test_impossible_ranges_are_refused() -> None:
 
 
 def test_none_proposes_nothing() -> None:
-    drafter, request = NoDrafter(), Sequence_(0, [1, 1, 1])
+    drafter, request = NoDrafter(), numbered(0, [1, 1, 1])
     drafter.open(request)
     assert drafter.propose([request], [Budget(4, 4)]) == [Draft()]

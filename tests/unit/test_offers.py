@@ -67,7 +67,7 @@ def test_few_are_looked_up_in_a_step_and_all_in_turn(count: int) -> None:
 def test_what_is_found_is_scored_without_being_verified() -> None:
     for right, rate in ((1.0, 0.95), (0.3, 0.6)):
         acceptance = Acceptance()
-        lookup, offers, running = Texts(lambda *_, right=right: right), Offers(acceptance), requests(1)  # type: ignore[misc]
+        lookup, offers, running = Texts(lambda *_, right=right: right), Offers(acceptance), requests(1)
         for position in range(1, 200):
             offers.step(lookup, running, [{}], [8])
             running[0].tokens.append(lookup.truth(0, position))

@@ -34,6 +34,7 @@ def product(matrix: PackedMatrix, x: Tensor, kernels: str, threads: int = 2) -> 
     """x [rows, depth] · W^T, fp32 [rows, columns] with the padding."""
     compiled = library()
     assert compiled is not None
+    assert matrix.data is not None
     integers = matrix.data.dtype == torch.int8
     kind = torch.float32 if integers or matrix.data.dtype == torch.float32 else torch.bfloat16
     scratch = torch.zeros(threads * 128 * (2 * matrix.depth + 16 * blocks(matrix.depth) + 64), dtype=torch.int8)

@@ -28,6 +28,7 @@ from torch import Tensor
 from toy import Language, Sequence_, between, language, request, resolved, rows_of
 
 from outrider.core.draft import ROOT, Budget, Draft, Verdict
+from outrider.core.request import ResolvedParams
 from outrider.sampling.random_source import RandomSource, Stream
 from outrider.verify import Rule, Target, rejection
 
@@ -68,7 +69,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 
 
-def case(vocab: int, length: int, seed: int = 0, apart: float = 0.6, **options: Any):
+def case(
+    vocab: int, length: int, seed: int = 0, apart: float = 0.6, **options: Any
+) -> tuple[ResolvedParams, Language, Language]:
     params = resolved(vocab, verify="rejection", max_tokens=length, **options)
     target = language(vocab, seed)
     return params, target, between(target, language(vocab, seed + 1000), apart)
@@ -136,6 +139,11 @@ def test_plain_decoding_is_the_empty_draft() -> None:
     assert error(exact, empty) < TOLERANCE
 
 
+def always(logits: list[float], text: tuple[int, ...]) -> list[float]:
+    """A language that says the same whatever the text."""
+    return logits
+
+
 def test_numerics_at_the_edges() -> None:
     """One-hot targets and drafts, drafts outside the target's support, and a draft equal to the target."""
     zero = -math.inf
@@ -148,10 +156,11 @@ def test_numerics_at_the_edges() -> None:
     }
     params = resolved(3, verify="rejection", max_tokens=2)
     for name, (p, q) in tables.items():
-        exact = plain_distribution(lambda text, p=p: p, PROMPT, params)
+        target, drafts = partial(always, p), partial(always, q)
+        exact = plain_distribution(target, PROMPT, params)
         for shape in (CHAIN, WIDE):
-            propose = model_drafter(lambda text, q=q: q, 3, shape.branching)
-            spec = speculative_distribution(lambda text, p=p: p, propose, PROMPT, params, shape)
+            propose = model_drafter(drafts, 3, shape.branching)
+            spec = speculative_distribution(target, propose, PROMPT, params, shape)
             assert error(exact, spec) < TOLERANCE, (name, shape)
 
 
@@ -222,14 +231,17 @@ def correct_residual(p: Tensor, q: Tensor, x: int) -> tuple[Tensor, Tensor]:
     return unit((p - q).clamp(min=0)), without(q, x)
 
 
-def chains_and_trees(draft, target, chance, refuse, bonus_from_draft=False) -> Verdict:
+def chains_and_trees(
+    draft: Draft, target: Target, chance: RandomSource, refuse: Any, bonus_from_draft: bool = False
+) -> Verdict:
     """The rejection rule once more, its parts exchangeable; unbroken it is exact (tested below)."""
+    assert draft.q is not None or not draft.tokens
     path: list[int] = []
     node = ROOT
     while True:
         p = unit(target.logp(node).exp())
         children = draft.children(node)
-        q = draft.q[children[0]].exp() if children else p
+        q = draft.q[children[0]].exp() if draft.q is not None and children else p
         for child in children:
             x = draft.tokens[child]
             if chance.bernoulli(min(1.0, float(p[x] / q[x])), Stream.ACCEPT, child):
@@ -238,7 +250,7 @@ def chains_and_trees(draft, target, chance, refuse, bonus_from_draft=False) -> V
                 break
             p, q = refuse(p, q, x)
         else:
-            if bonus_from_draft and path and not children:
+            if bonus_from_draft and draft.q is not None and path and not children:
                 p = draft.q[path[-1]].exp()
             return Verdict(tuple(path), chance.categorical(p, Stream.TARGET, node))
 
@@ -294,14 +306,10 @@ class PathBlind:
     """Target rows whose penalties see the history but not the drafted tokens on the node's path."""
 
     def __init__(self, target: Language, seq: Sequence_, draft: Draft) -> None:
-        self._rows = {
-            node: rows_of(
-                lambda text, node=node: target((*text, *(draft.tokens[i] for i in draft.path(node)))),
-                seq,
-                Draft(),
-            )
-            for node in range(ROOT, len(draft))
-        }
+        def after(node: int, text: tuple[int, ...]) -> list[float]:
+            return target((*text, *(draft.tokens[i] for i in draft.path(node))))
+
+        self._rows = {node: rows_of(partial(after, node), seq, Draft()) for node in range(ROOT, len(draft))}
 
     def choose(self, node: int) -> int:
         return self._rows[node].choose(ROOT)

@@ -6,6 +6,7 @@ from itertools import count
 from random import Random
 
 import pytest
+from toy import request, resolved
 
 from outrider.control.chains import Chains, ChainState, time_to_look_up
 from outrider.control.ledger import Ledger
@@ -53,7 +54,7 @@ def test_where_the_host_is_slower_its_time_counts() -> None:
         costs.observe_host(PLAIN, 2.0)
         costs.observe_host(ONE, 3.0)
     after = costs.seconds()
-    assert (after[PLAIN], after[ONE]) == (pytest.approx(2.0), pytest.approx(3.0))
+    assert [after[PLAIN], after[ONE]] == pytest.approx([2.0, 3.0])
     assert after[FOUR] == pytest.approx(3.0), "of what was never run, the most that is known"
 
 
@@ -81,7 +82,7 @@ def drafted(right: float, host: dict[int, float], steps: int = 600) -> tuple[flo
 def outcome(length: int, right: bool) -> VerifiedDraft:
     draft = Draft((5,), (-1,), (0.8,), "head") if length else Draft()
     path = (0,) if length and right else ()
-    return VerifiedDraft(_SEQUENCE, draft, path, (5,) * (len(path) + 1))
+    return VerifiedDraft(_REQUEST, draft, path, (5,) * (len(path) + 1))
 
 
 def observe(chains: Chains, states: list[ChainState], ledgers: list[Ledger], verified: list[VerifiedDraft]) -> None:
@@ -89,11 +90,8 @@ def observe(chains: Chains, states: list[ChainState], ledgers: list[Ledger], ver
         chains.observe(issued, states, ledgers, verified)
 
 
-class _Sequence:
-    """Nobody looks at it."""
-
-
-_SEQUENCE: object = _Sequence()
+_REQUEST = request([1], resolved())
+"""Nobody looks at it."""
 
 
 @pytest.mark.parametrize(("right", "host", "drafts"), [
@@ -116,7 +114,7 @@ def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
         lengths.append(chains.plan(states, ledgers, costs.seconds(), 4, {}).shape.verified)
         hits = (5,) * lengths[-1]
         draft = Draft(hits, range(-1, len(hits) - 1), (0.9,) * len(hits), "head" if hits else "none")
-        observe(chains, states, ledgers, [VerifiedDraft(_SEQUENCE, draft, tuple(range(len(hits))), (*hits, 5))])
+        observe(chains, states, ledgers, [VerifiedDraft(_REQUEST, draft, tuple(range(len(hits))), (*hits, 5))])
     plain = [step for step, length in zip(count(), lengths) if not length]
     assert 2 <= len(plain) <= 6
     assert plain[0] < 32
@@ -170,7 +168,7 @@ def churned(read: float, unread: float, stretch: float, steps: int = 1200) -> tu
     asked = [0, 0]
     for step in range(steps):
         going = [i for i in range(len(states)) if step < born[i] + 40]
-        states, ledgers, born = ([of[i] for i in going] for of in (states, ledgers, born))
+        states, ledgers, born = [states[i] for i in going], [ledgers[i] for i in going], [born[i] for i in going]
         if len(states) < 64:
             reads = chains.reads()
             asked = [asked[0] + 1, asked[1] + reads] if step > steps // 2 else asked

@@ -75,7 +75,7 @@ class Parts:
     low_units: Array
     lows: Array
 
-    def wide(self) -> Array:
+    def wide(self) -> Any:
         scale, low = self.units * self.steps, self.low_units * self.lows
         return self.codes * np.repeat(scale, self.size, 1) + np.repeat(low, self.size, 1)
 

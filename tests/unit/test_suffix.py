@@ -6,15 +6,16 @@ import random
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import Sequence_, numbered
 
 from outrider.core.draft import ROOT, Budget, Draft
 from outrider.core.drafter import Drafter, VerifiedDraft
+from outrider.core.request import RequestView
 from outrider.drafters.automaton import NO_TOKEN, ROOT_STATE, RollingAutomaton, SuffixAutomaton
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixConfig, SuffixDrafter
@@ -22,20 +23,6 @@ from outrider.errors import InvalidRequest
 
 texts = st.lists(st.integers(0, 2), max_size=30)
 OPEN = Budget(nodes=12, depth=12)
-
-
-@dataclass
-class Sequence_:
-    """A running request, as far as these drafters look at it."""
-
-    id: int
-    tokens: list[int]
-    prompt_length: int = field(default=-1)
-    cache_salt: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.prompt_length < 0:
-            self.prompt_length = len(self.tokens)
 
 
 # -- brute force
@@ -154,7 +141,7 @@ def propose(drafter: Drafter, request: Sequence_, budget: Budget = OPEN) -> Draf
 
 
 def started(tokens: list[int], config: SuffixConfig | None = None) -> tuple[SuffixDrafter, Sequence_]:
-    drafter, request = SuffixDrafter(config), Sequence_(0, tokens)
+    drafter, request = SuffixDrafter(config), numbered(0, tokens)
     drafter.open(request)
     return drafter, request
 
@@ -195,7 +182,7 @@ def test_every_draft_keeps_the_invariants(steps: list[tuple[int, list[int], Budg
     running: dict[int, Sequence_] = {}
     for slot, new, budget in steps:
         if slot not in running:
-            running[slot] = Sequence_(slot, list(new))
+            running[slot] = numbered(slot, list(new))
             drafter.open(running[slot])
             continue
         request = running[slot]
@@ -249,7 +236,7 @@ def test_nothing_is_proposed_for_what_never_occurred() -> None:
 
 
 def finish(drafter: SuffixDrafter, number: int, prompt: list[int], output: list[int]) -> None:
-    request = Sequence_(number, list(prompt))
+    request = numbered(number, list(prompt))
     drafter.open(request)
     request.tokens.extend(output)
     propose(drafter, request)
@@ -304,13 +291,13 @@ def test_closed_requests_leave_only_the_bounded_history() -> None:
 
 def test_what_was_said_stays_with_its_salt() -> None:
     drafter = SuffixDrafter(SuffixConfig(shared_tokens=500))
-    said = Sequence_(0, [10, 11, 12], cache_salt="ann")
+    said = numbered(0, [10, 11, 12], cache_salt="ann")
     drafter.open(said)
     said.tokens.extend([20, 21, 22, 23])
     propose(drafter, said)
     drafter.close(said)
     for number, salt in enumerate(("ann", "bob", None), 1):
-        asking = Sequence_(number, [50, 51, 20, 21], cache_salt=salt)
+        asking = numbered(number, [50, 51, 20, 21], cache_salt=salt)
         drafter.open(asking)
         assert list(propose(drafter, asking).tokens[:2]) == ([22, 23] if salt == "ann" else [])
         drafter.close(asking)
@@ -320,9 +307,9 @@ def test_salts_made_up_without_end_take_no_more_room() -> None:
     drafter = SuffixDrafter(SuffixConfig(shared_tokens=200))
     draw = random.Random(0)
     for i in range(300):
-        said = Sequence_(i, [1, 2], cache_salt=f"salt {i}")
+        said = numbered(i, [1, 2], cache_salt=f"salt {i}")
         drafter.open(said)
-        asking = Sequence_(1000 + i, [5], cache_salt=f"salt {i - 1}")
+        asking = numbered(1000 + i, [5], cache_salt=f"salt {i - 1}")
         drafter.open(asking)
         said.tokens.extend(draw.randrange(50) for _ in range(draw.randrange(1, 90)))
         propose(drafter, said)
@@ -336,7 +323,7 @@ def test_salts_made_up_without_end_take_no_more_room() -> None:
 @pytest.mark.parametrize("field_name", ["shared_tokens", "request_tokens"])
 def test_bounds_are_checked(field_name: str) -> None:
     with pytest.raises(InvalidRequest, match=field_name):
-        SuffixConfig(**{field_name: 1})
+        SuffixConfig(**{field_name: 1})  # type: ignore[arg-type]
 
 
 # -- does it pay? Greedy replay of an edit: the reply repeats the prompt's code with changes.
@@ -347,7 +334,7 @@ class PromptLookup(Drafter):
 
     name = "lookup"
 
-    def propose(self, requests: Sequence[Sequence_], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         text = requests[0].tokens
         for n in (2, 1):
             for i in range(len(text) - n):
@@ -358,7 +345,7 @@ class PromptLookup(Drafter):
 
 
 def tokens_per_pass(drafter: Drafter, prompt: list[int], output: list[int], budget: Budget) -> float:
-    request = Sequence_(0, list(prompt))
+    request = numbered(0, list(prompt))
     drafter.open(request)
     done, passes = 0, 0
     while done < len(output):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from statistics import median
 from time import perf_counter
+from typing import Protocol
 
 from outrider.control.costs import ROWS, CostTable, DraftCost
-from outrider.core.model import CachedNetwork
 
 _SHARE = 0.15
 """Of a step, at most, that measuring takes after it (but one piece at least)."""
@@ -25,7 +25,16 @@ _AGAIN = 4
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
-_Piece = tuple[CachedNetwork, int, int]
+
+class Measurable(Protocol):
+    """A network, as far as a survey has to do with it."""
+
+    def measure(self, rows: int, context: int) -> float:
+        """As `CachedNetwork.measure`."""
+        ...
+
+
+_Piece = tuple[Measurable, int, int]
 
 
 class Survey:
@@ -34,8 +43,8 @@ class Survey:
 
     def __init__(
         self,
-        target: CachedNetwork,
-        drafters: Mapping[str, CachedNetwork],
+        target: Measurable,
+        drafters: Mapping[str, Measurable],
         max_context: int,
         keep: Callable[[CostTable], None] = lambda table: None,
     ) -> None:
@@ -82,7 +91,7 @@ class Survey:
         yield from (piece for piece in near if piece[1] <= _AGAIN)
 
     def _table(self) -> CostTable:
-        def of(model: CachedNetwork, rows: int, context: int) -> float:
+        def of(model: Measurable, rows: int, context: int) -> float:
             return min(self._samples[model, rows, context])  # what disturbs only ever takes longer
 
         near = _undisturbed([of(self._target, rows, self._near) for rows in ROWS])
