@@ -14,7 +14,8 @@ from outrider.control.forced import NAME, forced
 from outrider.core.draft import Speculation
 from outrider.core.request import Completion, Forced
 from outrider.models.checkpoints.checkpoint import Checkpoint
-from outrider.sampling.grammar import Grammars, Walk
+from outrider.sampling.grammar import Grammars
+from outrider.sampling.grammar_walk import Walk
 from outrider.sampling.layout import Layout
 from outrider.server.tools.dialect import GENERIC
 from outrider.server.tools.rules import Function, rules

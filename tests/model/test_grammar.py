@@ -21,7 +21,8 @@ from outrider import LLM, Grammar, InvalidRequest, RequestFailed, SamplingParams
 from outrider.control.controller import FixedLength
 from outrider.core.draft import ROOT, Draft
 from outrider.core.request import ResolvedParams, TokenGrammar
-from outrider.sampling.grammar import CompiledGrammar, Grammars, Walk, allowed
+from outrider.sampling.grammar import Grammars
+from outrider.sampling.grammar_walk import CompiledGrammar, Walk, allowed
 from outrider.sampling.history import History
 
 PERSON = {

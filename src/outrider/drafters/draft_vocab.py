@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.core.request import ResolvedParams
 from outrider.drafters.candidates import Candidates, in_turn
 from outrider.drafters.host_rows import copied, joined, kept
-from outrider.sampling.grammar import allowed
+from outrider.sampling.grammar_walk import allowed
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key, gumbel_at, rough_gumbel
 from outrider.sampling.warp import REPORTED

@@ -9,7 +9,7 @@ from outrider.core.draft import Draft, Speculation
 from outrider.core.request import Completion, FinishReason, Forced, ResolvedParams, StepTrace, Tally, TokenLogprob
 from outrider.engine.text import TextStream
 from outrider.errors import RequestFailed
-from outrider.sampling.grammar import allowed
+from outrider.sampling.grammar_walk import allowed
 from outrider.sampling.history import History
 
 NO_SLOT = -1

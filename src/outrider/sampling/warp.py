@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.core.request import ResolvedParams
 from outrider.sampling.draw import argmax
-from outrider.sampling.grammar import allowed
+from outrider.sampling.grammar_walk import allowed
 from outrider.sampling.history import History
 
 _MASS = 2.0**52

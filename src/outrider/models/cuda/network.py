@@ -10,30 +10,27 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.architecture import Architecture
+from outrider.models.cuda.device import shared_memory, widens
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
 from outrider.models.cuda.kernels.prompt import prompt_kernel
 from outrider.models.cuda.kernels.rows import embed_kernel, rotate_kernel, tap_kernel
 from outrider.models.cuda.kernels.wide import wide_kernel
+from outrider.models.cuda.tables import PATH, Tables
 from outrider.models.cuda.tiling import FEW_ROWS, depth_split, prompt_tiling, tiling, wide_tiling
 from outrider.models.rotary import rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights
 
 NARROW_ROWS = 512
 """Rows of one pass of any kind; more only where all are prompts (`tiled`)."""
-
-PATH = 64
-"""Most pending ancestors of a row that do not lie in order behind the prefix."""
 
 HEAD_ROWS = 256
 """Rows whose logits one launch computes."""
@@ -63,42 +60,6 @@ def shallow() -> Iterator[None]:
         _SHALLOW.reset(before)
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """What each row of a pass is. Views of one int32 tensor, so that the host fills them in one copy.
-
-    Row r holds `tokens[r]` at `positions[r]` of slot `slots[r]`, stored at cache index `indices[r]`. It sees positions
-    0..bases[r]-1 at those very cache indices and position bases[r] + j at `paths[r, j]`. `wanted` names rows whose
-    logits are asked for.
-    """
-
-    flat: Tensor
-    tokens: Tensor
-    slots: Tensor
-    positions: Tensor
-    indices: Tensor
-    bases: Tensor
-    wanted: Tensor
-    paths: Tensor
-    """[rows, PATH]"""
-
-    @staticmethod
-    def over(flat: Tensor) -> Tables:
-        rows = flat.shape[0] // (6 + PATH)
-        t, s, p, i, b, w, paths = torch.split(flat, [rows] * 6 + [rows * PATH])
-        return Tables(flat, t, s, p, i, b, w, paths.view(rows, PATH))
-
-    @property
-    def columns(self) -> tuple[Tensor, ...]:
-        """What describes a row, but for its logits and its path."""
-        return self.tokens, self.slots, self.positions, self.indices, self.bases
-
-    @staticmethod
-    def size(rows: int, paths: int | None = None) -> int:
-        """Numbers in tables of `rows` rows, or in their part up to the first `paths` paths."""
-        return rows * 6 + (rows if paths is None else paths) * PATH
-
-
 class Network:
     """Weights, cache and buffers of one decoder on one GPU.
 
@@ -120,8 +81,8 @@ class Network:
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.tokens = weights.embedding.shape[0]
         """Those that can be run."""
-        self._shared = _shared_memory(self.device)
-        self._widens = _widens(self.device, self.dtype)
+        self._shared = shared_memory(self.device)
+        self._widens = widens(self.device, self.dtype)
         known = self.device.type != "cuda" or a.head_dim in (64, 128)
         self._prompt = prompt_tiling(a.head_dim, self._shared) if self._widens and known else None
         self._copies = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
@@ -436,19 +397,3 @@ class Network:
 
 def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have; those of an H200 where there is no GPU."""
-    if device.type != "cuda":
-        return 232_448
-    number = torch.cuda.current_device() if device.index is None else device.index
-    return int(driver.active.utils.get_device_properties(number)["max_shared_mem"])
-
-
-def _widens(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether tiles of any size give the same bits: measured in bf16 for compute capability 9.0; 8.x has one
-    instruction for all of them. Not known of others."""
-    if device.type != "cuda":
-        return True
-    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] in (8, 9)

@@ -15,7 +15,8 @@ from torch import Tensor
 from outrider.core.model import Rows
 from outrider.kvcache.slots import Span, StaticCache
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
-from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, PATH, Network, Tables
+from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, Network
+from outrider.models.cuda.tables import PATH, Tables
 from outrider.models.cuda.tiling import FEW_ROWS
 
 MAX_ROWS = 4096
