@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tiny_gguf import BPE_TOKENS, bpe_metadata, write_hf_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.errors import TrainingError
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.weights import target_ids
 from outrider.train import loop
@@ -32,7 +30,6 @@ from outrider.train.checkpoint import Checkpoints
 from outrider.train.corpus import Corpus
 from outrider.train.data_loader import CorpusLoader
 from outrider.train.head_student import HeadStudent
-from outrider.train.prefetch import ahead
 from outrider.train.report import history
 from outrider.train.settings import TrainConfig
 
@@ -91,18 +88,6 @@ def trained(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
     given = ("--model", str(target), "--prompts", str(prompts), "--tokens", "8000", "--epochs", "2")
     assert command("train", "--out", str(out), *given, *QUICK) == 0
     return out
-
-
-def test_batches_made_ahead_are_the_same_and_so_are_errors() -> None:
-    def items() -> Iterator[list[int]]:
-        yield from ([1], [2], [3])
-        raise OSError("gone")
-
-    taken = []
-    with pytest.raises(OSError, match="gone"):  # noqa: PT012
-        for item in ahead(items(), lambda item: item.append(0)):
-            taken.append(item)
-    assert taken == [[1, 0], [2, 0], [3, 0]]
 
 
 def events(out: Path, kind: str) -> list[dict[str, Any]]:
@@ -331,33 +316,6 @@ def test_disk_full(
     assert command("train", "--out", str(out), "--resume") == 0
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, {"step": 1, "weights": torch.ones(10)})
-    (tmp_path / "step-000000002.pt.part").symlink_to("/dev/full")
-    with pytest.raises(TrainingError, match="is full"):
-        checkpoints.save(2, {"step": 2, "weights": torch.ones(1 << 20)})
-    state = checkpoints.latest()
-    assert state is not None
-    assert state["step"] == 1
-
-
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2, 3):
-        checkpoints.save(step, {"step": step, "weights": torch.ones(1000)})
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["step-000000002.pt", "step-000000003.pt"]
-    (tmp_path / kept[1]).write_bytes((tmp_path / kept[1]).read_bytes()[:500])
-    state = checkpoints.latest()
-    assert state is not None
-    assert state["step"] == 2
-    (tmp_path / kept[0]).write_bytes(b"")
-    with pytest.raises(TrainingError, match=r"no checkpoint in .* can be read"):
-        checkpoints.latest()
-
-
 def test_wrong_requests(
     trained: Path, target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,17 +402,3 @@ def test_batches_by_position(trained: Path) -> None:
     for start in (3, epoch - 1, epoch, epoch + 2):
         for tokens, texts in zip(expected[start:], loader.batches(start), strict=False):
             assert torch.equal(tokens, texts.tokens)
-
-
-def test_schedule() -> None:
-    limits = loop.TrainLimits(steps=100, seconds=50.0)
-    assert limits.progress(10, 20.0) == 0.4
-    assert limits.progress(60, 20.0) == 0.6
-    assert limits.progress(0, 60.0) == 1.0
-    rates = [loop.rate(i / 1000) for i in range(1001)]
-    top = rates.index(max(rates))
-    assert rates[0] < 0.1
-    assert rates[:top] == sorted(rates[:top])
-    assert rates[top:] == sorted(rates[top:], reverse=True)
-    assert max(rates) == pytest.approx(1.0)
-    assert rates[-1] == pytest.approx(0.1)
