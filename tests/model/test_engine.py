@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_engine import again, alone, drafter_for, finish, request, small_decoder, text
-from tiny_models import decoder_of, gpt2, reference
+from tiny_engine import again, alone, drafter_for, finish, request, text
+from tiny_models import decoder_of, gpt2
 
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
@@ -28,18 +28,6 @@ from outrider.models.hf import HFModel
 from outrider.models.native.decoder import NativeDecoder
 from outrider.sampling.random_source import RandomSource
 from outrider.verify import RULES, Target, coupled
-
-
-@pytest.fixture(scope="module")
-def source() -> Any:
-    return reference("llama")
-
-
-@pytest.fixture
-def model(source: Any) -> NativeDecoder:
-    made = small_decoder(source)
-    made.chunk = 24  # prompts take several steps
-    return made
 
 
 def counted(model: LanguageModel) -> list[list[Rows]]:

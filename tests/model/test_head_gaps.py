@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_engine import again, alone, drafter_for, finish, request, small_decoder, text
-from tiny_models import reference
+from tiny_engine import again, alone, drafter_for, finish, request, text
 from toy import request as view
 
 from outrider import LLM, SamplingParams
@@ -28,18 +27,6 @@ from outrider.engine.slot_manager import LEAST
 from outrider.models.native.decoder import NativeDecoder
 
 WAITING = 8
-
-
-@pytest.fixture(scope="module")
-def source() -> Any:
-    return reference("llama")
-
-
-@pytest.fixture
-def model(source: Any) -> NativeDecoder:
-    made = small_decoder(source)
-    made.chunk = 24  # prompts take several steps
-    return made
 
 
 class Pausing(FixedLength):
