@@ -51,8 +51,10 @@ GIVEN = {
 def probes(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Lines of a module that look for what an object has."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.alias) and "runtime_checkable" in ast.dump(node):
-            yield node.lineno, "runtime_checkable"
+        if isinstance(node, ast.Name | ast.alias | ast.Attribute):
+            name = {ast.Name: "id", ast.alias: "name", ast.Attribute: "attr"}[type(node)]
+            if getattr(node, name) == "runtime_checkable":
+                yield node.lineno, "runtime_checkable"
         elif isinstance(node, ast.ExceptHandler) and node.type and "'AttributeError'" in ast.dump(node.type):
             yield node.lineno, "AttributeError"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -86,6 +88,7 @@ def test_every_exception_is_still_needed() -> None:
     "source",
     [
         "from typing import runtime_checkable",
+        "@typing.runtime_checkable\nclass Can(Protocol): pass",
         "if isinstance(model, LanguageModel): pass",
         "if isinstance(drafter, Drafter | str): pass",
         "if hasattr(drafter, name): pass",
