@@ -36,6 +36,15 @@ def test_thinking_costs_little_where_nothing_pays_and_change_is_noticed() -> Non
     assert max(map(sum, settled.drafted[500:520])) > 0, "noticed within a few steps"
 
 
+@pytest.mark.parametrize(("row", "chance"), [(0.3, 0.35), (0.5, 0.55)])
+def test_drafts_that_bring_less_than_the_thought_are_thought_about_less(row: float, chance: float) -> None:
+    """Both would gain a little if looking up took no time; it takes an eighth of a step."""
+    world = World(rising(row), always(chance), free=True, thinking=0.12)
+    assert world.run(world.auto(), 2000).rate > 0.97 * replace(world, thinking=0.0).plain(2000)
+    worth_it = replace(world, chance=always(0.8))
+    assert worth_it.run(worth_it.auto(), 2000).rate > 1.2 * worth_it.plain(2000)
+
+
 def on_device(controller: Controller, seconds: dict[int, float], chance: Chance, steps: int) -> Ran:
     """Steps of chains, each asked for before the one before is observed."""
     draw, ran = random.Random(1), Ran()

@@ -282,6 +282,16 @@ def test_a_drafter_may_pay_for_one_request_and_not_for_many() -> None:
     assert [controller.pays(requests) for requests in (1, 2, 4, 12, 24)] == [True, True, True, False, False]
 
 
+def test_prompts_are_read_only_for_drafts_that_bring_enough() -> None:
+    """Levels that cost half of a token pay, by a little; what reading costs they do not bring in."""
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    pays = [
+        AutoLength(table=CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, level)})).pays(1)
+        for level in (0.1, 0.3, 0.55, 0.7)
+    ]
+    assert pays == [True, True, False, False]
+
+
 def test_depth_pays_for_what_drafting_costs() -> None:
     gains = [0.6, 0.36, 0.2, 0.1]
     assert depth(gains, 0.0, 0.25) == 2

@@ -13,7 +13,7 @@ they meet:
 
 Where a device takes the steps, it is told how long its chains are (`chains`) and what was looked up (`offers`).
 
-Where nothing has been drafted for a while, all this is done less often (`thrift`).
+Where drafts bring less than all this takes, it is done less often (`thrift`).
 
 No verdict is final: a paid drafter that is not asked is tried again, as often as the ledger can bear.
 """
@@ -98,7 +98,9 @@ class AutoLength:
         self._silence = Silence()
         self._thrift = Thrift()
         self._resting = False
-        """Whether nothing was thought about in the step under way."""
+        """Whether nothing was thought about in the step under way, to save the time."""
+        self._thinking = False
+        """Whether drafts were thought about in it."""
         self._chains = Chains(nodes, self._silence, next(iter(self._known.values()), ()))
         self._offers = Offers(self._acceptance)
         self._states: dict[int, _State] = {}
@@ -123,7 +125,8 @@ class AutoLength:
         # A grammar may leave no choice at any step.
         silent = self._silence.settled and all(s.params.grammar is None for s in requests)
         self._resting = not owed and self._thrift.rests(silent)
-        if self._resting or (not owed and (plain_due or self._paid is None or len(states) >= self.rows)):
+        self._thinking = owed or not (self._resting or plain_due or self._paid is None or len(states) >= self.rows)
+        if not self._thinking:
             return self._given([_EMPTY] * len(states))
         costs = self._prices.step(len(states), _context(requests))
         found = self._looked_up(drafter, requests, limits, tree)
@@ -250,10 +253,12 @@ class AutoLength:
                 state.proposed, state.nodes = _EMPTY, 0
             return
         self._prices.observe(len(states), rows, context, target_seconds)
-        if rows == len(states) and not any(state.paid.drafter for state in states):
-            self._thrift.observe(draft_seconds, target_seconds)
+        if self._thinking and not any(state.paid.drafter for state in states):
+            self._thrift.observe(draft_seconds, self._prices.plain_step * self._prices.level)
         charged = self._charges(self._paid, states, context, rows, draft_seconds, target_seconds)
         total, expected = sum(charged), sum([state.expected for state in states])
+        if self._thinking:
+            self._thrift.value((expected - total) / len(states))
         for state, each, charge in zip(states, verified, charged, strict=True):
             if state.proposed.tokens:
                 self._acceptance.observe(state.proposed, state.leanings, each.tokens)

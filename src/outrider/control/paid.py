@@ -27,6 +27,9 @@ _TRIAL_NODES = 2
 """Of a draft that is only to find out."""
 _UNKNOWN_LEVEL = 0.01
 """What a level is taken to cost, of a pass, by a drafter that the table does not have."""
+_READING = 0.15
+"""Of a plain token, what drafts must bring in every step so that it is worth reading a prompt for them: a prompt takes
+as long as many tokens, and reading it a twentieth of that."""
 _REST = 4
 """Steps for which one that was not asked need not be thought of: little changes in a step."""
 _AFTER_PAUSE = 0.3
@@ -99,11 +102,19 @@ class PaidDrafters:
         names, efficiency = self._table.drafting, min(1.0, efficiency)
         if not names:
             return True
-        if not any(self._gains_newcomers(name, efficiency * self._table.first) for name in names):
-            return False
         costs = self._table.pass_seconds(2 * requests, self._table.contexts[0])
         token, row = efficiency * costs[requests] / requests, (costs[-1] - costs[requests]) / requests
-        return any(self._newcomer(n).first * token > row + self._cost(n).per_level / requests for n in names)
+        return any(self._brings(name, token, row, requests) for name in names)
+
+    def _brings(self, name: str, token: float, row: float, requests: int) -> bool:
+        """Whether drafts for newcomers, of so many requests alike, bring enough that their prompts should be read."""
+        newcomer, cost = self._newcomer(name), self._cost(name)
+        level = cost.per_level / requests
+        if newcomer.first * token <= row + level:
+            return False
+        gains = [gain * token for gain in newcomer.expected(self._nodes)]
+        levels = depth(gains, cost.fixed / requests, level)
+        return sum(gains[:levels]) - cost.fixed / requests - levels * level > _READING * token
 
     def rests(self, states: Collection[PaidState]) -> bool:
         """A step begins: whether nobody need be paid in it, without a closer look."""
@@ -216,10 +227,6 @@ class PaidDrafters:
         # After a pause a drafter may first have to catch up with the text: no measure of its cost.
         if len(names) == 1 and not any(state.idle for state in states if state.drafter):
             self._cost(names.pop()).observe(max(state.levels for state in states), seconds)
-
-    def _gains_newcomers(self, name: str, price: float) -> bool:
-        gains, cost = self._newcomer(name).expected(self._nodes), self._cost(name)
-        return depth([gain * price for gain in gains], cost.fixed, cost.per_level) > 0
 
     def _covered(self, candidate: Candidate) -> list[float]:
         """How likely each level is right already, by what was found."""

@@ -1,8 +1,8 @@
-"""Thrift: how often to think about drafts where none has been worth it for a while.
+"""Thrift: how often to think about drafts where they are not worth the thought.
 
 Looking up, weighing and scoring take the host some tenths of a millisecond a step: nothing beside a pass of a large
-model, a tenth of a small one's on a fast machine. In a silence that is spent for nothing; what changes is found out a
-few steps later.
+model, a tenth of a small one's on a fast machine. In a silence that is spent for nothing, and where drafts bring less
+than it, for too little; what changes is found out a few steps later.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ _SHARE = 0.005
 """Of a plain step that thinking may take; as much again is spent on what goes with it."""
 _LONGEST = 7
 """Steps without a thought, at most: a text that begins to repeat itself is to be noticed soon."""
-_RATE = 1 / 8
+_RATE, _SLOW_RATE = 1 / 8, 1 / 32
+"""What a step counts for: thoughts take much the same time, drafts bring something now and then."""
 
 
 class Thrift:
     def __init__(self) -> None:
         self._cost = 0.0
         """What a thought takes, of a plain step."""
+        self._worth = 1.0
+        """What is expected of the drafts that come of it, less what those cost, of a plain step; a hope at first."""
         self._rest = 0
 
     def rests(self, silent: bool) -> bool:
         """Whether nothing is thought about in the next step. `silent`: nothing was drafted lately."""
-        if not silent:
+        if not silent and self._worth >= self._cost:
             self._rest = 0
             return False
         if self._rest:
@@ -32,5 +35,9 @@ class Thrift:
         return False
 
     def observe(self, thinking: float, step: float) -> None:
-        """A plain step that was thought about took so many seconds, without the thinking."""
+        """The thought before a step took so many seconds, where a plain step takes `step`."""
         self._cost += _RATE * (thinking / step - self._cost)
+
+    def value(self, worth: float) -> None:
+        """What was expected of the drafts of a step that was thought about, less what they cost, of a plain step."""
+        self._worth += _SLOW_RATE * (worth - self._worth)
