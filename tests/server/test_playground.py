@@ -195,7 +195,7 @@ def test_with_the_keyboard_alone(page: Page) -> None:
     page.keyboard.press("Enter")
     page.locator(".figures:not(:empty)").wait_for(timeout=WAIT)
     tab_to(".step", "Shift+Tab")
-    assert page.locator("#tip").is_visible()
+    page.locator("#tip").wait_for()
     tab_to("#race")
     page.keyboard.press("Enter")  # with an empty box: the last question again
     page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)
@@ -267,7 +267,7 @@ def test_a_schema_and_a_prediction(page: Page) -> None:
     again = ask(page)
     assert again.locator(".answer").inner_text() == text
     assert again.locator(".by-prediction").count() > 0
-    assert page.locator("#legend").get_by_text("prediction").is_visible()
+    page.locator("#legend").get_by_text("prediction").wait_for()
 
 
 def test_words_explain_themselves(page: Page) -> None:
@@ -293,7 +293,7 @@ def test_tabs(page: Page) -> None:
     page.keyboard.press("ArrowRight")
     assert page.locator("#costs-tab").get_attribute("aria-selected") == "true"
     assert page.locator("#costs-tab:focus").count() == 1
-    assert page.locator("#costs").is_visible()
+    page.locator("#costs").wait_for()  # which is empty until the costs have come
     assert page.locator("#this-answer").is_hidden()
     page.get_by_text("drafts a fixed number of tokens").wait_for()
     page.keyboard.press("ArrowRight")
