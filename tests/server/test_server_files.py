@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -19,10 +20,10 @@ FILES, SILENT = 200, 300
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     model = tiny_gguf(tmp_path_factory.mktemp("tiny"))
-    with playground_site.live("--model", str(model), files=FILES) as address:
-        yield address
+    with playground_site.process("--model", str(model), files=FILES) as server:
+        yield server
 
 
 def answered(address: str, source: str) -> bool:
@@ -35,14 +36,21 @@ def answered(address: str, source: str) -> bool:
     return answer.status_code == 200
 
 
-def test_300_silent_sockets_with_200_files_leave_service_to_others(address: str) -> None:
-    """They are of one address, and have its share: others are served beside them, and it is again soon."""
+def test_300_silent_sockets_with_200_files_leave_service_to_others(
+    server: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    """They are of one address, and have its share: others are served beside them, and it is again soon. The server
+    finds all of them at once, as on a machine that is busy: none may cost it its last file."""
+    address, process = server
     port = urlsplit(address).port
     with ExitStack() as stack:
+        process.send_signal(signal.SIGSTOP)
+        stack.callback(process.send_signal, signal.SIGCONT)
         for _ in range(SILENT):
             silent = stack.enter_context(socket.socket())
             silent.settimeout(10)
             silent.connect(("127.0.0.1", port))
+        process.send_signal(signal.SIGCONT)
         assert answered(address, "127.0.0.2"), "while all of them are open"
         assert not answered(address, "127.0.0.1"), "nothing was taken up, and nothing is shown"
         assert answered(address, "127.0.0.3")

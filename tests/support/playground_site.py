@@ -55,8 +55,15 @@ def files() -> Iterator[str]:
 
 
 @contextmanager
-def live(*options: str, files: int | None = None) -> Iterator[str]:
-    """The address of `outrider serve` with the default model, once it answers. `files`: as many as it may open."""
+def live(*options: str) -> Iterator[str]:
+    """The address of `outrider serve` with the default model, once it answers."""
+    with process(*options) as (address, _):
+        yield address
+
+
+@contextmanager
+def process(*options: str, files: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The same and the process that serves there. `files`: as many as it may open."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,7 +72,7 @@ def live(*options: str, files: int | None = None) -> Iterator[str]:
     server = subprocess.Popen([*limited, sys.executable, "-c", run, "serve", "--port", str(port), *options])
     try:
         _ready(f"http://127.0.0.1:{port}/", server)
-        yield f"http://127.0.0.1:{port}/"
+        yield f"http://127.0.0.1:{port}/", server
     finally:
         server.terminate()
         server.wait(timeout=60)

@@ -19,8 +19,11 @@ from outrider.server.strays import catch_strays
 
 GRACE = 30.0
 """Seconds that requests have to finish once the server is told to stop."""
-_BACKLOG = 128
-"""Connections that wait to be accepted; so many are accepted at once, before any limit on them is looked at."""
+_BACKLOG = 1024
+"""Connections that wait to be accepted."""
+_AT_ONCE = 8
+"""Connections accepted before any limit on them is looked at: each takes a file until then, and where none is left
+asyncio accepts nobody for a second."""
 _SWITCH = 0.0005
 """Seconds until another thread may take over from one that runs Python: what the loop does must not hold up the
 engine's next pass for Python's usual 5 ms."""
@@ -66,7 +69,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=bool(limits.proxies),
                 forwarded_allow_ips=[str(network) for network in limits.proxies],
-                backlog=_BACKLOG,
+                backlog=_AT_ONCE,
                 timeout_keep_alive=limits.idle,
                 timeout_graceful_shutdown=5,
             )
@@ -77,6 +80,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         catch_strays(asyncio.get_running_loop())
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio has one number for how many wait and how many it accepts at once
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = asyncio.ensure_future(self._models.stop(self._grace))
