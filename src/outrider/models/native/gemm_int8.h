@@ -22,64 +22,61 @@
 #define BLOCK 128
 #define STEP 64
 #define BLOCKS(depth) (((depth) + BLOCK - 1) / BLOCK)
-#if defined(WITH_I8MM)
-#define PAIRED_ROWS 4 /* from so many on, they are multiplied by twos: see int8_i8mm.h */
-#else
-#define PAIRED_ROWS (MOST_ROWS + 1)
-#endif
 
 /* Inputs of the block that starts at input `start`. */
 INLINE int block_size(int depth, int start) { return depth - start < BLOCK ? depth - start : BLOCK; }
 
-/* Rows of inputs: values [rows][depth], the rest [rows][blocks]. */
+/* How the values of several rows lie: as the kernel that will multiply them reads them. */
+typedef enum {
+    BY_ROWS,  /* [rows][depth] */
+    BY_FOURS, /* [depth / 4][rows][4]; outliers' rest by rows */
+    BY_PAIRS, /* [pairs of rows][depth / 8][2][8] */
+} Order;
+
+/* Rows of inputs. */
 typedef struct {
     int8_t *values;
-    float *scales;   /* 0: nothing but zeros */
-    int32_t *excess; /* -128 times the sum of the block: what is too much where weights are multiplied as weight + 128 */
+    float *scales;   /* [blocks][rows]; 0: nothing but zeros */
+    int32_t *excess; /* [blocks][rows], -128 times the sum of the block: what is too much where weights are multiplied as
+                        weight + 128 */
 } Line;
 
 typedef struct {
     Line coarse, fine;
-    int depth, blocks;
-    int paired; /* values are [pairs of rows][depth / 8][2][8]: the two rows' by turns */
+    int depth, rows;
+    Order order;
 } Lines;
 
-INLINE Line line_at(Line x, int row, int depth, int blocks) {
-    const int64_t block = (int64_t)row * blocks;
-    return (Line){x.values + (int64_t)row * depth, x.scales + block, x.excess + block};
-}
-
-INLINE int in_pairs(Lines x) { return PAIRED_ROWS <= MOST_ROWS && x.paired; }
+INLINE Line line_at(Line x, int64_t value, int row) { return (Line){x.values + value, x.scales + row, x.excess + row}; }
 
 /* Rows `row`.. of them. */
 INLINE Lines lines_at(Lines x, int row) {
-    const int back = in_pairs(x) && row % 2 ? x.depth - 8 : 0;
-    x.coarse = line_at(x.coarse, row, x.depth, x.blocks);
-    x.fine = line_at(x.fine, row, x.depth, x.blocks);
-    x.coarse.values -= back;
-    x.fine.values -= back;
+    const int64_t value = (int64_t)row * x.depth - (x.order == BY_PAIRS && row % 2 ? x.depth - 8 : 0);
+    x.coarse = line_at(x.coarse, x.order == BY_FOURS ? 4 * row : value, row);
+    x.fine = line_at(x.fine, value, row);
     return x;
 }
 
 /* In memory of LINE_BYTES(depth) a row, aligned; of an even number of rows where they are paired. */
 #define LINE_BYTES(depth) (2 * ((int64_t)(depth) + 8 * BLOCKS(depth)))
-INLINE Lines lines_in(void *memory, int rows, int depth, int paired) {
-    const int held = paired ? rows + rows % 2 : rows;
-    const int64_t values = (int64_t)held * depth, each = (int64_t)held * BLOCKS(depth);
+INLINE Lines lines_in(void *memory, int rows, int depth, Order order) {
+    if (order == BY_PAIRS) rows += rows % 2;
+    const int64_t values = (int64_t)rows * depth, each = (int64_t)rows * BLOCKS(depth);
     int8_t *at = memory;
     float *scales = (float *)(at + 2 * values);
     int32_t *excess = (int32_t *)(scales + 2 * each);
-    return (Lines){{at, scales, excess}, {at + values, scales + each, excess + each}, depth, BLOCKS(depth), paired};
+    return (Lines){{at, scales, excess}, {at + values, scales + each, excess + each}, depth, rows, order};
 }
 
-/* Sixteen values from input `input` on of a row of lines. */
-INLINE void put_values(int8_t *row, int input, int paired, b16 values) {
-    if (paired) {
-        memcpy(row + 2 * input, &values, 8);
-        memcpy(row + 2 * input + 16, (const int8_t *)&values + 8, 8);
-    } else {
+/* Sixteen values from input `input` on of a row; BY_FOURS: of `rows`. */
+INLINE void put_values(int8_t *row, Order order, int rows, int input, b16 values) {
+    const int8_t *from = (const int8_t *)&values;
+    if (order == BY_FOURS)
+        for (int i = 0; i < 16; i += 4) memcpy(row + (int64_t)(input + i) * rows, from + i, 4);
+    else if (order == BY_PAIRS)
+        for (int i = 0; i < 16; i += 8) memcpy(row + 2 * (input + i), from + i, 8);
+    else
         *(b16 *)(row + input) = values;
-    }
 }
 
 /* A panel to multiply with. `levels`: its weights are 4-bit codes for these sixteen, see gemm_screen.h, and a column has
@@ -129,19 +126,28 @@ INLINE int32_t sum_of(i16 x) {
     return total;
 }
 
-/* Lines of so many rows of inputs of a matrix; in pairs where pairs_int8 will multiply them. */
-INLINE Lines product_lines(void *memory, const Matrix *w, int rows) {
-    return lines_in(memory, rows, w->depth, rows >= PAIRED_ROWS && !w->strips);
+/* Whether many_int8 multiplies so many rows: what is faster then, where the CPU has it. */
+#ifndef INT8_MANY_ROWS
+#define MANY_ORDER BY_ROWS
+INLINE int takes_many(const Model *m, int rows) { return (void)m, (void)rows, 0; }
+static void begin_many_int8(int rows) { (void)rows; }
+static void many_int8(const Panel *w, Lines x, int rows, float *out) { (void)w, (void)x, (void)rows, (void)out; }
+#endif
+
+/* Lines of so many rows of inputs of a matrix. */
+INLINE Lines product_lines(const Model *m, void *memory, const Matrix *w, int rows) {
+    return lines_in(memory, rows, w->depth, w->strips ? BY_ROWS : takes_many(m, rows) ? MANY_ORDER : TILE_ORDER);
 }
 
-/* `row` gets `inputs` (a multiple of 16) numbers, zeros behind them. */
+/* The first of `row` gets `inputs` (a multiple of 16) numbers, zeros behind them. */
 static void narrow_row(const float *x, int inputs, Lines row) {
     enum { OUTLIER = 20, FINE = 254 };
+    const Order rest_order = row.order == BY_FOURS ? BY_ROWS : row.order;
     const i16 positive = (i16)splat(0.0f) + 0x7fffffff;
     v16 magnitudes = splat(0.0f);
     for (int j = 0; j < inputs; j += LANES) magnitudes = magnitudes + (v16)(*(const i16 *)(x + j) & positive);
     const float total = sum(magnitudes), usual = total * ((float)OUTLIER / (float)inputs);
-    for (int start = 0, block = 0; start < row.depth; start += BLOCK, block++) {
+    for (int start = 0, block = 0; start < row.depth; start += BLOCK, block += row.rows) {
         const int size = block_size(row.depth, start), filled = inputs - start < size ? inputs - start : size;
         v16 most = splat(0.0f);
         for (int j = start; j < start + filled; j += LANES) most = maximum(most, (v16)(*(const i16 *)(x + j) & positive));
@@ -158,8 +164,8 @@ static void narrow_row(const float *x, int inputs, Lines row) {
                 coarse = nearest(scaled);
                 if (fine) rest = nearest((scaled - __builtin_convertvector(coarse, v16)) * splat(FINE));
             }
-            put_values(row.coarse.values, start + j, in_pairs(row), __builtin_convertvector(coarse, b16));
-            put_values(row.fine.values, start + j, in_pairs(row), __builtin_convertvector(rest, b16));
+            put_values(row.coarse.values, row.order, row.rows, start + j, __builtin_convertvector(coarse, b16));
+            put_values(row.fine.values, rest_order, row.rows, start + j, __builtin_convertvector(rest, b16));
             sums += coarse;
             rest_sums += rest;
         }
@@ -179,11 +185,21 @@ INLINE void tiles_int8(const Panel *w, Lines x, int rows, int coded, float *out)
             TILE(2)
             TILE(3)
             TILE(4)
-#if TILE_ROWS == 8
+#if TILE_ROWS > 4
             TILE(5)
             TILE(6)
             TILE(7)
             TILE(8)
+#endif
+#if TILE_ROWS > 8
+            TILE(9)
+            TILE(10)
+            TILE(11)
+            TILE(12)
+            TILE(13)
+            TILE(14)
+            TILE(15)
+            TILE(16)
 #endif
         }
 }
@@ -193,19 +209,11 @@ INLINE Panel panel_of(const Matrix *w, int panel) {
                    w->scales + (int64_t)panel * BLOCKS(w->depth) * PANEL, 0, w->depth};
 }
 
-INLINE void panel_int8(const Model *m, const Panel *w, Lines x, int rows, float *out) {
-#ifdef INT8_MANY_ROWS /* what multiplies many rows faster, where the CPU has it */
-    if (many_int8(m, w, x, rows, out)) return;
-#endif
-    (void)m;
-    tiles_int8(w, x, rows, 0, out);
-}
-
 /* Rows of x as int8. Few are narrowed by every thread for itself: that is little work, and less than waiting for
  * another. Many are shared out. */
 static Lines narrowed(const Model *m, const Matrix *w, const float *x, int rows, int thread, int threads) {
     const int few = rows <= ALONE_ROWS;
-    const Lines lines = product_lines(m->scratch + (few ? thread * m->scratch_size : 0), w, rows);
+    const Lines lines = product_lines(m, m->scratch + (few ? thread * m->scratch_size : 0), w, rows);
     for (int r = few ? 0 : thread; r < rows; r += few ? 1 : threads)
         narrow_row(x + (int64_t)r * w->depth, w->inputs, lines_at(lines, r));
     if (!few) pool_barrier();
@@ -218,13 +226,15 @@ __attribute__((noinline)) static void pairs_int8(const Model *m, const Matrix *w
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
     const int pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
-#ifdef INT8_MANY_ROWS
-    begin_many_int8(m, rows);
-#endif
+    const int many = takes_many(m, rows);
+    if (many) begin_many_int8(rows);
     for (int pair = first; pair < last; pair++) {
         for (int half = 0; half < 2; half++) {
             const Panel panel = panel_of(w, 2 * pair + half);
-            panel_int8(m, &panel, lines, rows, block + half * PANEL);
+            if (many)
+                many_int8(&panel, lines, rows, block + half * PANEL);
+            else
+                tiles_int8(&panel, lines, rows, 0, block + half * PANEL);
         }
         finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);
     }

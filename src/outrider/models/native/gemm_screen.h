@@ -18,9 +18,8 @@
 enum { SCREENED = 32 };
 
 /* A block's sum of one column, scaled, to its total. */
-INLINE float with_block(float total, const int8_t *weights, Line x, int start, int size, float scale) {
-    const float sum = (float)block_product(weights + start, x.values + start, size);
-    return fmaf(sum, scale * x.scales[start / BLOCK], total);
+INLINE float with_block(float total, const int8_t *weights, const int8_t *x, int size, float scale) {
+    return fmaf((float)block_product(weights, x, size), scale, total);
 }
 
 /* One column in int8, as gemm_int8 adds it up. */
@@ -28,11 +27,11 @@ static float rescored(const Matrix *w, Lines row, int column) {
     const int8_t *weights = (const int8_t *)w->data + (int64_t)column * w->depth;
     const uint16_t *scales = w->scales + (int64_t)column * BLOCKS(w->depth);
     float total = 0.0f;
-    for (int start = 0; start < w->depth; start += BLOCK) {
+    for (int start = 0, block = 0; start < w->depth; start += BLOCK, block += row.rows) {
         const int size = block_size(w->depth, start);
-        const float scale = bf16_to_float(scales[start / BLOCK]);
-        total = with_block(total, weights, row.coarse, start, size, scale);
-        if (row.fine.scales[start / BLOCK] != 0.0f) total = with_block(total, weights, row.fine, start, size, scale);
+        const float scale = bf16_to_float(scales[start / BLOCK]), fine = row.fine.scales[block];
+        total = with_block(total, weights + start, row.coarse.values + start, size, scale * row.coarse.scales[block]);
+        if (fine != 0.0f) total = with_block(total, weights + start, row.fine.values + start, size, scale * fine);
     }
     return total;
 }
@@ -89,7 +88,8 @@ static void gemm_screened(const Model *m, const Matrix *w, const float *x, int r
     const int depth = w->depth, pairs = w->columns / PANEL_PAIR;
     const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
     int8_t *own = m->scratch + thread * m->scratch_size;
-    const Lines stretched = lines_in(own, rows, depth, 0), plain = lines_in(own + rows * LINE_BYTES(depth), rows, depth, 0);
+    const Lines stretched = lines_in(own, rows, depth, TILE_ORDER);
+    const Lines plain = lines_in(own + rows * LINE_BYTES(depth), rows, depth, BY_ROWS);
     float *widened = (float *)(own + 2 * rows * LINE_BYTES(depth));
     for (int r = 0; r < rows; r++) {
         const float *row = x + (int64_t)r * depth;

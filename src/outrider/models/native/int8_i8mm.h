@@ -55,7 +55,7 @@ INLINE void tile_paired(const Panel *w, Lines x, int pairs, int rows, float *out
         const int size = block_size(w->depth, start);
         const int8_t *weights = w->weights + start * PANEL;
         int fine = 0;
-        for (int r = 0; r < rows; r++) fine |= x.fine.scales[r * x.blocks + block] != 0.0f;
+        for (int r = 0; r < rows; r++) fine |= x.fine.scales[block * x.rows + r] != 0.0f;
         for (int part = 0; part <= fine; part++) {
             const Line line = part ? x.fine : x.coarse;
             if (pairs <= 2) {
@@ -64,18 +64,17 @@ INLINE void tile_paired(const Panel *w, Lines x, int pairs, int rows, float *out
                 paired_sums(weights, line.values + 2 * start, x.depth, size, pairs, 0, QUADS / 2, sums);
                 paired_sums(weights, line.values + 2 * start, x.depth, size, pairs, PANEL / 2, QUADS / 2, sums);
             }
-            add_sums(w, sums, line, x.blocks, block, rows, 0, out);
+            add_sums(w, sums, line, x.rows, block, rows, 0, out);
         }
     }
 }
 
 #define INT8_MANY_ROWS
-static void begin_many_int8(const Model *m, int rows) { (void)m, (void)rows; }
+#define MANY_ORDER BY_PAIRS
+INLINE int takes_many(const Model *m, int rows) { return (void)m, rows >= 4; }
+static void begin_many_int8(int rows) { (void)rows; }
 
-/* Whether it was done. */
-static int many_int8(const Model *m, const Panel *w, Lines x, int rows, float *out) {
-    (void)m;
-    if (!x.paired) return 0;
+static void many_int8(const Panel *w, Lines x, int rows, float *out) {
 #define PAIRS(COUNT) \
     case COUNT: tile_paired(w, lines_at(x, r), COUNT, given, out + r * PANEL_PAIR); break;
     for (int r = 0, pairs; r < rows; r += 2 * pairs) {
@@ -90,7 +89,6 @@ static int many_int8(const Model *m, const Panel *w, Lines x, int rows, float *o
         }
     }
 #undef PAIRS
-    return 1;
 }
 
 #endif

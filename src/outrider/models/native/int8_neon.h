@@ -5,6 +5,7 @@
 #include <arm_neon.h>
 
 #define TILE_ROWS 4
+#define TILE_ORDER BY_ROWS
 
 #if defined(WITH_DOTPROD)
 /* A block in assembly, since no compiler at hand orders it well: a column's products one after the other wait for one
@@ -152,13 +153,13 @@ INLINE int32_t block_product(const int8_t *a, const int8_t *b, int size) {
 #endif
 
 /* A block's sums, scaled, to the totals. */
-INLINE void add_sums(const Panel *w, const float *sums, Line x, int blocks, int block, int rows, int coded, float *out) {
+INLINE void add_sums(const Panel *w, const float *sums, Line x, int held, int block, int rows, int coded, float *out) {
     UNROLL for (int q = 0; q < 4; q++) {
         float32x4_t scale = vdupq_n_f32(1.0f);
         if (!coded) scale = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(w->scales + block * PANEL + 4 * q), 16));
         UNROLL for (int r = 0; r < rows; r++) {
             float *total = out + r * PANEL_PAIR + 4 * q;
-            const float32x4_t unit = vmulq_n_f32(scale, x.scales[r * blocks + block]);
+            const float32x4_t unit = vmulq_n_f32(scale, x.scales[block * held + r]);
             vst1q_f32(total, vfmaq_f32(vld1q_f32(total), vld1q_f32(sums + r * PANEL + 4 * q), unit));
         }
     }
@@ -173,12 +174,12 @@ INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) 
         const int size = block_size(w->depth, start);
         const int8_t *weights = w->weights + start * PANEL / (coded ? 2 : 1);
         block_sums(weights, w->levels, coded, x.coarse.values + start, x.depth, size, rows, sums);
-        add_sums(w, sums, x.coarse, x.blocks, block, rows, coded, out);
+        add_sums(w, sums, x.coarse, x.rows, block, rows, coded, out);
         int fine = 0;
-        UNROLL for (int r = 0; r < rows; r++) fine |= x.fine.scales[r * x.blocks + block] != 0.0f;
+        UNROLL for (int r = 0; r < rows; r++) fine |= x.fine.scales[block * x.rows + r] != 0.0f;
         if (fine) {
             block_sums(weights, w->levels, coded, x.fine.values + start, x.depth, size, rows, sums);
-            add_sums(w, sums, x.fine, x.blocks, block, rows, coded, out);
+            add_sums(w, sums, x.fine, x.rows, block, rows, coded, out);
         }
     }
 }

@@ -3,6 +3,7 @@
 #define OUTRIDER_INT8_PLAIN_H
 
 #define TILE_ROWS 4
+#define TILE_ORDER BY_ROWS
 
 /* Sixteen products, of four columns with four inputs each, added to sixteen sums. */
 INLINE i16 add_products(i16 sums, s16 weights, s16 inputs) {
@@ -58,8 +59,9 @@ INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) 
         }
         for (int r = 0; r < rows; r++)
             for (int part = 0; part < 2; part++) {
-                const Line line = line_at(part ? x.fine : x.coarse, r, x.depth, x.blocks);
-                const float unit = line.scales[block];
+                const Lines row = lines_at(x, r);
+                const Line line = part ? row.fine : row.coarse;
+                const float unit = line.scales[block * x.rows];
                 if (part && unit == 0.0f) continue;
                 block_sums(weights, line.values + start, size, sums);
                 for (int c = 0; c < PANEL; c++) {

@@ -3,20 +3,25 @@
 #define OUTRIDER_INT8_X86_H
 
 #if defined(WITH_VNNI)
-#define TILE_ROWS 8
+#define TILE_ROWS 16
 #define VECTORS 1 /* registers of a panel's columns */
 typedef __m512i Ints;
 typedef __m512 Floats;
+typedef int32_t Four __attribute__((may_alias, aligned(1)));
 INLINE Ints ints_of(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE Ints ints_at(const void *from) { return _mm512_loadu_si512(from); }
-INLINE Ints added(Ints sums, Ints weights, Ints inputs) { /* one factor has no sign */
-    return _mm512_dpbusd_epi32(sums, _mm512_xor_si512(weights, _mm512_set1_epi8(-128)), inputs);
+INLINE Ints prepared(Ints weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); } /* one factor has no sign */
+/* The instruction itself: of the intrinsic GCC makes three, since it copies the sums and loads the inputs first. */
+INLINE Ints added(Ints sums, Ints weights, const int8_t *inputs) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weights), "m"(*(const Four *)inputs));
+    return sums;
 }
 INLINE Ints decoded(Ints levels, Ints both, int high) {
     if (high) both = _mm512_srli_epi16(both, 4);
     return _mm512_shuffle_epi8(levels, _mm512_and_si512(both, _mm512_set1_epi8(15)));
 }
 INLINE Ints levels_at(const int8_t *from) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)from)); }
+INLINE Ints sum_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 INLINE Floats floats_of(Ints x) { return _mm512_cvtepi32_ps(x); }
 INLINE Floats floats_at(const float *from) { return _mm512_loadu_ps(from); }
 INLINE void keep(float *to, Floats x) { _mm512_storeu_ps(to, x); }
@@ -33,14 +38,21 @@ typedef __m256i Ints;
 typedef __m256 Floats;
 INLINE Ints ints_of(int32_t x) { return _mm256_set1_epi32(x); }
 INLINE Ints ints_at(const void *from) { return _mm256_loadu_si256((const __m256i *)from); }
+INLINE Ints four_of(const int8_t *inputs) {
+    int32_t four;
+    memcpy(&four, inputs, 4);
+    return ints_of(four);
+}
 #if defined(WITH_AVXVNNI)
-INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
-    return _mm256_dpbusd_avx_epi32(sums, _mm256_xor_si256(weights, _mm256_set1_epi8(-128)), inputs);
+INLINE Ints prepared(Ints weights) { return _mm256_xor_si256(weights, _mm256_set1_epi8(-128)); }
+INLINE Ints added(Ints sums, Ints weights, const int8_t *inputs) {
+    return _mm256_dpbusd_avx_epi32(sums, weights, four_of(inputs));
 }
 #else
+INLINE Ints prepared(Ints weights) { return weights; }
 /* The sign is moved to the other factor: two products within ±127 * 127 fit in 16 bits. */
-INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
-    const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(inputs, weights));
+INLINE Ints added(Ints sums, Ints weights, const int8_t *inputs) {
+    const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(four_of(inputs), weights));
     sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     __asm__("" : "+x"(sums)); /* at once: else products are added to one another first, and there are too few registers */
     return sums;
@@ -51,6 +63,7 @@ INLINE Ints decoded(Ints levels, Ints both, int high) {
     return _mm256_shuffle_epi8(levels, _mm256_and_si256(both, _mm256_set1_epi8(15)));
 }
 INLINE Ints levels_at(const int8_t *from) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)from)); }
+INLINE Ints sum_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 INLINE Floats floats_of(Ints x) { return _mm256_cvtepi32_ps(x); }
 INLINE Floats floats_at(const float *from) { return _mm256_loadu_ps(from); }
 INLINE void keep(float *to, Floats x) { _mm256_storeu_ps(to, x); }
@@ -62,6 +75,7 @@ INLINE Floats fused_floats(Floats a, Floats b, Floats c) { return _mm256_fmadd_p
 #define ZERO_FLOATS _mm256_setzero_ps()
 #endif
 #define WIDTH (PANEL / VECTORS)
+#define TILE_ORDER BY_FOURS
 
 /* Of `size` weights with as many inputs. */
 INLINE int32_t block_product(const int8_t *a, const int8_t *b, int size) {
@@ -75,11 +89,11 @@ INLINE int32_t block_product(const int8_t *a, const int8_t *b, int size) {
 }
 
 /* What a block's sums begin with. */
-INLINE Ints begun(const Line *x, int64_t block) {
+INLINE Ints begun(int32_t excess) {
 #if defined(WITH_VNNI) || defined(WITH_AVXVNNI)
-    return ints_of(x->excess[block]);
+    return ints_of(excess);
 #else
-    (void)x, (void)block;
+    (void)excess;
     return ints_of(0);
 #endif
 }
@@ -89,38 +103,53 @@ INLINE void add_sums(float *total, Ints sums, Floats scale, float unit) {
     keep(total, fused_floats(floats_of(sums), scale * splatted(unit), floats_at(total)));
 }
 
-/* A block of `rows` (constant) rows, `size` inputs of them. */
-INLINE void block_int8(const Panel *w, Line x, int depth, int blocks, int start, int size, int rows, int coded, float *out) {
+/* A block of `rows` (constant) rows of the `held` there are, `size` inputs of them. */
+INLINE void block_int8(const Panel *w, Line x, int held, int start, int size, int rows, int coded, float *out) {
     const int block = start / BLOCK, bytes = coded ? PANEL / 2 : PANEL;
+    const float *units = x.scales + (int64_t)block * held;
+    const int32_t *excess = x.excess + (int64_t)block * held;
     const Ints levels = coded ? levels_at(w->levels) : ints_of(0);
-    const int8_t *weights = w->weights + (int64_t)start * bytes, *in = x.values + start;
+    const int8_t *weights = w->weights + (int64_t)start * bytes, *in = x.values + (int64_t)start * held;
     Ints sums[TILE_ROWS][VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++)
-        sums[r][v] = begun(&x, (int64_t)r * blocks + block);
+        sums[r][v] = begun(excess[r]);
     for (int k = 0; k < size; k += 8, weights += 8 * bytes) {
         for (int line = 0; line < 8 * bytes; line += 64) _mm_prefetch((const char *)weights + EARLIER + line, _MM_HINT_T1);
-        UNROLL for (int four = 0; four < 2; four++) UNROLL for (int v = 0; v < VECTORS; v++) {
-            const Ints part = coded ? decoded(levels, ints_at(weights + v * 4 * WIDTH), four)
-                                    : ints_at(weights + four * 64 + v * 4 * WIDTH);
-            UNROLL for (int r = 0; r < rows; r++) {
-                int32_t inputs;
-                memcpy(&inputs, in + (int64_t)r * depth + k + four * 4, 4);
-                sums[r][v] = added(sums[r][v], part, ints_of(inputs));
+        UNROLL for (int four = 0; four < 2; four++) {
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                const Ints part = prepared(coded ? decoded(levels, ints_at(weights + v * 4 * WIDTH), four)
+                                                 : ints_at(weights + four * 64 + v * 4 * WIDTH));
+                UNROLL for (int r = 0; r < rows; r++) sums[r][v] = added(sums[r][v], part, in + 4 * r);
             }
+            in += 4 * held;
+            __asm__("" : "+r"(in)); /* one pointer: GCC would keep one to every row's next input */
         }
     }
     UNROLL for (int v = 0; v < VECTORS; v++) {
         const Floats scale = coded ? splatted(1.0f) : bf16_at(w->scales + block * PANEL + v * WIDTH);
         UNROLL for (int r = 0; r < rows; r++)
-            add_sums(out + r * PANEL_PAIR + v * WIDTH, sums[r][v], scale, x.scales[r * blocks + block]);
+            add_sums(out + r * PANEL_PAIR + v * WIDTH, sums[r][v], scale, units[r]);
     }
 }
 
-/* Whether a block of any of these rows is taken in two. */
-INLINE int any_fine(Lines x, int block, int rows) {
-    int fine = 0;
-    for (int r = 0; r < rows; r++) fine |= x.fine.scales[r * x.blocks + block] != 0.0f;
-    return fine;
+/* What rounding left of a block of one row with outliers: few have any. */
+__attribute__((noinline)) static void rest_int8(const Panel *w, const int8_t *in, float unit, int32_t excess, int start, int size,
+                                                int coded, float *out) {
+    enum { CHAINS = 4 }; /* of additions that need not wait for one another */
+    const int block = start / BLOCK, bytes = coded ? PANEL / 2 : PANEL;
+    const Ints levels = coded ? levels_at(w->levels) : ints_of(0);
+    const int8_t *weights = w->weights + (int64_t)start * bytes;
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+        Ints sums[CHAINS];
+        UNROLL for (int i = 0; i < CHAINS; i++) sums[i] = i ? ints_of(0) : begun(excess);
+        for (int k = 0; k < size; k += 4 * CHAINS) UNROLL for (int i = 0; i < CHAINS; i++) {
+            const int8_t *at = weights + (int64_t)k * bytes + v * 4 * WIDTH;
+            sums[i] = added(sums[i], prepared(coded ? decoded(levels, ints_at(at + i / 2 * 64), i % 2) : ints_at(at + i * 64)),
+                            in + k + 4 * i);
+        }
+        const Floats scale = coded ? splatted(1.0f) : bf16_at(w->scales + block * PANEL + v * WIDTH);
+        add_sums(out + v * WIDTH, sum_ints(sum_ints(sums[0], sums[1]), sum_ints(sums[2], sums[3])), scale, unit);
+    }
 }
 
 /* `rows` (constant, at most TILE_ROWS) rows against a panel. */
@@ -129,13 +158,18 @@ INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) 
         keep(out + r * PANEL_PAIR + v * WIDTH, ZERO_FLOATS);
     for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
         const int size = block_size(w->depth, start);
-        block_int8(w, x.coarse, x.depth, x.blocks, start, size, rows, coded, out);
-        if (any_fine(x, block, rows)) block_int8(w, x.fine, x.depth, x.blocks, start, size, rows, coded, out);
+        block_int8(w, x.coarse, x.rows, start, size, rows, coded, out);
+        for (int r = 0, at = block * x.rows; r < rows; r++, at++)
+            if (x.fine.scales[at] != 0.0f)
+                rest_int8(w, x.fine.values + (int64_t)r * x.depth + start, x.fine.scales[at], x.fine.excess[at], start, size,
+                          coded, out + r * PANEL_PAIR);
     }
 }
 
 #ifdef WITH_AMX
 #define INT8_MANY_ROWS
+#define MANY_ORDER BY_ROWS
+INLINE int takes_many(const Model *m, int rows) { return m->shape.kernels == KERNELS_AMX && rows > 8; }
 #define TILES_INT8 ALSO("amx-tile,amx-int8")
 
 /* Tile 0 sums a block of sixteen rows, 4 holds their inputs, 6 the weights. */
@@ -149,7 +183,7 @@ TILES_INT8 static void configure_int8(int rows) {
     _tile_loadconfig((const void *)&config);
 }
 
-TILES_INT8 INLINE void block_tiles(const Panel *w, Line x, int depth, int blocks, int start, int size, int rows, float *out) {
+TILES_INT8 INLINE void block_tiles(const Panel *w, Line x, int depth, int held, int start, int size, int rows, float *out) {
     int32_t sums[ROW_TILE * PANEL] __attribute__((aligned(64)));
     const int block = start / BLOCK;
     _tile_zero(0);
@@ -163,17 +197,20 @@ TILES_INT8 INLINE void block_tiles(const Panel *w, Line x, int depth, int blocks
     _tile_stored(0, sums, 64);
     const Floats scale = bf16_at(w->scales + block * PANEL);
     for (int r = 0; r < rows; r++)
-        add_sums(out + r * PANEL_PAIR, ints_at(sums + r * PANEL), scale, x.scales[r * blocks + block]);
+        add_sums(out + r * PANEL_PAIR, ints_at(sums + r * PANEL), scale, x.scales[block * held + r]);
 }
 
-/* Before panels are multiplied with `rows` rows. */
-static void begin_many_int8(const Model *m, int rows) {
-    if (m->shape.kernels == KERNELS_AMX && rows > TILE_ROWS) configure_int8(rows);
+/* Whether a block of any of these rows is taken in two. */
+INLINE int any_fine(Lines x, int block, int rows) {
+    int fine = 0;
+    for (int r = 0; r < rows; r++) fine |= x.fine.scales[block * x.rows + r] != 0.0f;
+    return fine;
 }
 
-/* Whether it was done: rows padded to ROW_TILE must be readable. */
-TILES_INT8 static int many_int8(const Model *m, const Panel *w, Lines x, int rows, float *out) {
-    if (m->shape.kernels != KERNELS_AMX || rows <= TILE_ROWS) return 0;
+static void begin_many_int8(int rows) { configure_int8(rows); }
+
+/* Rows padded to ROW_TILE must be readable. */
+TILES_INT8 static void many_int8(const Panel *w, Lines x, int rows, float *out) {
     const int uneven = rows > ROW_TILE && rows % ROW_TILE;
     for (int r = 0; r < rows; r += ROW_TILE, out += ROW_TILE * PANEL_PAIR) {
         const int count = rows - r < ROW_TILE ? rows - r : ROW_TILE;
@@ -182,11 +219,10 @@ TILES_INT8 static int many_int8(const Model *m, const Panel *w, Lines x, int row
         for (int i = 0; i < count; i++) keep(out + i * PANEL_PAIR, ZERO_FLOATS);
         for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
             const int size = block_size(w->depth, start);
-            block_tiles(w, some.coarse, x.depth, x.blocks, start, size, count, out);
-            if (any_fine(some, block, count)) block_tiles(w, some.fine, x.depth, x.blocks, start, size, count, out);
+            block_tiles(w, some.coarse, x.depth, x.rows, start, size, count, out);
+            if (any_fine(some, block, count)) block_tiles(w, some.fine, x.depth, x.rows, start, size, count, out);
         }
     }
-    return 1;
 }
 #endif
 

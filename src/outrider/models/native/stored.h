@@ -83,7 +83,7 @@ INLINE int32_t sum_16(const int8_t *x) {
 
 /* A row, to x[block * rows]. */
 static void sum_row(Line row, int depth, int rows, Inputs *x) {
-    for (int start = 0; start < depth; start += BLOCK, row.values += BLOCK, row.scales++, x += rows) {
+    for (int start = 0; start < depth; start += BLOCK, row.values += BLOCK, row.scales += rows, x += rows) {
         memset(x, 0, sizeof *x);
         if (*row.scales == 0.0f) continue;
         const int size = block_size(depth, start);
@@ -106,7 +106,7 @@ static Rounded rounded(const Model *m, const Matrix *w, const float *x, int rows
     const Lines lines = narrowed(m, w, x, rows, thread, threads);
     const int few = rows <= ALONE_ROWS;
     Inputs *behind = (Inputs *)(m->scratch + (few ? thread * m->scratch_size : 0) + rows * LINE_BYTES(w->depth));
-    const Rounded found = {behind, behind + (int64_t)rows * lines.blocks, rows};
+    const Rounded found = {behind, behind + (int64_t)rows * BLOCKS(w->depth), rows};
     for (int r = few ? 0 : thread; r < rows; r += few ? 1 : threads) {
         const Lines row = lines_at(lines, r);
         sum_row(row.coarse, w->depth, rows, found.coarse + r);

@@ -120,6 +120,12 @@ static void rows_opened(const Opened *w, Kind k, const Inputs *x, int size, int 
                 ROWS(2)
                 ROWS(3)
                 ROWS(4)
+#if OPENED_ROWS > 4
+                ROWS(5)
+                ROWS(6)
+                ROWS(7)
+                ROWS(8)
+#endif
             }
     }
 #undef ROWS

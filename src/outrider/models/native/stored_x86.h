@@ -2,7 +2,11 @@
 #ifndef OUTRIDER_STORED_X86_H
 #define OUTRIDER_STORED_X86_H
 
+#if defined(WITH_VNNI)
+#define OPENED_ROWS 8
+#else
 #define OPENED_ROWS 4
+#endif
 
 /* What a part's sums begin with: what `added` multiplies too much, and what codes without a middle lack. */
 INLINE int32_t begun_part(int32_t sum, int lows) {
@@ -25,12 +29,8 @@ INLINE void tile_opened(const Opened *w, const Inputs *x, int part, int lows, in
             Ints sums[OPENED_ROWS];
             UNROLL for (int r = 0; r < rows; r++) sums[r] = ints_of(begun_part(part_sum(x + r, p, part), lows));
             UNROLL for (int k = 0; k < part; k += 4, weights += 4 * PANEL) {
-                const Ints four = ints_at(weights);
-                UNROLL for (int r = 0; r < rows; r++) {
-                    int32_t inputs;
-                    memcpy(&inputs, x[r].values + start + k, 4);
-                    sums[r] = added(sums[r], four, ints_of(inputs));
-                }
+                const Ints four = prepared(ints_at(weights));
+                UNROLL for (int r = 0; r < rows; r++) sums[r] = added(sums[r], four, x[r].values + start + k);
             }
             const Floats step = floats_at(w->steps + p * PANEL + lane);
             UNROLL for (int r = 0; r < rows; r++) {
