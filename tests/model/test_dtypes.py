@@ -108,7 +108,8 @@ def without_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which Outrider is as it is after an installation without a C compiler."""
     source, folder = Path(outrider.__file__).parent, tmp_path_factory.mktemp("bare")
     for file in source.rglob("*"):
-        if file.is_file() and not file.name.startswith(("_kernels.", "_sampler.")) and "__pycache__" not in file.parts:
+        compiled = file.name.startswith(("_kernels.", "_sampler.", "_lookup."))
+        if file.is_file() and not compiled and "__pycache__" not in file.parts:
             link = folder / "outrider" / file.relative_to(source)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)

@@ -54,7 +54,7 @@ def doctor(
 
 
 def findings() -> Iterator[Finding]:
-    for look in (_versions, _cpu, _kernels, _sampler, _gpu, _extras, _head, _caches, _network):
+    for look in (_versions, _cpu, _kernels, _sampler, _lookup, _gpu, _extras, _head, _caches, _network):
         yield from look()
 
 
@@ -95,6 +95,12 @@ def _sampler() -> Iterator[Finding]:
     from outrider.sampling.native.sampler import library
 
     yield from _library("sampler", library, lambda: "compiled", "PyTorch chooses the tokens, the same ones, slower")
+
+
+def _lookup() -> Iterator[Finding]:
+    from outrider.drafters.native.texts import library
+
+    yield from _library("lookup", library, lambda: "compiled", "Python looks up what was said, the same, slower")
 
 
 def _library(part: str, load: Callable[[], object | None], told: Callable[[], str], without: str) -> Iterator[Finding]:

@@ -174,10 +174,17 @@ class RollingAutomaton:
         self.epoch = 0
         self._next: SuffixAutomaton | None = None
 
-    def restart(self) -> None:
+    @property
+    def size(self) -> int:
+        """Tokens that can be found."""
+        return self.live.size
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Take in a text that is complete: no match spans it and another."""
         self.live.restart()
         if self._next is not None:
             self._next.restart()
+        self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         half = self.limit // 2

@@ -1,291 +1,56 @@
 """Suffix lookup: every earlier continuation of every suffix of the text, as one tree, the likeliest first.
 
-Two texts are searched: the request's own prompt and output, and the outputs of finished requests of the same
-salt. In both a suffix automaton is grown token by token, so the longest match is always at hand (see `automaton`).
-What the target may say next is estimated like a data compressor would (PPM): the longest matching suffix predicts with
-a trust that grows with its length and with how often it was seen, and passes the rest of the probability to
-the next shorter suffix, of either text. The draft is then the most probable set of continuations that fits
-the budget.
+How it is estimated says `suffix_search`; where there was a C compiler, `native.texts` finds the same sooner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import islice
+from collections.abc import Sequence
 
-from outrider.core.draft import ROOT, Budget, Draft
+from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
-from outrider.drafters.automaton import NO_TOKEN, RollingAutomaton, SuffixAutomaton
 from outrider.drafters.lookup import LookupDrafter
-from outrider.drafters.memory import Memory
-from outrider.errors import InvalidRequest
+from outrider.drafters.native.texts import NativeTexts, library
+from outrider.drafters.suffix_search import ReferenceTexts
+from outrider.drafters.suffix_texts import NAME, SuffixConfig, SuffixTexts
+
+__all__ = ["SuffixConfig", "SuffixDrafter"]
 
 _LEAD = 16
 """Prompt tokens kept before a finished output, so that the beginning of a reply finds its match."""
-_REMATCH = 64
-"""Tokens matched anew against the shared history after it dropped its oldest half."""
-_CONTEXTS = 4
-"""Suffixes asked per node, over both texts; by then hardly any probability is left to pass on."""
-_FANOUT = 24
-"""Continuations considered per suffix: the first ones seen, and frequent ones are seen early."""
-_LEAST = 1e-3
-"""Nodes less likely than this are never proposed: no row is that cheap."""
-_WEIGHED = 2
-"""First tokens of a long continuation that are chosen among all suffixes."""
-_LONGEST, _MOST = 64, 8
-"""Longer matches and higher counts are trusted no more than these."""
-
-_Context = tuple[int, int, int, int]
-"""Longest match of a path in both texts: (own state, matched tokens, history state, matched tokens)."""
-
-
-def _trust(scale: float, power: float) -> list[float]:
-    """Chance that one of the known continuations of a suffix is right, at [length × (_MOST + 1) + occurrences
-    per continuation].
-
-    Fitted by likelihood to 9,000 tokens a small chat model wrote (greedy; edits, instructions, maths), and
-    calibrated on other text: a suffix of the own text of m tokens, seen once, is right with about m / (m + 2).
-    """
-    odds = [
-        scale * length**power * max(1, count) ** 1.37 for length in range(_LONGEST + 1) for count in range(_MOST + 1)
-    ]
-    return [value / (1 + value) for value in odds]
-
-
-_OWN_TRUST = _trust(0.47, 0.83)
-_HISTORY_TRUST = _trust(0.1, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class SuffixConfig:
-    """What is remembered. History changes the speed, never the text; switch it off where requests of
-    different owners must not influence each other's timing."""
-
-    shared_history: bool = True
-    shared_tokens: int = 65_536
-    """Tokens of finished requests kept, about 350 bytes each; past it the oldest half is dropped."""
-    request_tokens: int = 65_536
-    """The same bound for one request's own text."""
-
-    def __post_init__(self) -> None:
-        for name in ("shared_tokens", "request_tokens"):
-            if getattr(self, name) < 2:
-                raise InvalidRequest(f"{name}={getattr(self, name)} must be at least 2.")
-
-
-class _Text:
-    """One running request: the automaton of its text and its place in the shared history; `size` tokens are
-    in."""
-
-    __slots__ = ("_epoch", "_history", "_matched", "_size", "_state", "own")
-
-    def __init__(self, limit: int) -> None:
-        self.own = RollingAutomaton(limit)
-        self._size = 0
-        self._state = 0
-        self._matched = 0
-        self._history: RollingAutomaton | None = None
-        self._epoch = -1
-
-    def update(self, tokens: Sequence[int], history: RollingAutomaton) -> None:
-        """Take in what is new. Also needed when nothing is: the history may have changed meanwhile."""
-        new = tokens[self._size :]
-        self.own.extend(new)
-        self._size = len(tokens)
-        live = history.live
-        if self._history is not history or self._epoch != history.epoch:
-            self._history, self._epoch = history, history.epoch
-            self._state, self._matched = live.match(tokens[-_REMATCH:])
-            return
-        state, matched = live.settle(self._state, self._matched), self._matched
-        for token in new:
-            state, matched = live.advance(state, matched, token)
-        self._state, self._matched = state, matched
-
-    @property
-    def looked_up(self) -> bool:
-        """Whether anything ever was."""
-        return self._size > 0
-
-    def context(self) -> _Context:
-        own = self.own.live
-        state = max(0, own.link[own.last])
-        return state, own.length[state], self._state, self._matched
 
 
 class SuffixDrafter(LookupDrafter):
     """Trees of earlier continuations, best first; confidences are calibrated probabilities, not mere
     scores."""
 
-    name = "suffix"
+    name = NAME
     continues = True
 
-    def __init__(self, config: SuffixConfig | None = None) -> None:
+    def __init__(self, config: SuffixConfig | None = None, texts: SuffixTexts | None = None) -> None:
+        """`texts`: what is searched (None: the fastest form there is here)."""
         self.config = config or SuffixConfig()
-        self._texts: dict[int, _Text] = {}
-        self._memory = Memory(self.config.shared_tokens)  # stays empty if not shared
+        self.texts = texts or (NativeTexts if library() is not None else ReferenceTexts)(self.config)
 
     @property
     def held(self) -> int:
-        return len(self._texts)
+        return self.texts.held
 
     def open(self, request: RequestView) -> None:
-        self._texts[request.id] = _Text(self.config.request_tokens)
+        self.texts.open(request)
 
     def continuation(self, request: RequestView, count: int) -> Draft:
-        """The likeliest path: its first tokens are weighed as in any draft, those after them copied (`copied`). The
-        fewer are weighed, the faster, and the more modest what is claimed of the rest."""
-        text, known = self._texts[request.id], self._memory.of(request.cache_salt)
-        text.update(request.tokens, known)
-        own, history = text.own.live, known.live
-        context, chance = text.context(), 1.0
-        tokens: list[int] = []
-        confidence: list[float] = []
-        while len(tokens) < min(_WEIGHED, count):
-            likely = continuations(own, history, context, _LEAST / chance)
-            token = max(likely, key=likely.__getitem__, default=NO_TOKEN)
-            if token == NO_TOKEN or chance * likely[token] < _LEAST:
-                return Draft(tokens, range(-1, len(tokens) - 1), confidence, self.name)
-            chance *= likely[token]
-            tokens.append(token)
-            confidence.append(chance)
-            state, matched, other, other_matched = context
-            context = own.advance(state, matched, token) + history.advance(other, other_matched, token)
-        for token, share in islice(copied(own, history, context), count - len(tokens)):
-            chance *= share
-            if chance < _LEAST:
-                break
-            tokens.append(token)
-            confidence.append(chance)
-        return Draft(tokens, range(-1, len(tokens) - 1), confidence, self.name)
+        return self.texts.continuation(request, count)
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-        return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]
+        return self.texts.propose(requests, budgets)
 
     def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         """What is new is taken in when something is looked up, which where it never pays is never."""
 
     def close(self, request: RequestView) -> None:
         """Where nothing is looked up, nothing is remembered either."""
-        known = self._texts.pop(request.id, None)
-        remember = self.config.shared_history and len(request.tokens) > request.prompt_length
-        if known is not None and known.looked_up and remember:
-            said = request.tokens[max(0, request.prompt_length - _LEAD) :]
-            self._memory.learn(request.cache_salt, said)
-
-    def _propose(self, request: RequestView, budget: Budget) -> Draft:
-        if min(budget.nodes, budget.depth) <= 0:
-            return Draft(source=self.name)
-        text, known = self._texts[request.id], self._memory.of(request.cache_salt)
-        text.update(request.tokens, known)
-        own, history = text.own.live, known.live
-        floor = max(budget.floor, _LEAST)
-        tokens: list[int] = []
-        parents: list[int] = []
-        confidence: list[float] = []
-        contexts = [text.context()]  # of node i at i + 1, of the root at 0; the same for depths
-        depths = [0]
-        heap: list[tuple[float, int, int, int]] = []  # (-confidence, order of discovery, parent, token)
-        found = 0
-        node, chance = ROOT, 1.0
-        while True:
-            if depths[node + 1] < budget.depth:
-                likely = continuations(own, history, contexts[node + 1], floor / chance)
-                if not budget.tree and likely:
-                    best = max(likely, key=likely.__getitem__)
-                    likely = {best: likely[best]}
-                for token, share in likely.items():
-                    value = chance * share
-                    if value >= floor:
-                        heappush(heap, (-value, found, node, token))
-                        found += 1
-            if not heap:
-                break
-            value, _, parent, token = heappop(heap)
-            node, chance = len(tokens), -value
-            tokens.append(token)
-            parents.append(parent)
-            confidence.append(chance)
-            if node + 1 == budget.nodes:
-                break
-            state, matched, other, other_matched = contexts[parent + 1]
-            contexts.append(own.advance(state, matched, token) + history.advance(other, other_matched, token))
-            depths.append(depths[parent + 1] + 1)
-        return Draft(tokens, parents, confidence, self.name)
-
-
-def copied(own: SuffixAutomaton, history: SuffixAutomaton, context: _Context) -> Iterator[tuple[int, float]]:
-    """What followed the longest match, token by token, in the text that has it; with how far each is trusted."""
-    state, matched, other_state, other_matched = context
-    text, trust = own, _OWN_TRUST
-    if other_matched > matched + 1 or (other_matched and not matched):
-        text, trust, state, matched = history, _HISTORY_TRUST, other_state, other_matched
-    first, target, branches, count = text.first, text.target, text.branches, text.count
-    while matched:
-        token, place = first[state], target[state]
-        if token == NO_TOKEN:  # the end of the text: a shorter match goes on
-            state = text.link[state]
-            matched = text.length[state]
-            continue
-        total = seen = count[place]
-        others = branches[state]
-        if others is not None:
-            for other, there in islice(others.items(), _FANOUT):
-                total += count[there]
-                if count[there] > seen:
-                    token, place, seen = other, there, count[there]
-        yield token, trust[min(matched, _LONGEST) * (_MOST + 1) + min(seen, _MOST)] * seen / max(1, total)
-        state, matched = place, matched + 1
-
-
-def continuations(own: SuffixAutomaton, history: SuffixAutomaton, context: _Context, least: float) -> dict[int, float]:
-    """Probability of each likely next token after `context`; together at most 1.
-
-    Suffixes are asked from the longest to the shortest, those of the history only while clearly longer than
-    the own ones. Each gives its trust to its known continuations in proportion to their counts, and the rest
-    of `mass` to the next suffix; once less than `least` is left, nothing new can matter.
-    """
-    state, matched, other_state, other_matched = context
-    likely: dict[int, float] = {}
-    mass = 1.0
-    for _ in range(_CONTEXTS):
-        if other_matched > matched + 1 or (other_matched and not matched):
-            text, trust, here, length = history, _HISTORY_TRUST, other_state, other_matched
-            other_state = text.link[here]
-            other_matched = text.length[other_state]
-        elif matched:
-            text, trust, here, length = own, _OWN_TRUST, state, matched
-            state = text.link[here]
-            matched = text.length[state]
-        else:
-            break
-        token = text.first[here]
-        if token == NO_TOKEN:  # the end of the text: nothing has followed yet
-            continue
-        count = text.count
-        branches = text.branches[here]
-        seen = count[text.target[here]]
-        if branches is None:
-            given = mass * trust[min(length, _LONGEST) * (_MOST + 1) + min(seen, _MOST)]
-            likely[token] = likely.get(token, 0.0) + given
-        else:
-            counts = [(token, seen)]
-            total = seen
-            for other, target in islice(branches.items(), _FANOUT):
-                seen = count[target]
-                total += seen
-                counts.append((other, seen))
-            if len(branches) > _FANOUT:
-                total = max(total, count[here])
-            average = total // (len(branches) + 1)
-            given = mass * trust[min(length, _LONGEST) * (_MOST + 1) + min(average, _MOST)]
-            unit = given / total
-            for other, seen in counts:
-                likely[other] = likely.get(other, 0.0) + unit * seen
-        mass -= given
-        if mass < least:
-            break
-    return likely
+        looked_up = self.texts.close(request)
+        if looked_up and self.config.shared_history and len(request.tokens) > request.prompt_length:
+            self.texts.learn(request.cache_salt, request.tokens[max(0, request.prompt_length - _LEAD) :])
