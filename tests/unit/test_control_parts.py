@@ -12,7 +12,7 @@ from control_world import Predicts, Running, World, always, flat, rising
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.acceptance import Calibration, Leaning, truths
+from outrider.control.acceptance import Calibration, Leaning, verdicts
 from outrider.control.auto import AutoLength
 from outrider.control.choice import chosen, depth
 from outrider.control.costs import ROWS, CostTable, DraftCost
@@ -190,9 +190,12 @@ def test_a_prediction_during_the_survey_pays_nobody() -> None:
 
 def test_drafts_are_held_against_the_tokens_that_came() -> None:
     tree = Draft([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1], [0.5] * 5, "x")
-    assert truths(tree, [1, 3]) == [True, False, True, None, False]
-    assert truths(tree, [9]) == [False, False, False, False, False]
-    assert truths(tree, [1]) == [True, False, None, None, False]
+    # Nothing is said of what follows a wrong token, nor of what lies beyond those that came.
+    assert verdicts(tree, [1, 3]) == [(0, True), (1, False), (2, True)]
+    assert verdicts(tree, [1, 3, 4]) == [(0, True), (1, False), (2, True), (3, True)]
+    assert verdicts(tree, [9]) == [(0, False), (1, False)]
+    assert verdicts(tree, [1]) == [(0, True), (1, False)]
+    assert verdicts(tree, []) == []
 
 
 def calibrated(truth: Callable[[float], float], drafts: int, least: float = 0.0) -> Calibration:

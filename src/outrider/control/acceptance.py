@@ -6,8 +6,8 @@ Drafts are held against the tokens that came, verified or not: a lookup is score
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Sequence
-from itertools import pairwise
+from collections.abc import Container, Iterable, Sequence
+from itertools import pairwise, repeat
 
 from outrider.control.isotonic import isotonic
 from outrider.core.draft import ROOT, Draft
@@ -16,6 +16,8 @@ _EDGES = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 
 """Claims are told apart by the number of these that they reach."""
 _BOUNDS = (0.0, *_EDGES, 1.0)
 _MIDDLES = tuple((low + high) / 2 for low, high in pairwise(_BOUNDS))
+_WIDTHS = tuple((low, high - low) for low, high in pairwise(_MIDDLES))
+_LAST = len(_MIDDLES) - 1
 _PRIOR = 4.0
 """A claim counts like this many observed nodes."""
 _MEMORY = 64.0
@@ -36,13 +38,30 @@ def depths(draft: Draft) -> list[int]:
     return found
 
 
-def truths(draft: Draft, tokens: Sequence[int]) -> list[bool | None]:
-    """Whether each node is right, given the tokens that came; None: they do not reach so far."""
-    found: list[bool | None] = []
-    for token, parent, depth in zip(draft.tokens, draft.parents, depths(draft), strict=True):
-        above = True if parent == ROOT else found[parent]
-        found.append((None if depth >= len(tokens) else token == tokens[depth]) if above else above)
+def verdicts(draft: Draft, tokens: Sequence[int]) -> list[tuple[int, bool]]:
+    """The nodes of which the tokens that came tell something, and whether each is right: those that follow what is, as
+    far as the tokens reach."""
+    found: list[tuple[int, bool]] = []
+    below = {ROOT: 0}  # by node that is right: the level of its children
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        level = below.get(parent)
+        if level is None or level >= len(tokens):
+            continue
+        right = token == tokens[level]
+        found.append((node, right))
+        if right:
+            below[node] = level + 1
     return found
+
+
+_Piece = tuple[float, float, float, float]
+"""Of a line: its value on the left, how much it rises to the right, where it begins and how wide it is."""
+
+
+def _at(line: Sequence[_Piece], claim: float) -> float:
+    start, rise, low, width = line[bisect_right(_MIDDLES, claim, 1, _LAST) - 1]
+    value = start + rise * (claim - low) / width
+    return 1.0 if value > 1.0 else value if value > 0.0 else 0.0
 
 
 class Calibration:
@@ -53,7 +72,8 @@ class Calibration:
         self._seen = [0.0] * len(_MIDDLES)
         self._hits = [0.0] * len(_MIDDLES)
         self._steps = 0
-        self._real: list[float] | None = None
+        self._line: list[_Piece] = []
+        """What claims mean, between the middles of each bin and the next; empty until it is asked for anew."""
 
     def tick(self) -> None:
         """A step has passed, whether or not this drafter took part."""
@@ -62,15 +82,21 @@ class Calibration:
             self._seen = [_FADE * value for value in self._seen]
             self._hits = [_FADE * value for value in self._hits]
         if self._steps < 16 or self._steps % 4 == 0:  # it changes slowly, and the estimate costs more than a look
-            self._real = None
+            self._line = []
 
     def observe(self, claim: float, right: bool) -> None:
-        b = bisect_right(_EDGES, claim)
-        if self._seen[b] >= _MEMORY:
-            self._seen[b] *= 1 - 1 / _MEMORY
-            self._hits[b] *= 1 - 1 / _MEMORY
-        self._seen[b] += 1
-        self._hits[b] += right
+        b, seen, hits = bisect_right(_EDGES, claim), self._seen, self._hits
+        if seen[b] >= _MEMORY:
+            seen[b] *= 1 - 1 / _MEMORY
+            hits[b] *= 1 - 1 / _MEMORY
+        seen[b] += 1
+        hits[b] += right
+
+    def score(self, claim: float, right: bool) -> float:
+        """`observe`; what it was taken to mean before."""
+        meant = _at(self._line or self.line(), claim)
+        self.observe(claim, right)
+        return meant
 
     def real(self) -> list[float]:
         """Estimated acceptance at the middle of every bin of claims.
@@ -79,22 +105,25 @@ class Calibration:
         best guess: a drafter that exaggerates does so at all levels, and one that is too modest must be found
         out below the claims that are accepted today.
         """
-        if self._real is None:
-            values: list[float] = []
-            ratio = 1.0
-            for seen, hits, middle in zip(self._seen[::-1], self._hits[::-1], _MIDDLES[::-1], strict=True):
-                values.append(min(1.0, (hits + _PRIOR * min(1.0, ratio * middle)) / (seen + _PRIOR)))
-                ratio = values[-1] / middle
-            self._real = isotonic(values[::-1], [seen + _PRIOR for seen in self._seen])
-        return self._real
+        values: list[float] = []
+        ratio = 1.0
+        for seen, hits, middle in zip(self._seen[::-1], self._hits[::-1], _MIDDLES[::-1], strict=True):
+            values.append(min(1.0, (hits + _PRIOR * min(1.0, ratio * middle)) / (seen + _PRIOR)))
+            ratio = values[-1] / middle
+        return isotonic(values[::-1], [seen + _PRIOR for seen in self._seen])
+
+    def line(self) -> list[_Piece]:
+        """What claims mean: straight between the middles of their bin and the next. For `_at`."""
+        if not self._line:
+            self._line = [
+                (start, end - start, low, width)
+                for (start, end), (low, width) in zip(pairwise(self.real()), _WIDTHS, strict=True)
+            ]
+        return self._line
 
     def acceptance(self, claim: float) -> float:
-        """What a claim really means: straight between the middles of its bin and the next."""
-        real = self._real or self.real()
-        right = bisect_right(_MIDDLES, claim, 1, len(_MIDDLES) - 1)
-        low, high = _MIDDLES[right - 1], _MIDDLES[right]
-        value = real[right - 1] + (real[right] - real[right - 1]) * (claim - low) / (high - low)
-        return min(1.0, max(0.0, value))
+        """What a claim really means."""
+        return _at(self.line(), claim)
 
     @property
     def rate(self) -> float:
@@ -126,6 +155,9 @@ class Leaning:
         return self._right / self._expected
 
 
+_Meaning = tuple[Sequence[_Piece], float]
+"""What claims of one label mean (`Calibration.line`), and how one request leans."""
+
 Leanings = dict[str, Leaning]
 """Of one request, by the label of those who proposed (`Draft.label`)."""
 
@@ -137,16 +169,20 @@ class Acceptance:
     def __init__(self) -> None:
         self._calibrations: dict[str, Calibration] = {}
 
-    def chances(self, draft: Draft, leanings: Leanings) -> list[float]:
-        """How likely each node is accepted; never more than its parent."""
-        chances: list[float] = []
-        for i, parent in enumerate(draft.parents):
-            label = draft.label(i)
-            chance = self._of(label).acceptance(_claim(draft, i))
-            if label in leanings:
-                chance = min(1.0, chance * leanings[label].ratio)
-            chances.append(chance if parent == ROOT else chance * chances[parent])
-        return chances
+    def chances(self, drafts: Sequence[Draft], leanings: Sequence[Leanings]) -> list[list[float]]:
+        """How likely each node of each request's draft is accepted; never more than its parent."""
+        both = zip(drafts, leanings, strict=True)
+        return [self._chances(draft, mine) if draft.tokens else [] for draft, mine in both]
+
+    def _chances(self, draft: Draft, leanings: Leanings) -> list[float]:
+        if not draft.sources:
+            return _chances(draft, repeat(self._meaning(draft.source, leanings)))
+        meanings = {label: self._meaning(label, leanings) for label in draft.sources}
+        return _chances(draft, [meanings[label] for label in draft.sources])
+
+    def _meaning(self, label: str, leanings: Leanings) -> _Meaning:
+        leaning = leanings.get(label)
+        return self._of(label).line(), leaning.ratio if leaning else 1.0
 
     def along(self, path: Draft, leanings: Leanings) -> list[float]:
         """As `chances`, of a long path that one drafter proposed, where claims hardly differ from one to the next."""
@@ -173,28 +209,21 @@ class Acceptance:
             known.observe(claim, i < right)
         leanings.setdefault(source, Leaning()).observe(expected, right)
 
-    def covered(self, draft: Draft, leanings: Leanings, levels: int) -> list[float]:
-        """How likely each of so many levels is right by this draft."""
-        covered = [0.0] * levels
-        for level, chance in zip(depths(draft), self.chances(draft, leanings), strict=True):
-            if level < levels:
-                covered[level] = min(1.0, covered[level] + chance)
-        return covered
-
     def observe(self, draft: Draft, leanings: Leanings, tokens: Sequence[int]) -> None:
         """Hold a request's draft against the tokens that came, verified or not."""
         sums: dict[str, tuple[float, int]] = {}
-        right = truths(draft, tokens)
-        for i, (hit, parent) in enumerate(zip(right, draft.parents, strict=True)):
-            if hit is None or not (parent == ROOT or right[parent]):
-                continue  # nothing can be said of what follows a wrong token
-            label, claim = draft.label(i), _claim(draft, i)
-            known = self._of(label)
+        parents, confidence, sources, label = draft.parents, draft.confidence, draft.sources, draft.source
+        for i, right in verdicts(draft, tokens):
+            if sources:
+                label = sources[i]
+            claim = _claim(confidence[i], 1.0 if parents[i] == ROOT else confidence[parents[i]])
             expected, hits = sums.get(label, (0.0, 0))
-            sums[label] = expected + known.acceptance(claim), hits + hit
-            known.observe(claim, hit)
+            sums[label] = expected + self._of(label).score(claim, right), hits + right
         for label, (expected, hits) in sums.items():
-            leanings.setdefault(label, Leaning()).observe(expected, hits)
+            leaning = leanings.get(label)
+            if leaning is None:
+                leaning = leanings[label] = Leaning()
+            leaning.observe(expected, hits)
 
     def tick(self) -> None:
         """A step has passed, whoever took part."""
@@ -221,8 +250,30 @@ class Acceptance:
         return known
 
 
-def _claim(draft: Draft, node: int) -> float:
-    """How likely the node is said to be right where its parent is."""
-    parent = draft.parents[node]
-    above = 1.0 if parent == ROOT else draft.confidence[parent]
-    return min(1.0, draft.confidence[node] / above) if above > 0 else 0.0
+def covered(draft: Draft, chances: Sequence[float], levels: int) -> list[float]:
+    """How likely each of so many levels is right by a draft of these chances."""
+    found = [0.0] * levels
+    for level, chance in zip(depths(draft), chances, strict=True):
+        if level < levels:
+            found[level] = min(1.0, found[level] + chance)
+    return found
+
+
+def _chances(draft: Draft, meanings: Iterable[_Meaning]) -> list[float]:
+    # The last entry of both lists stands for ROOT, which is -1.
+    claimed, chances = [*draft.confidence, 1.0], [1.0] * (len(draft.tokens) + 1)
+    for i, (parent, (line, ratio)) in enumerate(zip(draft.parents, meanings, strict=False)):
+        above, confidence = claimed[parent], claimed[i]
+        # As _claim and _at, which are called less often.
+        claim = 0.0 if above <= 0 else confidence / above if confidence < above else 1.0
+        start, rise, low, width = line[bisect_right(_MIDDLES, claim, 1, _LAST) - 1]
+        value = start + rise * (claim - low) / width
+        chance = ratio * (1.0 if value > 1.0 else value if value > 0.0 else 0.0)
+        chances[i] = (chance if chance < 1.0 else 1.0) * chances[parent]
+    chances.pop()
+    return chances
+
+
+def _claim(confidence: float, above: float) -> float:
+    """How likely a node is said to be right where its parent is."""
+    return min(1.0, confidence / above) if above > 0 else 0.0

@@ -116,8 +116,8 @@ class AutoLength:
     # -- deciding
 
     def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
-        states = [self._state(s) for s in requests]
-        limits = [max(0, min(self.nodes, most)) for most in room]
+        states, nodes = self._states_of(requests), self.nodes
+        limits = [nodes if most > nodes else most if most > 0 else 0 for most in room]
         if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
             self._resting, self.issued = True, limits
             return [_EMPTY] * len(states)
@@ -130,21 +130,26 @@ class AutoLength:
             return self._given([_EMPTY] * len(states))
         costs = self._prices.step(len(states), _context(requests))
         found = self._looked_up(drafter, requests, limits, tree)
-        drafts = self._paid_for(drafter, requests, states, limits, found, tree)
-        return self._given(self._chosen(states, drafts, limits, costs))
+        chances = self._acceptance.chances(found, [state.leanings for state in states])
+        drafts = self._paid_for(drafter, requests, states, limits, found, chances, tree)
+        if drafts is not found:
+            chances = self._acceptance.chances(drafts, [state.leanings for state in states])
+        return self._given(self._chosen(states, drafts, chances, limits, costs))
 
     def _looked_up(
         self, drafter: Drafter, requests: Sequence[RequestView], limits: Sequence[int], tree: bool
     ) -> list[Draft]:
         """What grammars force and lookups find, all that could be worth a row."""
-        known = list(map(forced, requests, limits))
+        known = [forced(s.forced, limit) for s, limit in zip(requests, limits, strict=True)]
         if not drafter.looks_up:
             return known
         if not self._steps % _SELDOM:
             self._modesty = self._acceptance.greatest_modesty(self._paid.costs if self._paid else ())
         least = floor(self._prices.row, self._prices.token, self._modesty)
-        found = drafter.look_up(requests, [Budget(limit, limit, least, tree) for limit in limits])
-        return [joined(*pair, tree) for pair in zip(known, found, strict=True)]
+        budgets = {limit: Budget(limit, limit, least, tree) for limit in set(limits)}
+        found = drafter.look_up(requests, [budgets[limit] for limit in limits])
+        both = zip(known, found, strict=True)
+        return [joined(mine, more, tree) if mine.tokens else more if more.tokens else _EMPTY for mine, more in both]
 
     def _paid_for(
         self,
@@ -153,47 +158,50 @@ class AutoLength:
         states: Sequence[_State],
         limits: Sequence[int],
         found: list[Draft],
+        chances: Sequence[Sequence[float]],
         tree: bool,
     ) -> list[Draft]:
-        """What was found, joined with what drafters that make passes are paid to add; before it is known what they
-        cost nobody is paid."""
+        """What was found, with its chances, joined with what drafters that make passes are paid to add; before it is
+        known what they cost nobody is paid."""
         names = [drafter.paid(s) for s in requests]
         if self._paid is None or not any(names):
             return found
         drafts = found
         if not self._paid.rests([state.paid for state in states]):
-            candidates = list(map(_candidate, requests, states, names, limits, found))
-            drafts = self._paid.drafts(drafter, requests, candidates, self._prices, tree)
+            candidates = list(map(_candidate, requests, states, names, limits, found, chances))
+            drafts = self._paid.drafts(drafter, requests, candidates, self._prices, tree) or found
         self._away = all(state.paid.away for state in states)
         return drafts
 
     def _chosen(
-        self, states: Sequence[_State], drafts: Sequence[Draft], limits: Sequence[int], costs: Sequence[float]
+        self,
+        states: Sequence[_State],
+        drafts: Sequence[Draft],
+        chances: Sequence[Sequence[float]],
+        limits: Sequence[int],
+        costs: Sequence[float],
     ) -> list[Draft]:
         """Of everything proposed, what is worth its row."""
-        if not any(draft.tokens for draft in drafts) and not any(state.paid.drafter for state in states):
-            self._best = 0.0
-            for state in states:
-                state.promised = False
+        self._best = max([max(mine) for mine in chances if mine], default=0.0)
+        owed = [_owed(draft) if state.promised else 0 for state, draft in zip(states, drafts, strict=True)]
+        for state in states:
+            state.promised = False
+        if not any(chances) and not any(state.paid.drafter for state in states):
             return list(drafts)
-        chances = [self._acceptance.chances(d, r.leanings) for d, r in zip(drafts, states, strict=True)]
-        self._best = max((max(mine) for mine in chances if mine), default=0.0)
-        owed = [_owed(state, draft) for state, draft in zip(states, drafts, strict=True)]
         ledgers = [state.ledger for state in states]
         nodes, row = kept(drafts, chances, limits, owed, costs, self._prices.token, ledgers)
         if row:
             self._prices.row = row
         chosen = []
         for state, draft, mine, taken in zip(states, drafts, chances, nodes, strict=True):
-            state.promised, state.proposed = False, draft
-            state.nodes, state.expected = len(taken), sum([mine[i] for i in taken])
-            chosen.append(draft if len(taken) == len(draft) else draft.only(sorted(taken)))
-            if self._paid is not None:
+            state.proposed, state.nodes, state.expected = draft, len(taken), sum([mine[i] for i in taken])
+            chosen.append(draft if len(taken) == len(mine) else draft.only(sorted(taken)) if taken else _EMPTY)
+            if self._paid is not None and state.paid.drafter is not None:
                 self._paid.rate(state.paid, draft, mine, taken, self._prices)
         return chosen
 
     def _given(self, drafts: list[Draft]) -> list[Draft]:
-        self.issued = [len(draft) for draft in drafts]
+        self.issued = [len(draft.tokens) for draft in drafts]
         self._silence.step(any(self.issued))
         return drafts
 
@@ -212,7 +220,7 @@ class AutoLength:
         if lookup is None and (shape := self._chains.again(len(requests), most)) is not None:
             self.issued = [shape.verified] * len(requests)
             return StepPlan(shape)
-        states = [self._state(s) for s in requests]
+        states = self._states_of(requests)
         chains = [state.chain for state in states]
         ledgers, found = [state.ledger for state in states], {}
         longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
@@ -235,9 +243,10 @@ class AutoLength:
         self._steps += 1
         if device and chains is None:
             return
-        states = [self._state(each.request) for each in verified]
+        requests = [each.request for each in verified]
+        states = self._states_of(requests)
         timed = target_seconds > 0
-        context = _context([each.request for each in verified]) if chains is None or self._paid is None else 0.0
+        context = _context(requests) if chains is None or self._paid is None else 0.0
         if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
@@ -259,11 +268,12 @@ class AutoLength:
         total, expected = sum(charged), sum([state.expected for state in states])
         if self._thinking:
             self._thrift.value((expected - total) / len(states))
+        share = total / len(states)
         for state, each, charge in zip(states, verified, charged, strict=True):
             if state.proposed.tokens:
                 self._acceptance.observe(state.proposed, state.leanings, each.tokens)
             gained = len(each.tokens) - 1
-            state.ledger.step(charge, gained, gained - total / len(states))
+            state.ledger.step(charge, gained, gained - share)
             state.paid.end_step()
             state.proposed, state.nodes, state.expected = _EMPTY, 0, 0.0
         self._prices.value(len(states), total, expected, self._steps)
@@ -305,12 +315,12 @@ class AutoLength:
         self._states.pop(request.id, None)
         self._offers.forget(request)
 
-    def _state(self, request: RequestView) -> _State:
-        state = self._states.get(request.id)
-        if state is None:
-            promised = bool(request.speculation.prediction)
-            state = self._states[request.id] = _State(self._chains.newcomer(), promised)
-        return state
+    def _states_of(self, requests: Sequence[RequestView]) -> list[_State]:
+        known = self._states
+        for request in requests:
+            if request.id not in known:
+                known[request.id] = _State(self._chains.newcomer(), bool(request.speculation.prediction))
+        return [known[request.id] for request in requests]
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:
         return PaidDrafters(table, self.nodes, self._acceptance, self._known) if table else None
@@ -354,15 +364,17 @@ class AutoLength:
         return self._silence.settled
 
 
-def _candidate(request: RequestView, state: _State, name: str | None, limit: int, found: Draft) -> Candidate:
+def _candidate(
+    request: RequestView, state: _State, name: str | None, limit: int, found: Draft, chances: Sequence[float]
+) -> Candidate:
     # What is drawn to be rejected or not may not be dropped, nor joined with what was found.
     exclusive = request.params.verify == "rejection"
-    return Candidate(state.paid, state.ledger, state.leanings, name, limit, found, exclusive)
+    return Candidate(state.paid, state.ledger, name, limit, found, chances, exclusive)
 
 
-def _owed(state: _State, draft: Draft) -> int:
-    """Nodes that are verified whatever is believed of them."""
-    return _PROMISED_NODES if state.promised and "prediction" in (draft.source, *draft.sources) else 0
+def _owed(draft: Draft) -> int:
+    """Nodes of a promised one that are verified whatever is believed of them."""
+    return _PROMISED_NODES if "prediction" in (draft.source, *draft.sources) else 0
 
 
 def _context(requests: Sequence[RequestView]) -> float:

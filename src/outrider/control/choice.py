@@ -27,22 +27,31 @@ class Chosen(NamedTuple):
 def chosen(
     chances: Sequence[Sequence[float]], costs: Sequence[float], price: float, patience: Sequence[float]
 ) -> Chosen:
-    """How many of each request's nodes to verify. `chances[i]` falling; `costs[r]`: of a pass of r rows; `price`: what
+    """How many of each request's nodes to verify, its likeliest. `costs[r]`: of a pass of r rows; `price`: what
     a token is worth. `patience[i]`: how much longer than a plain pass this one may take for what request i does not
     itself gain, in plain passes."""
     plain, most = len(chances), len(costs) - 1
-    order = sorted(((chance, i) for i, mine in enumerate(chances) for chance in mine), reverse=True)
-    order = order[: max(0, most - plain)]
+    order = [(chance, i) for i, mine in enumerate(chances) for chance in mine]
+    room = max(0, most - plain)
+    if len(order) > room > 0:  # numbers are sorted much faster than pairs
+        least_chance = sorted([chance for chance, _ in order])[-room]
+        order = [pair for pair in order if pair[0] >= least_chance]
+    order.sort(reverse=True)
+    order = order[:room]
     first = costs[plain + 1] - costs[plain] if order else 0.0
-    bearable = list(patience)
+    bearable, base = list(patience), costs[plain]
+    least = min(bearable, default=0.0)
     best, count, total = 0.0, 0, 0.0
     for n, (chance, i) in enumerate(order, 1):
         if chance <= 0:
             break
         total += chance * price
-        bearable[i] += chance
-        added = costs[plain + n] - costs[plain]
-        if total - added > best and added <= min(bearable) * costs[plain]:
+        before = bearable[i]
+        bearable[i] = before + chance
+        if before == least:  # nobody else's has changed
+            least = min(bearable)
+        added = costs[plain + n] - base
+        if total - added > best and added <= least * base:
             best, count = total - added, n
     sizes = [0] * plain
     for _, i in order[:count]:
@@ -68,20 +77,27 @@ def kept(
 ) -> Kept:
     """The nodes of each request's draft to verify: those worth their row that its ledger can bear; at least `owed[i]`
     and never more than `most[i]`. A draft with `q` was drawn to be verified whole, and is."""
-    orders: list[list[int]] = []
+    drawn = sum([len(draft.tokens) for draft in drafts if draft.q is not None])
+    lines: list[Sequence[float]] = []
     for draft, mine, limit in zip(drafts, chances, most, strict=True):
-        order = [] if draft.q is not None else sorted(range(len(draft)), key=lambda i: (-mine[i], i))
-        orders.append(order[:limit])
-    drawn = sum(len(draft) for draft in drafts if draft.q is not None)
-    lines = [[mine[i] for i in order] for mine, order in zip(chances, orders, strict=True)]
+        if draft.q is not None:
+            lines.append(())
+        else:
+            lines.append(mine if len(mine) <= limit else sorted(mine, reverse=True)[:limit])
     patience = [ledger.patience for ledger in ledgers]
-    sizes, row = chosen(lines, costs[: len(costs) - drawn], price, patience)
+    sizes, row = chosen(lines, costs[: len(costs) - drawn] if drawn else costs, price, patience)
     own = costs[len(drafts)] / len(drafts)
     nodes: list[Sequence[int]] = []
-    for draft, order, size, least, ledger in zip(drafts, orders, sizes, owed, ledgers, strict=True):
+    for draft, mine, size, least, limit, ledger in zip(drafts, chances, sizes, owed, most, ledgers, strict=True):
         while size and not ledger.affords(size * row / own):
             size -= 1
-        nodes.append(order[: max(size, least)] if draft.q is None else range(len(draft)))
+        if draft.q is not None:
+            nodes.append(range(len(mine)))
+        elif size or least:  # of nodes that are as likely the first: sorting keeps their order
+            order = sorted(range(len(mine)), key=mine.__getitem__, reverse=True)
+            nodes.append(order[: min(limit, max(size, least))])
+        else:
+            nodes.append(())
     return Kept(nodes, row)
 
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 from operator import mul
 
 from outrider.core.draft import Draft
-from outrider.core.request import RequestView
+from outrider.core.request import Forced
 
 _CERTAIN, _SPELLED = 0.999, 0.97
 """What is claimed of a token that is the only one allowed, and of one whose text alone is known; how often they are
@@ -14,12 +14,13 @@ right is learned."""
 
 NAME = "grammar"
 
+_NOTHING = Draft()
 
-def forced(request: RequestView, nodes: int) -> Draft:
+
+def forced(known: Forced | None, nodes: int) -> Draft:
     """A single path of at most `nodes` nodes."""
-    known = request.forced
     if known is None or not known.tokens or nodes < 1:
-        return Draft()
+        return _NOTHING
     tokens = known.tokens[:nodes]
     claims = [_CERTAIN if i < known.certain else _SPELLED for i in range(len(tokens))]
     return Draft(tokens, range(-1, len(tokens) - 1), list(accumulate(claims, mul)), NAME)

@@ -35,8 +35,9 @@ class Ledger:
         """One step is over: its drafts cost `charge` passes and brought `gained` tokens, each of which saved one.
         `worth`: what such steps bring this request, less what the drafts of the whole batch have added to this one."""
         self.lost += charge - gained
-        self.left = min(_MOST, self.left + SHARE + gained - charge)
-        self.patience = min(_MOST, self.patience + PATIENCE + worth)
+        left, patience = self.left + SHARE + gained - charge, self.patience + PATIENCE + worth
+        self.left = left if left < _MOST else _MOST
+        self.patience = patience if patience < _MOST else _MOST
 
     def rest(self, steps: int) -> None:
         """So many steps without drafts are over."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outrider.control.acceptance import Acceptance, Leanings, depths
+from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import depth, floor, joined
 from outrider.control.costs import CostTable, DraftCost
 from outrider.control.ledger import SHARE, Ledger
@@ -53,8 +53,10 @@ class PaidState:
     """Whether nobody will be paid for it for long."""
 
     def end_step(self) -> None:
-        self.idle = 0 if self.drafter else self.idle + 1
-        self.drafter, self.levels = None, 0
+        if self.drafter is None:
+            self.idle += 1
+        else:
+            self.drafter, self.levels, self.idle = None, 0, 0
 
 
 class Candidate(NamedTuple):
@@ -62,13 +64,14 @@ class Candidate(NamedTuple):
 
     state: PaidState
     ledger: Ledger
-    leanings: Leanings
     drafter: str | None
     """Its paid drafter's name; None: it has none."""
     limit: int
     """The most nodes."""
     found: Draft
     """What was looked up for it."""
+    chances: Sequence[float]
+    """Of its nodes."""
     exclusive: bool
     """Whether only one of both can be verified, what was found or what is paid for."""
 
@@ -132,10 +135,10 @@ class PaidDrafters:
         prices: Prices,
         tree: bool,
     ) -> list[Draft]:
-        """For each what was found, joined with what is worth paying for."""
+        """For each what was found, joined with what is worth paying for; nothing at all where nothing is."""
         budgets = self._budgets(candidates, prices, tree)
         if not any(budget.nodes for budget in budgets):
-            return [candidate.found for candidate in candidates]
+            return []
         left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
         return [joined(*pair, tree) for pair in zip(left, drafter.propose(requests, budgets), strict=True)]
 
@@ -230,7 +233,7 @@ class PaidDrafters:
 
     def _covered(self, candidate: Candidate) -> list[float]:
         """How likely each level is right already, by what was found."""
-        return self._acceptance.covered(candidate.found, candidate.leanings, candidate.limit)
+        return covered(candidate.found, candidate.chances, candidate.limit)
 
     def _cost(self, name: str) -> DraftPace:
         cost = self._costs.get(name)

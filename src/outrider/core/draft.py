@@ -13,9 +13,10 @@ ROOT = -1
 """Parent of the first nodes of a tree: the last committed token."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # a value, but not frozen: several are made for every request and step
 class Draft:
     """A tree of proposed tokens for one request; a chain is a tree without branches, plain decoding an empty one.
+    Nobody changes one that is made.
 
     Node i proposes `tokens[i]` to follow node `parents[i]` (ROOT: to follow the last committed token).
     Invariants: parents come before children; siblings carry distinct tokens and stand in the order they were drawn.
@@ -52,13 +53,14 @@ class Draft:
     def only(self, nodes: Sequence[int]) -> Draft:
         """Of these nodes alone: rising, and none without its parent. Never of a tree with `q`."""
         if not nodes:
-            return Draft()
+            return _NOTHING
         place = {ROOT: ROOT, **{node: i for i, node in enumerate(nodes)}}
+        proposers = dict.fromkeys(map(self.proposer, nodes if self.sources else nodes[:1]))
         return Draft(
             [self.tokens[i] for i in nodes],
             [place[self.parents[i]] for i in nodes],
             [self.confidence[i] for i in nodes],
-            "+".join(dict.fromkeys(map(self.proposer, nodes))),
+            "+".join(proposers),
             sources=[self.sources[i] for i in nodes] if self.sources else (),
         )
 
@@ -98,6 +100,9 @@ class Draft:
             path.append(node)
             node = self.parents[node]
         return path[::-1]
+
+
+_NOTHING = Draft()
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,10 +87,14 @@ class _Prediction:
         return self._occurs.get(token, [])
 
 
+_NAME = "prediction"
+_NOTHING = Draft(source=_NAME)
+
+
 class PredictionDrafter(LookupDrafter):
     """One chain from the request's own prediction; nothing for requests that have none."""
 
-    name = "prediction"
+    name = _NAME
     continues = True
 
     def __init__(self) -> None:
@@ -106,6 +110,8 @@ class PredictionDrafter(LookupDrafter):
         return self._propose(request, Budget(count, count, tree=False))
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        if not self._predictions:
+            return [_NOTHING] * len(requests)
         return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]
 
     def observe(self, verified: Sequence[VerifiedDraft]) -> None:
@@ -122,7 +128,7 @@ class PredictionDrafter(LookupDrafter):
         known = self._predictions.get(request.id)
         limit = min(budget.nodes, budget.depth)
         if known is None or known.place is None or limit <= 0:
-            return Draft(source=self.name)
+            return _NOTHING
         tokens = known.tokens[known.place : known.place + limit]
         m = known.agreed
         # As for any text that is looked up: m tokens that agree are followed as before with about m / (m + 2), one more

@@ -107,7 +107,10 @@ class RouterDrafter(Drafter):
             if drafter.looks_up:
                 drafts = drafter.look_up([requests[i] for i in members], [budgets[i] for i in members])
                 for i, draft in zip(members, drafts, strict=True):
-                    found[i] = found[i].merged(draft) if budgets[i].tree or not found[i].tokens else found[i]
+                    if not found[i].tokens:
+                        found[i] = draft
+                    elif budgets[i].tree:
+                        found[i] = found[i].merged(draft)
         return found
 
     def continuation(self, request: RequestView, count: int) -> Draft:
@@ -153,6 +156,10 @@ class RouterDrafter(Drafter):
 
     def _groups(self, requests: Sequence[RequestView]) -> Iterator[tuple[Drafter, list[int]]]:
         """Each drafter concerned with the places of its requests."""
+        if not self._elsewhere:
+            if requests:
+                yield self._default, list(range(len(requests)))
+            return
         groups: dict[int, list[int]] = {}
         for i, request in enumerate(requests):
             groups.setdefault(id(self._route[request.id]), []).append(i)

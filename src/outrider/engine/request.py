@@ -80,7 +80,7 @@ class Request:
     @property
     def room(self) -> int:
         """Nodes worth drafting: the target adds one token by itself, so the last one never needs a draft."""
-        left, most = self.remaining - 1, self.speculation.max_nodes
+        left, most = self.limit + self.prompt_length - len(self.tokens) - 1, self.speculation.max_nodes
         return left if most is None else min(left, most)
 
     @property
