@@ -163,11 +163,13 @@ class AutoLength:
     ) -> list[Draft]:
         """What was found, with its chances, joined with what drafters that make passes are paid to add; before it is
         known what they cost nobody is paid."""
-        names = [drafter.paid(s) for s in requests]
-        if self._paid is None or not any(names):
+        if self._paid is None:
             return found
         drafts = found
         if not self._paid.rests([state.paid for state in states]):
+            names = [drafter.paid(s) for s in requests]
+            if not any(names):
+                return found
             candidates = list(map(_candidate, requests, states, names, limits, found, chances))
             drafts = self._paid.drafts(drafter, requests, candidates, self._prices, tree) or found
         self._away = all(state.paid.away for state in states)
@@ -317,10 +319,13 @@ class AutoLength:
 
     def _states_of(self, requests: Sequence[RequestView]) -> list[_State]:
         known = self._states
-        for request in requests:
-            if request.id not in known:
-                known[request.id] = _State(self._chains.newcomer(), bool(request.speculation.prediction))
-        return [known[request.id] for request in requests]
+        try:
+            return [known[request.id] for request in requests]
+        except KeyError:  # a newcomer
+            for request in requests:
+                if request.id not in known:
+                    known[request.id] = _State(self._chains.newcomer(), bool(request.speculation.prediction))
+            return [known[request.id] for request in requests]
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:
         return PaidDrafters(table, self.nodes, self._acceptance, self._known) if table else None
