@@ -188,6 +188,16 @@ def test_a_prediction_during_the_survey_pays_nobody() -> None:
 # -- acceptance
 
 
+def test_nodes_of_a_draft_alone() -> None:
+    """Whether they are its first ones or not, and whoever proposed them."""
+    tree = Draft([1, 2, 3, 4], [-1, -1, 0, 1], [0.5, 0.4, 0.3, 0.2], "x")
+    assert tree.only([]) == Draft()
+    assert tree.only([0, 1, 2]) == Draft([1, 2, 3], [-1, -1, 0], [0.5, 0.4, 0.3], "x")
+    assert tree.only([1, 3]) == Draft([2, 4], [-1, 0], [0.4, 0.2], "x")
+    mixed = Draft([1, 2], [-1, 0], [0.5, 0.4], "x+y", sources=["x&y", "y"])
+    assert mixed.only([0]) == Draft([1], [-1], [0.5], "x", sources=["x&y"])
+
+
 def test_drafts_are_held_against_the_tokens_that_came() -> None:
     tree = Draft([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1], [0.5] * 5, "x")
     # Nothing is said of what follows a wrong token, nor of what lies beyond those that came.

@@ -171,14 +171,16 @@ class Acceptance:
 
     def chances(self, drafts: Sequence[Draft], leanings: Sequence[Leanings]) -> list[list[float]]:
         """How likely each node of each request's draft is accepted; never more than its parent."""
-        both = zip(drafts, leanings, strict=True)
-        return [self._chances(draft, mine) if draft.tokens else [] for draft, mine in both]
-
-    def _chances(self, draft: Draft, leanings: Leanings) -> list[float]:
-        if not draft.sources:
-            return _chances(draft, repeat(self._meaning(draft.source, leanings)))
-        meanings = {label: self._meaning(label, leanings) for label in draft.sources}
-        return _chances(draft, [meanings[label] for label in draft.sources])
+        found: list[list[float]] = []
+        for draft, mine in zip(drafts, leanings, strict=True):
+            if not draft.tokens:
+                found.append([])
+            elif not draft.sources:
+                found.append(_chances(draft, repeat(self._meaning(draft.source, mine))))
+            else:
+                meanings = {label: self._meaning(label, mine) for label in draft.sources}
+                found.append(_chances(draft, [meanings[label] for label in draft.sources]))
+        return found
 
     def _meaning(self, label: str, leanings: Leanings) -> _Meaning:
         leaning = leanings.get(label)

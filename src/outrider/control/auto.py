@@ -140,7 +140,8 @@ class AutoLength:
         self, drafter: Drafter, requests: Sequence[RequestView], limits: Sequence[int], tree: bool
     ) -> list[Draft]:
         """What grammars force and lookups find, all that could be worth a row."""
-        known = [forced(s.forced, limit) for s, limit in zip(requests, limits, strict=True)]
+        given = [s.forced for s in requests]
+        known = [_EMPTY if each is None else forced(each, limit) for each, limit in zip(given, limits, strict=True)]
         if not drafter.looks_up:
             return known
         if not self._steps % _SELDOM:

@@ -54,8 +54,12 @@ class Draft:
         """Of these nodes alone: rising, and none without its parent. Never of a tree with `q`."""
         if not nodes:
             return _NOTHING
+        count = len(nodes)
+        if not self.sources and nodes[-1] < count:  # the first ones, as mostly
+            source = self.proposer(0)
+            return Draft(self.tokens[:count], self.parents[:count], self.confidence[:count], source)
         place = {ROOT: ROOT, **{node: i for i, node in enumerate(nodes)}}
-        proposers = dict.fromkeys(map(self.proposer, nodes if self.sources else nodes[:1]))
+        proposers = dict.fromkeys(map(self.proposer, nodes if self.sources else (0,)))
         return Draft(
             [self.tokens[i] for i in nodes],
             [place[self.parents[i]] for i in nodes],
