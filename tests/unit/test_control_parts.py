@@ -324,7 +324,7 @@ def test_a_ledger_lets_nobody_lose_more_than_its_share() -> None:
         ledger.step(charge, 0, -charge)
         spent += charge
     assert spent == ledger.lost
-    assert spent < SHARE * 1000 + 1.5
+    assert spent < SHARE * 1000 + 2.3  # and the two passes it may begin with
 
 
 def test_earlier_gains_do_not_pay_for_long_losses() -> None:

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 
 SHARE = 0.015
 """Of plain time that drafting may lose."""
-_START = 1.0
-"""Passes that may be lost before any time has gone by: nobody earns who has never tried."""
+_START = 2.0
+"""Passes that a request's own drafts may lose before any time has gone by: nobody earns who has never tried, and with
+less two drafts without luck, as come to every other request, end drafting that would have paid."""
+_PATIENT = 1.0
+"""Passes that it may lose by others' before any time has gone by."""
 _MOST = 6.0
 """Earlier gains that count: who has gained much must not lose as much before it is noticed."""
 PATIENCE = 0.06
@@ -29,7 +32,7 @@ class Ledger:
         self.left = _START
         self.lost = 0.0
         """Everything charged less everything credited."""
-        self.patience = _START
+        self.patience = _PATIENT
 
     def step(self, charge: float, gained: int, worth: float) -> None:
         """One step is over: its drafts cost `charge` passes and brought `gained` tokens, each of which saved one.

@@ -115,7 +115,8 @@ class PaidDrafters:
         level = cost.per_level / requests
         if newcomer.first * token <= row + level:
             return False
-        gains = [gain * token for gain in newcomer.expected(self._nodes)]
+        dearer = max(0.0, row / token - self._table.second / self._table.first)  # gains are net of rows at one request
+        gains = [max(0.0, gain - dearer) * token for gain in newcomer.expected(self._nodes)]
         levels = depth(gains, cost.fixed / requests, level)
         return sum(gains[:levels]) - cost.fixed / requests - levels * level > _READING * token
 
