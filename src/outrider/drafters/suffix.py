@@ -6,6 +6,7 @@ How it is estimated says `suffix_search`; where there was a C compiler, `native.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import VerifiedDraft
@@ -28,7 +29,7 @@ class SuffixDrafter(LookupDrafter):
     name = NAME
     continues = True
 
-    def __init__(self, config: SuffixConfig | None = None, texts: SuffixTexts | None = None) -> None:
+    def __init__(self, config: SuffixConfig | None = None, texts: SuffixTexts[Any, Any] | None = None) -> None:
         """`texts`: what is searched (None: the fastest form there is here)."""
         self.config = config or SuffixConfig()
         self.texts = texts or (NativeTexts if library() is not None else ReferenceTexts)(self.config)

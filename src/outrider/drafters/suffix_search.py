@@ -17,8 +17,7 @@ from itertools import islice
 from outrider.core.draft import ROOT, Budget, Draft
 from outrider.core.request import RequestView
 from outrider.drafters.automaton import NO_TOKEN, RollingAutomaton, SuffixAutomaton
-from outrider.drafters.memory import Memory
-from outrider.drafters.suffix_texts import NAME, SuffixConfig, SuffixTexts
+from outrider.drafters.suffix_texts import NAME, RunningText, SuffixConfig, SuffixTexts
 
 REMATCH = 64
 """Tokens matched anew against the shared history after it dropped its oldest half."""
@@ -52,15 +51,14 @@ OWN_TRUST = _trust(0.47, 0.83)
 HISTORY_TRUST = _trust(0.1, 1.0)
 
 
-class _Text:
-    """One running request: the automaton of its text and its place in the shared history; `size` tokens are
-    in."""
+class _Text(RunningText):
+    """The automaton of its text and its place in the shared history."""
 
-    __slots__ = ("_epoch", "_history", "_matched", "_size", "_state", "own")
+    __slots__ = ("_epoch", "_history", "_matched", "_state", "own")
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.own = RollingAutomaton(limit)
-        self._size = 0
         self._state = 0
         self._matched = 0
         self._history: RollingAutomaton | None = None
@@ -68,9 +66,9 @@ class _Text:
 
     def update(self, tokens: Sequence[int], history: RollingAutomaton) -> None:
         """Take in what is new. Also needed when nothing is: the history may have changed meanwhile."""
-        new = tokens[self._size :]
+        new = tokens[self.size :]
         self.own.extend(new)
-        self._size = len(tokens)
+        self.size = len(tokens)
         live = history.live
         if self._history is not history or self._epoch != history.epoch:
             self._history, self._epoch = history, history.epoch
@@ -81,42 +79,17 @@ class _Text:
             state, matched = live.advance(state, matched, token)
         self._state, self._matched = state, matched
 
-    @property
-    def looked_up(self) -> bool:
-        """Whether anything ever was."""
-        return self._size > 0
-
     def context(self) -> _Context:
         own = self.own.live
         state = max(0, own.link[own.last])
         return state, own.length[state], self._state, self._matched
 
 
-class ReferenceTexts(SuffixTexts):
+class ReferenceTexts(SuffixTexts[_Text, RollingAutomaton]):
     """Texts in Python: the definition, and what finds where there was no compiler."""
 
     def __init__(self, config: SuffixConfig) -> None:
-        self._config = config
-        self._texts: dict[int, _Text] = {}
-        self._memory = Memory(config.shared_tokens, RollingAutomaton)
-
-    def open(self, request: RequestView) -> None:
-        self._texts[request.id] = _Text(self._config.request_tokens)
-
-    def close(self, request: RequestView) -> bool:
-        text = self._texts.pop(request.id, None)
-        return text is not None and text.looked_up
-
-    def learn(self, salt: str | None, tokens: Sequence[int]) -> None:
-        self._memory.learn(salt, tokens)
-
-    @property
-    def held(self) -> int:
-        return len(self._texts)
-
-    @property
-    def remembered(self) -> int:
-        return self._memory.size
+        super().__init__(config, _Text, RollingAutomaton)
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(s, b) for s, b in zip(requests, budgets, strict=True)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from outrider.core.draft import Budget, Draft
 from outrider.core.request import RequestView
+from outrider.drafters.memory import H, Memory
 from outrider.errors import InvalidRequest
 
 NAME = "suffix"
@@ -31,20 +33,39 @@ class SuffixConfig:
                 raise InvalidRequest(f"{name}={getattr(self, name)} must be at least 2.")
 
 
-class SuffixTexts(ABC):
+class RunningText:
+    """Of an open request: `size` of its tokens are in."""
+
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 0
+
+
+T = TypeVar("T", bound=RunningText)
+
+
+class SuffixTexts(ABC, Generic[T, H]):
     """Two forms that find the same, number for number: the reference (`suffix_search`) and the compiled one
     (`native.texts`). What is new in a text is taken in when something is looked up for it."""
 
-    @abstractmethod
-    def open(self, request: RequestView) -> None: ...
+    def __init__(self, config: SuffixConfig, text: Callable[[int], T], history: Callable[[int], H]) -> None:
+        """`text(limit)`, `history(limit)`: an empty one."""
+        self._limit, self._text = config.request_tokens, text
+        self._texts: dict[int, T] = {}
+        self._memory = Memory(config.shared_tokens, history)
 
-    @abstractmethod
+    def open(self, request: RequestView) -> None:
+        self._texts[request.id] = self._text(self._limit)
+
     def close(self, request: RequestView) -> bool:
         """Whether anything was ever looked up for it."""
+        text = self._texts.pop(request.id, None)
+        return text is not None and text.size > 0
 
-    @abstractmethod
     def learn(self, salt: str | None, tokens: Sequence[int]) -> None:
         """Requests of this salt find these from now on."""
+        self._memory.learn(salt, tokens)
 
     @abstractmethod
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
@@ -56,11 +77,11 @@ class SuffixTexts(ABC):
         match is longest. The fewer are weighed, the faster, and the more modest what is claimed of the rest."""
 
     @property
-    @abstractmethod
     def held(self) -> int:
         """Requests that are open."""
+        return len(self._texts)
 
     @property
-    @abstractmethod
     def remembered(self) -> int:
         """Tokens of finished requests that can be found."""
+        return self._memory.size

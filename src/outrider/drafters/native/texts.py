@@ -15,8 +15,7 @@ from outrider import compiled
 from outrider.core.draft import Budget, Draft
 from outrider.core.request import RequestView
 from outrider.drafters import suffix_search as reference
-from outrider.drafters.memory import Memory
-from outrider.drafters.suffix_texts import NAME, SuffixConfig, SuffixTexts
+from outrider.drafters.suffix_texts import NAME, RunningText, SuffixConfig, SuffixTexts
 
 _MOST_TOKENS = 2**28
 """That the C code's integers can count the states of."""
@@ -106,29 +105,27 @@ class _History:
         self.size = _found(self._lookup.outrider_learn(self.handle, new.buffer_info()[0], len(new)))
 
 
-class _Text:
-    """A running request: `size` of its tokens are in. `history` is where it was last looked up: C knows it by its
+class _Text(RunningText):
+    """`history` is where it was last looked up: C knows it by its
     address, which nothing else may have meanwhile."""
 
-    __slots__ = ("__weakref__", "handle", "history", "size")
+    __slots__ = ("__weakref__", "handle", "history")
 
     def __init__(self, lookup: ctypes.CDLL, limit: int) -> None:
+        super().__init__()
         self.handle = _made(lookup.outrider_text(min(limit, _MOST_TOKENS)))
         self.history: _History | None = None
-        self.size = 0
         finalize(self, lookup.outrider_forget_text, self.handle)
 
 
-class NativeTexts(SuffixTexts):
+class NativeTexts(SuffixTexts[_Text, _History]):
     """To be made where there is a `library` only."""
 
     def __init__(self, config: SuffixConfig) -> None:
         lookup = library()
         assert lookup is not None, "whoever makes one has looked"
+        super().__init__(config, partial(_Text, lookup), partial(_History, lookup))
         self._lookup = lookup
-        self._limit = config.request_tokens
-        self._texts: dict[int, _Text] = {}
-        self._memory = Memory(config.shared_tokens, partial(_History, lookup))
         rules = _Rules(
             (c_double * len(reference.OWN_TRUST))(*reference.OWN_TRUST),
             (c_double * len(reference.HISTORY_TRUST))(*reference.HISTORY_TRUST),
@@ -141,24 +138,6 @@ class NativeTexts(SuffixTexts):
         )
         self._rules = ctypes.pointer(rules)
         self._step = _Step(0, 0)
-
-    def open(self, request: RequestView) -> None:
-        self._texts[request.id] = _Text(self._lookup, self._limit)
-
-    def close(self, request: RequestView) -> bool:
-        text = self._texts.pop(request.id, None)
-        return text is not None and text.size > 0
-
-    def learn(self, salt: str | None, tokens: Sequence[int]) -> None:
-        self._memory.learn(salt, tokens)
-
-    @property
-    def held(self) -> int:
-        return len(self._texts)
-
-    @property
-    def remembered(self) -> int:
-        return self._memory.size
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = [_NOTHING] * len(requests)
