@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider import LLM
-from outrider.bench.concurrency import Prompt, requests_of, serve
+from outrider.bench.concurrency import Prompt, begins_with, requests_of, serve
 from outrider.bench.questions import builtin, interleaved
 from outrider.bench.sampling import SamplingMethod, parse_all
 from outrider.bench.waves import parse_concurrency
@@ -156,7 +156,8 @@ def cell(
         for arm, llm in arms.items():
             clock.spent.clear()
             began = clock()
-            answers[arm] = serve(llm, asked, concurrency, str(round_))
+            begin = begins_with(round_, len(asked))
+            answers[arm] = serve(llm, asked, concurrency, str(round_), begin=begin)
             seconds[arm] = clock() - began
             spent[arm] = {what: round(s, 3) for what, s in clock.spent.items()}
         if [a.token_ids for a in answers["plain"]] != [a.token_ids for a in answers["drafting"]]:

@@ -300,7 +300,7 @@ def test_prompts_are_read_only_for_drafts_that_bring_enough() -> None:
     line = [1.0 + 0.01 * rows for rows in ROWS]
     pays = [
         AutoLength(table=CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, level)})).pays(1)
-        for level in (0.1, 0.3, 0.55, 0.7)
+        for level in (0.1, 0.3, 0.6, 0.7)
     ]
     assert pays == [True, True, False, False]
 

@@ -51,13 +51,21 @@ def requests_of(
     return made
 
 
-def serve(llm: LLM, asked: Sequence[BenchRequest], concurrency: int, salt: str) -> list[Timing]:
-    """Answer all requests, at most `concurrency` of them in flight; timings in the order of the requests.
+def begins_with(number: int, requests: int) -> int:
+    """The request that a round begins with, each with another: who shares a step with whom, and who waits for whose
+    prompt, is another thing in every round, and so not what tells two arms apart."""
+    return round(number * _GOLDEN * requests) % requests
+
+
+def serve(llm: LLM, asked: Sequence[BenchRequest], concurrency: int, salt: str, *, begin: int = 0) -> list[Timing]:
+    """Answer all requests from `begin` on, then those before it, at most `concurrency` of them in flight; timings in
+    the order of the requests.
 
     They have no use for what was computed or said under another salt, or for the same question before: every round, and
     every repetition of a question, finds caches and memories as the first one does.
     """
     coming = deque(enumerate(asked))
+    coming.rotate(-begin)
     running: dict[int, tuple[int, Request, Stopwatch]] = {}
     timings: dict[int, Timing] = {}
     engine = llm.engine

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.bench.bystanders import Bystanders
-from outrider.bench.concurrency import BenchRequest, Prompt, requests_of, serve
+from outrider.bench.concurrency import BenchRequest, Prompt, begins_with, requests_of, serve
 from outrider.bench.results import Results, finished_rounds
 from outrider.bench.sampling import parse
 from outrider.bench.waves import Cell, TimedAnswer, Wave
@@ -61,7 +61,8 @@ def measure_cells(
 def _wave(arm: Batched, cell: Cell, number: int, asked: Sequence[BenchRequest], others: Bystanders) -> Wave:
     others.start()
     started = perf_counter()
-    timings = serve(arm.llm, asked, cell.concurrency, f"{cell.name} {number}")
+    begin = begins_with(number, len(asked))
+    timings = serve(arm.llm, asked, cell.concurrency, f"{cell.name} {number}", begin=begin)
     seconds = perf_counter() - started
     answers = [
         TimedAnswer(request.prompt.question, len(request.prompt.token_ids), timing)

@@ -194,13 +194,13 @@ class AutoLength:
         ledgers = [state.ledger for state in states]
         nodes, row = kept(drafts, chances, limits, owed, costs, self._prices.token, ledgers)
         if row:
-            self._prices.row = row
+            self._prices.row = self._prices.usual_row = row
         chosen = []
         for state, draft, mine, taken in zip(states, drafts, chances, nodes, strict=True):
             state.proposed, state.nodes, state.expected = draft, len(taken), sum([mine[i] for i in taken])
             chosen.append(draft if len(taken) == len(mine) else draft.only(sorted(taken)) if taken else _EMPTY)
             if self._paid is not None and state.paid.drafter is not None:
-                self._paid.rate(state.paid, draft, mine, taken, self._prices)
+                self._paid.rate(state.paid, draft, mine, taken)
         return chosen
 
     def _given(self, drafts: list[Draft]) -> list[Draft]:
@@ -325,7 +325,8 @@ class AutoLength:
         except KeyError:  # a newcomer
             for request in requests:
                 if request.id not in known:
-                    known[request.id] = _State(self._chains.newcomer(), bool(request.speculation.prediction))
+                    paid = self._paid.newcomer() if self._paid else PaidState()
+                    known[request.id] = _State(self._chains.newcomer(), bool(request.speculation.prediction), paid=paid)
             return [known[request.id] for request in requests]
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:

@@ -78,3 +78,40 @@ class Levels:
         while len(known) < levels:
             known.append(known[-1] * self._ratio if known else 0.0)
         return known
+
+
+class PricedLevels:
+    """What each level of a paid drafter's drafts has lately brought a request, and the rows that took: so what it is
+    worth can be said at any price of a row, and what was learned among many requests holds among few."""
+
+    __slots__ = ("_best", "_rows", "_tokens")
+
+    def __init__(self, best: Levels, tokens: Levels, rows: Levels) -> None:
+        self._best = best
+        """The likeliest node of each level."""
+        self._tokens, self._rows = tokens, rows
+        """All those kept."""
+
+    @staticmethod
+    def hoped(known: Sequence[float], count: int, rate: float, weight: float) -> PricedLevels:
+        """Before anything was seen: of single paths. As `hoped` and `Levels`."""
+        chances, single = hoped(known, count), [1.0] * count
+        return PricedLevels(*[Levels(levels, HOPE, rate, weight) for levels in (chances, chances, single)])
+
+    def copy(self, rate: float, weight: float) -> PricedLevels:
+        """As `Levels.copy`."""
+        return PricedLevels(*[levels.copy(rate, weight) for levels in (self._best, self._tokens, self._rows)])
+
+    def observe(
+        self, best: Sequence[float], tokens: Sequence[float], rows: Sequence[float], first: float, rate: float = 0.0
+    ) -> None:
+        """As `Levels.observe`."""
+        self._best.observe(best, first, rate)
+        self._tokens.observe(tokens, first, rate)
+        self._rows.observe(rows, first, rate)
+
+    def expected(self, levels: int, row: float) -> list[float]:
+        """Tokens that each of so many levels gains, net of its rows, where a row costs `row` of a token: with its
+        likeliest node alone, or with as many as were kept."""
+        each = zip(*[known.expected(levels) for known in (self._best, self._tokens, self._rows)], strict=True)
+        return [max(0.0, best - row, tokens - row * rows) for best, tokens, rows in each]

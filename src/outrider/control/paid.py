@@ -14,7 +14,7 @@ from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import depth, floor, joined
 from outrider.control.costs import CostTable, DraftCost
 from outrider.control.ledger import SHARE, Ledger
-from outrider.control.levels import HOPE, Levels, hoped
+from outrider.control.levels import PricedLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
@@ -27,9 +27,11 @@ _TRIAL_NODES = 2
 """Of a draft that is only to find out."""
 _UNKNOWN_LEVEL = 0.01
 """What a level is taken to cost, of a pass, by a drafter that the table does not have."""
-_READING = 0.15
+_READING = 0.06
 """Of a plain token, what drafts must bring in every step so that it is worth reading a prompt for them: a prompt takes
 as long as many tokens, and reading it a twentieth of that."""
+_READ_ANYWAY = 24
+"""Prompts not read for them after which one is."""
 _REST = 4
 """Steps for which one that was not asked need not be thought of: little changes in a step."""
 _AFTER_PAUSE = 0.3
@@ -40,8 +42,10 @@ _AFTER_PAUSE = 0.3
 class PaidState:
     """What is known of one request's paid drafters."""
 
-    gains: dict[str, Levels] = field(default_factory=dict)
-    """By drafter: tokens that each level gained, net of its rows."""
+    read: bool = True
+    """Whether its drafters were to read its prompt."""
+    gains: dict[str, PricedLevels] = field(default_factory=dict)
+    """By drafter."""
     drafter: str | None = None
     """Who was paid in the step under way, for so many `levels`."""
     levels: int = 0
@@ -91,8 +95,15 @@ class PaidDrafters:
         self._acceptance = acceptance
         self._known = known
         self._costs: dict[str, DraftPace] = {}
-        self._newcomers: dict[str, Levels] = {}
-        """What each drafter's levels gain a request of which nothing is known yet."""
+        self._newcomers: dict[tuple[str, bool], PricedLevels] = {}
+        """What each drafter's levels bring a request of which nothing is known yet but whether its prompt was read."""
+        self._reading = True
+        """The last answer of `pays`: what newcomers are taken to have had."""
+        self._unread = 0
+        """Times in a row that it was no."""
+
+    def newcomer(self) -> PaidState:
+        return PaidState(self._reading)
 
     @property
     def costs(self) -> Mapping[str, DraftPace]:
@@ -107,16 +118,17 @@ class PaidDrafters:
             return True
         costs = self._table.pass_seconds(2 * requests, self._table.contexts[0])
         token, row = efficiency * costs[requests] / requests, (costs[-1] - costs[requests]) / requests
-        return any(self._brings(name, token, row, requests) for name in names)
+        # What drafts bring without is no measure of them: now and then a prompt is read all the same.
+        brings = any(self._brings(name, token, row, requests) for name in names)
+        self._reading = brings or self._unread >= _READ_ANYWAY
+        self._unread = 0 if self._reading else self._unread + 1
+        return self._reading
 
     def _brings(self, name: str, token: float, row: float, requests: int) -> bool:
         """Whether drafts for newcomers, of so many requests alike, bring enough that their prompts should be read."""
-        newcomer, cost = self._newcomer(name), self._cost(name)
+        newcomer, cost = self._newcomer(name, True), self._cost(name)
         level = cost.per_level / requests
-        if newcomer.first * token <= row + level:
-            return False
-        dearer = max(0.0, row / token - self._table.second / self._table.first)  # gains are net of rows at one request
-        gains = [max(0.0, gain - dearer) * token for gain in newcomer.expected(self._nodes)]
+        gains = [gain * token for gain in newcomer.expected(self._nodes, row / token)]
         levels = depth(gains, cost.fixed / requests, level)
         return sum(gains[:levels]) - cost.fixed / requests - levels * level > _READING * token
 
@@ -144,7 +156,7 @@ class PaidDrafters:
         return [joined(*pair, tree) for pair in zip(left, drafter.propose(requests, budgets), strict=True)]
 
     def _budgets(self, candidates: Sequence[Candidate], prices: Prices, tree: bool) -> list[Budget]:
-        hopes = [self._hopes(candidate, prices.token) for candidate in candidates]
+        hopes = [self._hopes(candidate, prices) for candidate in candidates]
         sharing = sum(1 for hope in hopes if hope and hope[0] > 0) or 1
         shared = sharing >= len(candidates)
         bearable = min(candidate.ledger.patience for candidate in candidates) * prices.plain_step
@@ -154,14 +166,15 @@ class PaidDrafters:
             budgets.append(self._budget(candidate, hope, sharing, None if shared else bearable, prices, tree))
         return budgets
 
-    def _hopes(self, candidate: Candidate, price: float) -> list[float]:
+    def _hopes(self, candidate: Candidate, prices: Prices) -> list[float]:
         """What each level is expected to gain, in seconds; empty where nothing can be drafted."""
         if candidate.drafter is None or not candidate.limit:
             return []
-        gains = self._gains(candidate.state, candidate.drafter).expected(candidate.limit)
+        known, price = self._gains(candidate.state, candidate.drafter), prices.token
+        gains = known.expected(candidate.limit, (prices.usual_row or prices.row) / price)
         if candidate.found.tokens:
-            known = self._covered(candidate)
-            gains = [gain * (1 - here) for gain, here in zip(gains, known, strict=True)]
+            found = self._covered(candidate)
+            gains = [gain * (1 - here) for gain, here in zip(gains, found, strict=True)]
         return [gain * price for gain in gains]
 
     def _budget(
@@ -198,23 +211,24 @@ class PaidDrafters:
         state.drafter, state.levels, state.away = name, levels, False
         return Budget(nodes, levels, least, tree)
 
-    def rate(
-        self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int], prices: Prices
-    ) -> None:
-        """Learn what the one paid in this step adds: tokens expected of the `kept` nodes that only it proposed, net of
-        their rows."""
+    def rate(self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int]) -> None:
+        """Learn what the one paid in this step adds: the nodes that only it proposed, the likeliest of each level and
+        all those `kept`."""
         name = state.drafter
         if name is None:
             return
-        brought, first = [0.0] * state.levels, 0.0
+        best, tokens, rows, first = [0.0] * state.levels, [0.0] * state.levels, [0.0] * state.levels, 0.0
         for i, (level, chance) in enumerate(zip(depths(draft), chances, strict=True)):
             label = draft.label(i)
             if not level and name in label.split("&"):
                 first += chance
-            if label == name and level < state.levels and i in kept:
-                brought[level] += chance - prices.row / prices.token
-        self._gains(state, name).observe(brought, first, _AFTER_PAUSE if state.idle else 0.0)
-        self._newcomer(name).observe(brought, first)
+            if label == name and level < state.levels:
+                best[level] = max(best[level], chance)
+                if i in kept:
+                    tokens[level] += chance
+                    rows[level] += 1
+        self._gains(state, name).observe(best, tokens, rows, first, _AFTER_PAUSE if state.idle else 0.0)
+        self._newcomer(name, state.read).observe(best, tokens, rows, first)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
@@ -243,16 +257,15 @@ class PaidDrafters:
             cost = self._costs[name] = DraftPace(known.fixed, known.per_level, known.resume)
         return cost
 
-    def _gains(self, state: PaidState, name: str) -> Levels:
+    def _gains(self, state: PaidState, name: str) -> PricedLevels:
         gains = state.gains.get(name)
         if gains is None:
-            gains = state.gains[name] = self._newcomer(name).copy(rate=1 / 16, weight=3)
+            gains = state.gains[name] = self._newcomer(name, state.read).copy(rate=1 / 16, weight=3)
         return gains
 
-    def _newcomer(self, name: str) -> Levels:
-        known = self._newcomers.get(name)
+    def _newcomer(self, name: str, read: bool) -> PricedLevels:
+        known = self._newcomers.get((name, read))
         if known is None:
-            row = self._table.second / self._table.first
-            hope = [max(0.0, chance - row) for chance in hoped(self._known.get(name, ()), self._nodes)]
-            known = self._newcomers[name] = Levels(hope, HOPE, 1 / 64, 4)
+            known = PricedLevels.hoped(self._known.get(name, ()), self._nodes, 1 / 64, 4)
+            self._newcomers[name, read] = known
         return known

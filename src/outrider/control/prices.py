@@ -26,6 +26,9 @@ class Prices:
         self.table = table or (None if survey else assumed(_CHEAP_ROW))
         self.row = 0.0
         """What one more row adds to the step: the first, and once some are chosen, each of those on average."""
+        self.usual_row = 0.0
+        """What each row of drafts added on average when some were last chosen from, 0 before; one pass more or less
+        cannot be told from noise."""
         self.token = 0.0
         """What a token is worth: what it costs now."""
         self.plain_step = self.plain_token = 0.0
