@@ -1,10 +1,10 @@
 """Decode speed on one GPU with random weights of named shapes: plain at several batches, a draft model at a set
-acceptance, and the cost of a pass by the number of rows.
+acceptance, and the cost of a pass by the number of rows; or what each sampling parameter costs.
 
-    python benchmarks/gpu_speed.py [--quick] [--out benchmarks/results/gpu_speed.json]
+    python benchmarks/gpu_speed.py [--quick | --sampling] [--out benchmarks/results/gpu_speed.json]
 
-256 random tokens in, 256 out, greedy. Rates come from whole runs through the engine: tokens beyond the first 64 over
-the time they took, so prefill and first compilation cancel out; medians of three.
+256 random tokens in, 256 out, greedy unless said. Rates come from whole runs through the engine: tokens beyond the
+first 64 over the time they took, so prefill and first compilation cancel out; medians of three.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -45,11 +46,25 @@ def decoder(shape: str, max_batch: int) -> CudaDecoder:
     return CudaDecoder.load(SHAPES[shape], weights, torch.bfloat16, GPU, max_batch=max_batch, max_context=1024)
 
 
-def requests(batch: int, tokens: int, temperature: float) -> list[Request]:
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "T=0.7": {"temperature": 0.7},
+    "T=0.7 top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
+    "T=0.7 min-p 0.05": {"temperature": 0.7, "min_p": 0.05},
+    "T=0.7 top-k 50": {"temperature": 0.7, "top_k": 50},
+    "repetition 1.1": {"repetition_penalty": 1.1},
+    "all penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+    "logit bias": {"logit_bias": dict.fromkeys(range(100, 140), -1.0)},
+    "logprobs 5": {"logprobs": 5},
+}
+"""What is compared with greedy decoding."""
+
+
+def requests(batch: int, tokens: int, asked: dict[str, Any]) -> list[Request]:
     made = []
     for i in range(batch):
         prompt = random.Random(i).choices(range(10, 40_000), k=PROMPT)
-        params = SamplingParams(temperature=temperature, seed=i, max_tokens=tokens, ignore_eos=True)
+        params = SamplingParams(**{"temperature": 0.0} | asked, seed=i, max_tokens=tokens, ignore_eos=True)
         made.append(
             Request(
                 id=i,
@@ -73,10 +88,10 @@ class Rate:
     tokens_per_pass: float
 
 
-def rate(name: str, engine: Engine, batch: int, temperature: float = 0.0) -> Rate:
+def rate(name: str, engine: Engine, batch: int, **asked: Any) -> Rate:
     found, passes = [], 1.0
     for _ in range(4):  # the first compiles and records
-        running = requests(batch, NEW, temperature)
+        running = requests(batch, NEW, asked)
         for request in running:
             engine.add(request)
         began, before = 0.0, 0
@@ -118,22 +133,38 @@ def pass_times(model: CudaDecoder, context: int, widths: list[int]) -> dict[str,
     return found
 
 
+def sampling_rates() -> list[Rate]:
+    big = decoder("8b", 16)
+    engine = Engine(big, NoDrafter(), FixedLength(0))
+    rates = []
+    for batch in (1, 16):
+        some = [rate(f"8b {name}", engine, batch, **asked) for name, asked in SAMPLING.items()]
+        for each in some:
+            print(f"{each.name:24} batch {batch:3}  {each.tokens_per_second / some[0].tokens_per_second:.3f}x greedy")
+        rates += some
+    return rates
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="batch 1 only")
+    parser.add_argument("--sampling", action="store_true", help="the 8b shape by sampling parameters, nothing else")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     batches = [1] if options.quick else [1, 4, 16]
     result: dict[str, object] = {"provenance": provenance() | {"dtype": "bf16"}}
+    if options.sampling:
+        write(options.out, result | {"rates": [asdict(r) for r in sampling_rates()]})
+        return
     rates = []
     small = decoder("135m", 16)
     rates += [rate("135m plain", Engine(small, NoDrafter(), FixedLength(0)), batch) for batch in batches]
-    rates.append(rate("135m plain T=1", Engine(small, NoDrafter(), FixedLength(0)), 1, 1.0))
+    rates.append(rate("135m plain T=1", Engine(small, NoDrafter(), FixedLength(0)), 1, temperature=1.0))
     result["135m_pass_ms_by_rows"] = pass_times(small, 300, [1, 2, 4, 8, 16, 32, 64])
     del small
     big = decoder("8b", 16)
     rates += [rate("8b plain", Engine(big, NoDrafter(), FixedLength(0)), batch) for batch in batches]
-    rates.append(rate("8b plain T=1", Engine(big, NoDrafter(), FixedLength(0)), 1, 1.0))
+    rates.append(rate("8b plain T=1", Engine(big, NoDrafter(), FixedLength(0)), 1, temperature=1.0))
     result["8b_pass_ms_by_rows"] = pass_times(big, 300, [1, 2, 4, 8, 16, 32, 64])
     draft = decoder("1b", 16)
     rates.append(rate("1b plain", Engine(draft, NoDrafter(), FixedLength(0)), 1))
@@ -154,9 +185,13 @@ def main() -> None:
             {k: round(v, 3) for k, v in times.items()},
             f"64 rows {times['64'] / times['1']:.3f}x one",
         )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1))
+    write(options.out, result)
+
+
+def write(out: Path | None, result: dict[str, object]) -> None:
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -123,17 +123,22 @@ def test_attention(window: int, together: int) -> None:
     assert not counter.any()
 
 
-def numbers(temperatures: Sequence[float], top_p: Sequence[float] = (), min_p: Sequence[float] = ()) -> Tensor:
-    """As the kernels read them: temperature, top_p, log(min_p), one unused."""
+def numbers(
+    temperatures: Sequence[float],
+    top_p: Sequence[float] = (),
+    min_p: Sequence[float] = (),
+    top_k: Sequence[int] = (),
+) -> Tensor:
+    """As the kernels read them: temperature, top_p, log(min_p), top_k."""
     rows = len(temperatures)
     least = [math.log(p) if p else -math.inf for p in min_p or [0.0] * rows]
-    columns = [list(temperatures), list(top_p) or [1.0] * rows, least, [0.0] * rows]
+    columns = [list(temperatures), list(top_p) or [1.0] * rows, least, list(top_k) or [0] * rows]
     return torch.tensor(columns, dtype=torch.float64, device=DEVICE).T.contiguous()
 
 
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 6.0])
 def test_truncated_choices_are_the_reference_s(sharpness: float) -> None:
-    """Top-p and min-p of all sizes, ties at their edge, greedy and untruncated rows between."""
+    """Top-k, top-p and min-p of all sizes, ties at their edge, greedy and untruncated rows between."""
     vocab, rows = 1300, 48
     logits = random(rows, vocab + 60, dtype=torch.float32, seed=4) * sharpness
     logits[:, vocab:] = 1e4
@@ -141,15 +146,16 @@ def test_truncated_choices_are_the_reference_s(sharpness: float) -> None:
     temperatures = [(1.0, 0.7, 0.0, 2.5)[r % 4] for r in range(rows)]
     top_p = [(0.9, 0.5, 1.0, 0.999999, 1e-9, 0.05)[r % 6] for r in range(rows)]
     min_p = [(0.0, 0.0, 0.2, 1.0, 1e-3)[r % 5] for r in range(rows)]
+    top_k = [(0, 0, 1, 5, 60, 1000, 1299)[r % 7] for r in range(rows)]
     keys = [Key(11, 0, position) for position in range(rows)]
     chosen = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-    noise = Noise(words(keys).to(DEVICE), numbers(temperatures, top_p, min_p))
+    noise = Noise(words(keys).to(DEVICE), numbers(temperatures, top_p, min_p, top_k))
     Chooser(rows, vocab, DEVICE).choose(logits, rows, noise, chosen)
     expected, untruncated = [], 0
     for r, row in enumerate(logits[:, :vocab].double().cpu()):
         scores = row[None].clone()
         if temperatures[r]:
-            asked = SamplingParams(temperature=temperatures[r], top_p=top_p[r], min_p=min_p[r])
+            asked = SamplingParams(temperature=temperatures[r], top_k=top_k[r], top_p=top_p[r], min_p=min_p[r])
             whole = perturb(((row - row.max()) / temperatures[r])[None], [keys[r]])
             scores = perturb(truncate(scores, asked.resolve({}, [], vocab)), [keys[r]])
             untruncated += int(whole.argmax() == scores.argmax())

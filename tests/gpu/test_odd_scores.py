@@ -33,7 +33,7 @@ def chosen(logits: torch.Tensor, params: list[ResolvedParams], keys: list[Key]) 
     noise.words[:] = words(keys)
     for r, p in enumerate(params):
         least = math.log(p.min_p) if p.min_p > 0 else -math.inf
-        noise.numbers[r] = torch.tensor([p.temperature, p.top_p, least, 0], dtype=torch.float64)
+        noise.numbers[r] = torch.tensor([p.temperature, p.top_p, least, p.top_k], dtype=torch.float64)
     out = torch.zeros(rows, 2, dtype=torch.int32)
     Chooser(rows, vocab, CPU).choose(logits, rows, noise, out[:, 1])
     return out[:, 1].tolist()
@@ -66,6 +66,7 @@ def test_odd_logits_and_odd_parameters(vocab: int) -> None:
         params = [
             SamplingParams(
                 temperature=rng.choice([0, 1e-10, 1e-3, 0.3, 1, 100.0, 1e6]),
+                top_k=rng.choice([0, 0, 1, 2, 7, 40, vocab - 1]),
                 top_p=rng.choice([1, 1e-9, 0.1, 0.5, 0.9, 0.999999, 1 - 2**-53]),
                 min_p=rng.choice([0, 0, 1e-30, 0.05, 0.5, 1.0]),
                 seed=rng.randrange(1 << 40),

@@ -114,12 +114,13 @@ def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str
         common["stop_token_ids"] = [rng.randrange(VOCAB)]
     common["temperature"] = rng.choice([0, 0, 1.0, 0.7])
     if common["temperature"] and rng.random() < 0.4:
-        common |= rng.choice([{"top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.5, "min_p": 0.2}])
+        common |= rng.choice(
+            [{"top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.5, "min_p": 0.2}, {"top_k": 3}, {"top_k": 5, "top_p": 0.7}]
+        )
     if rng.random() < 0.08:
         common |= rng.choice(
             [
                 {"logprobs": 2},
-                {"top_k": 3},
                 {"verify": "rejection"},
                 {"repetition_penalty": 1.3},
                 {"frequency_penalty": 0.5},

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+MOST_TOP_K = 1024
+"""The largest top_k of requests that a `Stepper` takes: it takes the likeliest tokens away one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepSlot:
@@ -25,6 +28,8 @@ class StepSlot:
     temperature: float
     words: Tensor | None
     """Noise keys of the next positions to generate, [positions, 2] int32; None where temperature is 0."""
+    top_k: int = 0
+    """0: off; at most `MOST_TOP_K`."""
     top_p: float = 1.0
     min_p: float = 0.0
     features: Tensor | None = None

@@ -3,7 +3,7 @@
 Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the
 next step is already running. What it learns may end a request: the step under way then runs for nothing in that
 lane, and its tokens are dropped. And it may find how a text goes on, which it offers to the next step launched. Only
-steps whose every request is chosen by temperature, top-p and min-p alone under the coupled rule go this way; the
+steps whose every request is chosen by temperature, top-k, top-p and min-p alone under the coupled rule go this way; the
 others, and those for which the host has drafted, are the host executor's, with the same tokens.
 """
 
@@ -18,7 +18,7 @@ from outrider.core.draft import Draft
 from outrider.core.drafter import DevicePart, Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel
 from outrider.core.request import ResolvedParams
-from outrider.core.step import PLAIN, Recording, SlotOutcome, Stepper, StepPlan, StepShape
+from outrider.core.step import MOST_TOP_K, PLAIN, Recording, SlotOutcome, Stepper, StepPlan, StepShape
 from outrider.engine.device_clock import DeviceClock
 from outrider.engine.device_lanes import DeviceLanes
 from outrider.engine.executor import Executor, StepOutput
@@ -32,7 +32,7 @@ BURST = 8
 _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 """What a draft verified on the device claims, by level."""
 _NO_DRAFT = Draft()
-_KNOWN = frozenset({"temperature", "top_p", "min_p", "processed_logprobs", "prompt_logprobs"})
+_KNOWN = frozenset({"temperature", "top_k", "top_p", "min_p", "processed_logprobs", "prompt_logprobs"})
 """Features the device chooses tokens by, or that are none of its business."""
 
 
@@ -205,7 +205,7 @@ class _Launched:
 
 def steppable(p: ResolvedParams) -> bool:
     """Whether the device makes the choice these parameters ask for."""
-    return p.features <= _KNOWN
+    return p.features <= _KNOWN and p.top_k <= MOST_TOP_K
 
 
 def _verified(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft:

@@ -121,6 +121,7 @@ class DeviceLanes:
             generated=s.generated,
             temperature=p.temperature,
             words=self._noise(s, 1) if p.temperature > 0 else None,
+            top_k=p.top_k,
             top_p=p.top_p,
             min_p=p.min_p,
             features=given.features,

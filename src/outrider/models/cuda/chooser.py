@@ -7,16 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.models.cuda.kernels.choose import (
-    mass_kernel,
-    peaks_kernel,
-    perturb_kernel,
-    pick_kernel,
-    pick_left_kernel,
-)
+from outrider.models.cuda.kernels.choose import peaks_kernel, perturb_kernel, pick_kernel, top_k_kernel
+from outrider.models.cuda.kernels.nucleus import check_kernel, mass_kernel, next_kernel, pick_left_kernel
 
 BLOCK = 1024
 """Tokens a program looks at."""
+
+ROUNDS = 3
+"""Of looking for what top-p leaves, by all programs together: at 0.9 a fourth is needed once in a thousand times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +43,60 @@ class Chooser:
         self._vocab = vocab
         self._ids = None if ids is None else ids.to(device, torch.int32)
         self._blocks = -(-vocab // BLOCK)
-        self._best = torch.zeros(2, rows, self._blocks, dtype=torch.float64, device=device)
-        self._which = torch.zeros(2, rows, self._blocks, dtype=torch.int32, device=device)
-        self._weight = torch.zeros(rows, self._blocks, dtype=torch.float64, device=device)
-        self._mass = torch.zeros(rows, self._blocks, dtype=torch.int64, device=device)
+
+        def room(dtype: torch.dtype, rounds: int = ROUNDS) -> Tensor:
+            return torch.zeros(rounds, rows, self._blocks, dtype=dtype, device=device)
+
+        self._peaks, self._peak_which = room(torch.float64, 1)[0], room(torch.int32, 1)[0]
+        self._limit = torch.zeros(rows, dtype=torch.float64, device=device)
+        self._best, self._which = room(torch.float64), room(torch.int32)
+        """By rounds, as is the mass of likelier tokens."""
+        self._above = room(torch.int64)
+        self._weight, self._mass = room(torch.float64, 1)[0], room(torch.int64, 1)[0]
 
     def choose(self, logits: Tensor, rows: int, noise: Noise | None, chosen: Tensor) -> None:
         """Fill `chosen[:rows]` (int32, any stride). `noise` None: every row greedily."""
         grid = (rows, self._blocks)
+        sizes = logits.stride(0), self._vocab, self._blocks
         width = 1 << (self._blocks - 1).bit_length()
-        stride, vocab, blocks = logits.stride(0), self._vocab, self._blocks
-        peaks = self._best[0]
-        peaks_kernel[grid](logits, peaks, self._which[0], stride, vocab, BLOCK=BLOCK)
+        blocks: dict[str, int] = {"BLOCK": BLOCK, "BLOCKS": width}
+        peaks, peak_which, ids, limit = self._peaks, self._peak_which, self._ids, self._limit
+        peaks_kernel[grid](logits, peaks, peak_which, *sizes[:2], BLOCK=BLOCK)
         if noise is None:
             pick_kernel[(rows,)](
-                peaks, self._which[0], self._ids, chosen, chosen.stride(0), blocks, BLOCKS=width, num_warps=1
+                peaks, peak_which, ids, chosen, chosen.stride(0), self._blocks, BLOCKS=width, num_warps=1
             )
             return
-        words, numbers, best, which = noise.words, noise.numbers, self._best[1], self._which[1]
-        sizes = {"BLOCK": BLOCK, "BLOCKS": width}
-        perturb_kernel[grid](
-            logits, peaks, words, numbers, self._ids, best, which, self._weight, stride, vocab, blocks, **sizes
-        )
-        mass_kernel[grid](logits, peaks, numbers, self._weight, self._mass, stride, vocab, blocks, **sizes)
+        words, numbers, weight, mass = noise.words, noise.numbers, self._weight, self._mass
+        top_k_kernel[(rows,)](logits, peaks, peak_which, numbers, limit, *sizes, **blocks)
+        best, which, above = self._best[0], self._which[0], self._above[0]
+        perturb_kernel[grid](logits, peaks, words, numbers, limit, ids, best, which, weight, *sizes, **blocks)
+        mass_kernel[grid](logits, peaks, numbers, limit, best, which, weight, mass, above, *sizes, **blocks)
+        for further in range(1, ROUNDS):
+            before = above, best, which
+            best, which, above = self._best[further], self._which[further], self._above[further]
+            next_kernel[grid](logits, peaks, words, numbers, limit, ids, mass, *before, best, which, *sizes, **blocks)
+            check_kernel[grid](
+                logits, peaks, numbers, limit, weight, mass, best, which, before[0], above, *sizes, **blocks
+            )
         pick_left_kernel[(rows,)](
             logits,
             peaks,
-            self._which[0],
+            peak_which,
             words,
             numbers,
-            self._ids,
+            limit,
+            ids,
+            weight,
+            mass,
+            self._best[0],
+            self._which[0],
             best,
             which,
-            self._weight,
-            self._mass,
+            above,
             chosen,
-            stride,
-            vocab,
-            blocks,
+            *sizes,
             chosen.stride(0),
-            **sizes,
+            **blocks,
+            num_warps=8,
         )

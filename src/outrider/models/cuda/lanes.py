@@ -33,7 +33,7 @@ STRIDE = _WORDS + 2 * NOISE_AHEAD
 
     tokens in the target's cache; tokens generated; its cache slots in the target and in the draft model or head; how
     many tokens a head's cache has no rows for, and how many it has rows for; the first position whose token is known
-    here; one unused
+    here; top_k
     temperature, top_p, log(min_p): fp64 each; one unused
     the generated position of the first noise key
     noise keys
@@ -96,7 +96,7 @@ class Lanes:
         for i, (number, lane) in enumerate(lanes.items()):
             known = max(0, lane.length - 1)
             absorbed = max(0, lane.length - lane.gap - (lane.features is not None))
-            fields = lane.length, lane.generated, lane.slot, lane.draft_slot, lane.gap, absorbed, known, 0
+            fields = lane.length, lane.generated, lane.slot, lane.draft_slot, lane.gap, absorbed, known, lane.top_k
             integers[i, :_NUMBERS] = fields
             least = math.log(lane.min_p) if lane.min_p > 0 else -math.inf
             numbers[i, _NUMBERS // 2 : _START // 2] = lane.temperature, lane.top_p, least

@@ -16,6 +16,7 @@ DRAFT_SLOT = tl.constexpr(3)
 GAP = tl.constexpr(4)
 ABSORBED = tl.constexpr(5)
 KNOWN = tl.constexpr(6)
+TOP_K = tl.constexpr(7)
 NUMBERS = tl.constexpr(8)
 START = tl.constexpr(15)
 WORDS = tl.constexpr(16)
@@ -87,6 +88,8 @@ def place_kernel(
     for which in tl.static_range(3):
         number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which) + tl.zeros([WIDTH], dtype=tl.float64)
         tl.store(row_numbers_ptr + at * 4 + which, number, mask=is_asked)
+    top_k = tl.load(state + TOP_K).to(tl.float64) + tl.zeros([WIDTH], dtype=tl.float64)
+    tl.store(row_numbers_ptr + at * 4 + 3, top_k, mask=is_asked)
 
 
 @triton.jit(do_not_specialize=["count", "leave", "capacity", "spare", "vocab"])
@@ -150,6 +153,7 @@ def absorb_kernel(
     for which in tl.static_range(3):
         number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which)
         tl.store(row_numbers_ptr + lane * 4 + which, number)
+    tl.store(row_numbers_ptr + lane * 4 + 3, tl.load(state + TOP_K).to(tl.float64))
 
 
 @triton.jit(do_not_specialize=["keep"])

@@ -1,0 +1,227 @@
+"""What top-p leaves, without sorting.
+
+The best perturbed score of all is looked at first, and mostly left; if not, no token as unlikely as it is left either,
+and the best of the likelier ones is looked at. The first rounds of that are kernels over all blocks of a row
+(`mass_kernel`, then `next_kernel` and `check_kernel` by turns), each of which does nothing where the round before has
+found the choice; `pick_left_kernel` goes on alone where they have not.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.models.cuda.kernels.scores import perturbed, row_best, row_peak, row_sum, scores
+
+MASS = tl.constexpr(2.0**52)
+"""As `_MASS` of sampling/warp.py."""
+
+
+@triton.jit
+def _masses(score, limit, weight):
+    """As `_nucleus` of sampling/warp.py: probabilities as integers, so that sums are exact in any order."""
+    share = tl.exp(score) / weight * MASS
+    whole = tl.floor(share)
+    up = (share - whole > 0.5) | ((share - whole == 0.5) & (whole.to(tl.int64) % 2 == 1))  # halves to even
+    return tl.where(score >= limit, whole.to(tl.int64) + up.to(tl.int64), 0)
+
+
+@triton.jit
+def _needed(total, top_p):
+    """What the likelier tokens must not have reached."""
+    return tl.maximum((total.to(tl.float64) * top_p).to(tl.int64), 1)
+
+
+@triton.jit
+def _nucleus(numbers_ptr, peak, row):
+    """Whether top-p is to be looked at."""
+    drawn = (tl.load(numbers_ptr + row * 4) > 0) & (tl.load(numbers_ptr + row * 4 + 1) < 1)
+    return drawn & (peak > float("-inf")) & (peak < float("inf"))
+
+
+@triton.jit
+def _above(score, floor, limit, weight):
+    """The mass of the tokens that weigh more than one of the score `floor`."""
+    mass = _masses(score, limit, weight)
+    return tl.sum(tl.where(mass > _masses(floor, limit, weight), mass, 0), axis=0)
+
+
+@triton.jit(do_not_specialize=["stride", "vocab", "blocks"])
+def mass_kernel(
+    logits_ptr,
+    peaks_ptr,
+    numbers_ptr,
+    limit_ptr,
+    best_ptr,
+    which_ptr,
+    weight_ptr,
+    mass_ptr,  # int64 [rows, blocks]: of each block together, where top_p is below 1
+    above_ptr,  # int64 [rows, blocks]: of those that weigh more than the row's best
+    stride,
+    vocab,
+    blocks,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    row, block = tl.program_id(0), tl.program_id(1)
+    peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
+    if _nucleus(numbers_ptr, peak, row):
+        temperature, limit = tl.load(numbers_ptr + row * 4), tl.load(limit_ptr + row)
+        weight = row_sum(weight_ptr, row, blocks, BLOCKS)
+        candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
+        floor = (scores(logits_ptr, row, stride, candidate + tl.arange(0, 1), vocab) - peak) / temperature
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        score = (scores(logits_ptr, row, stride, column, vocab) - peak) / temperature
+        tl.store(mass_ptr + row * blocks + block, tl.sum(_masses(score, limit, weight), axis=0))
+        tl.store(above_ptr + row * blocks + block, _above(score, floor, limit, weight))
+
+
+@triton.jit(do_not_specialize=["stride", "vocab", "blocks"])
+def next_kernel(
+    logits_ptr,
+    peaks_ptr,
+    words_ptr,
+    numbers_ptr,
+    limit_ptr,
+    ids_ptr,
+    mass_ptr,
+    above_ptr,  # of the round before, as are the next two
+    best_ptr,
+    which_ptr,
+    next_best_ptr,  # fp64 [rows, blocks]: among those likelier than the row's best before, where that is not left
+    next_which_ptr,
+    stride,
+    vocab,
+    blocks,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    row, block = tl.program_id(0), tl.program_id(1)
+    place = row * blocks + block
+    peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
+    if _nucleus(numbers_ptr, peak, row):
+        best, which = tl.load(best_ptr + place), tl.load(which_ptr + place)
+        need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
+        if row_sum(above_ptr, row, blocks, BLOCKS) >= need:
+            candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
+            floor = tl.max(scores(logits_ptr, row, stride, candidate + tl.arange(0, 1), vocab), axis=0)
+            best = tl.full([], float("-inf"), tl.float64)
+            if tl.load(peaks_ptr + place) > floor:
+                temperature = tl.load(numbers_ptr + row * 4)
+                least = tl.maximum(tl.load(limit_ptr + row), tl.load(numbers_ptr + row * 4 + 2))
+                column = block * BLOCK + tl.arange(0, BLOCK)
+                raw = scores(logits_ptr, row, stride, column, vocab)
+                score = (raw - peak) / temperature
+                noisy = perturbed(score, column, words_ptr, row, ids_ptr, vocab)
+                noisy = tl.where((raw > floor) & (score >= least), noisy, float("-inf"))
+                best, which = tl.max(noisy, axis=0, return_indices=True)
+                which += block * BLOCK
+        tl.store(next_best_ptr + place, best)
+        tl.store(next_which_ptr + place, which)
+
+
+@triton.jit(do_not_specialize=["stride", "vocab", "blocks"])
+def check_kernel(
+    logits_ptr,
+    peaks_ptr,
+    numbers_ptr,
+    limit_ptr,
+    weight_ptr,
+    mass_ptr,
+    best_ptr,  # of this round
+    which_ptr,
+    above_ptr,  # of the round before
+    next_above_ptr,  # int64 [rows, blocks]: of this one
+    stride,
+    vocab,
+    blocks,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    row, block = tl.program_id(0), tl.program_id(1)
+    place = row * blocks + block
+    peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
+    if _nucleus(numbers_ptr, peak, row):
+        above = tl.load(above_ptr + place)
+        need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
+        if row_sum(above_ptr, row, blocks, BLOCKS) >= need:
+            candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
+            floor = scores(logits_ptr, row, stride, candidate + tl.arange(0, 1), vocab)
+            above = tl.full([], 0, tl.int64)
+            if tl.load(peaks_ptr + place) > tl.max(floor, axis=0):
+                temperature, limit = tl.load(numbers_ptr + row * 4), tl.load(limit_ptr + row)
+                weight = row_sum(weight_ptr, row, blocks, BLOCKS)
+                column = block * BLOCK + tl.arange(0, BLOCK)
+                score = (scores(logits_ptr, row, stride, column, vocab) - peak) / temperature
+                above = _above(score, (floor - peak) / temperature, limit, weight)
+        tl.store(next_above_ptr + place, above)
+
+
+@triton.jit(do_not_specialize=["stride", "vocab", "blocks", "chosen_stride"])
+def pick_left_kernel(
+    logits_ptr,
+    peaks_ptr,
+    peak_which_ptr,
+    words_ptr,
+    numbers_ptr,
+    limit_ptr,
+    ids_ptr,
+    weight_ptr,
+    mass_ptr,
+    best_ptr,  # of the first round, as is the next
+    which_ptr,
+    last_best_ptr,  # of the last one
+    last_which_ptr,
+    above_ptr,
+    chosen_ptr,
+    stride,
+    vocab,
+    blocks,
+    chosen_stride,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    others = tl.arange(0, BLOCKS)
+    peaks = tl.load(peaks_ptr + row * blocks + others, mask=others < blocks, other=float("-inf"))
+    peak = tl.max(peaks, axis=0)
+    temperature, top_p = tl.load(numbers_ptr + row * 4), tl.load(numbers_ptr + row * 4 + 1)
+    finite = (peak > float("-inf")) & (peak < float("inf"))
+    if temperature > 0:
+        if _nucleus(numbers_ptr, peak, row):
+            chosen = row_best(last_best_ptr, last_which_ptr, row, blocks, BLOCKS)
+            weight, limit = row_sum(weight_ptr, row, blocks, BLOCKS), tl.load(limit_ptr + row)
+            least = tl.maximum(limit, tl.load(numbers_ptr + row * 4 + 2))
+            need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), top_p)
+            above = row_sum(above_ptr, row, blocks, BLOCKS)
+            while above >= need:  # only tokens likelier than this one may be left
+                floor = tl.max(scores(logits_ptr, row, stride, chosen + tl.arange(0, 1), vocab), axis=0)
+                top = tl.full([], float("-inf"), tl.float64)
+                block = tl.min(tl.where(peaks > floor, others, BLOCKS), axis=0)
+                while block < BLOCKS:
+                    column = block * BLOCK + tl.arange(0, BLOCK)
+                    raw = scores(logits_ptr, row, stride, column, vocab)
+                    score = (raw - peak) / temperature
+                    noisy = perturbed(score, column, words_ptr, row, ids_ptr, vocab)
+                    noisy = tl.where((raw > floor) & (score >= least), noisy, float("-inf"))
+                    best, which = tl.max(noisy, axis=0, return_indices=True)
+                    chosen = tl.where(best > top, block * BLOCK + which, chosen)
+                    top = tl.maximum(best, top)
+                    block = tl.min(tl.where((peaks > floor) & (others > block), others, BLOCKS), axis=0)
+                raw_floor = scores(logits_ptr, row, stride, chosen + tl.arange(0, 1), vocab)
+                floor = tl.max(raw_floor, axis=0)
+                above = tl.full([], 0, tl.int64)
+                block = tl.min(tl.where(peaks > floor, others, BLOCKS), axis=0)
+                while block < BLOCKS:
+                    column = block * BLOCK + tl.arange(0, BLOCK)
+                    score = (scores(logits_ptr, row, stride, column, vocab) - peak) / temperature
+                    above += _above(score, (raw_floor - peak) / temperature, limit, weight)
+                    block = tl.min(tl.where((peaks > floor) & (others > block), others, BLOCKS), axis=0)
+        else:
+            chosen = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
+    else:
+        chosen = row_best(peaks_ptr, peak_which_ptr, row, blocks, BLOCKS)
+    chosen = tl.where((temperature > 0) & (finite == 0), -1, chosen)
+    if ids_ptr is not None:
+        chosen = tl.where(chosen < 0, -1, tl.load(ids_ptr + tl.maximum(chosen, 0)))
+    tl.store(chosen_ptr + row * chosen_stride, chosen)
