@@ -25,7 +25,7 @@ from outrider.control.controller import Controller, FixedLength
 from outrider.core.draft import Speculation
 from outrider.core.drafter import Drafter
 from outrider.core.model import Rows
-from outrider.core.step import Offer, StepShape, StepSlot
+from outrider.core.step import Manner, Offer, StepShape, StepSlot
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.router import RouterDrafter
@@ -90,9 +90,9 @@ def stepped(target: CudaDecoder, offers: list[Offer | None], shape: StepShape) -
     target.commit(slot, range(2))
     stepper.seat({0: StepSlot(slot, 0, last=7, previous=6, length=2, generated=0, temperature=0, words=None)})
     outcomes = []
-    stepper.launch(1, shape, False, {0: offers[0]} if offers[0] else {})
+    stepper.launch(1, shape, Manner.GREEDY, {0: offers[0]} if offers[0] else {})
     for offer in offers[1:]:
-        stepper.launch(1, shape, False, {0: offer} if offer else {})
+        stepper.launch(1, shape, Manner.GREEDY, {0: offer} if offer else {})
         outcomes.append(stepper.collect().lanes[0])
     target.close(slot)
     return [*outcomes, stepper.collect().lanes[0]]

@@ -15,7 +15,7 @@ from tiny_gpu import DRAFT, TARGET, gpu_decoder, request
 
 from outrider.control.controller import FixedLength
 from outrider.core.model import Rows
-from outrider.core.step import StepShape
+from outrider.core.step import Manner, StepShape
 from outrider.drafters.model import ModelDrafter
 from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
@@ -39,7 +39,7 @@ class Noted:
 def head_chains() -> HeadChains:
     network = SimpleNamespace(inbox=torch.zeros(NARROW_ROWS, 4), max_rows=NARROW_ROWS)
     head: Any = SimpleNamespace(network=network, ids=torch.arange(8), device=torch.device("cpu"), dtype=torch.float32)
-    return HeadChains(head, Lanes(64, 64, 64, 128, torch.device("cpu")), 8)
+    return HeadChains(head, Lanes(64, 64, 64, 128, 8, torch.device("cpu")), 8)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_what_waits_for_a_head_fits_its_pass_when_the_batch_grows(before: int, l
     chains, graphs = head_chains(), Noted()
     noted: Any = graphs
     for length in lengths:
-        chains.draft(noted, before, StepShape(length, length), False, False)
-    chains.draft(noted, after, StepShape(1, 1), False, False)
+        chains.draft(noted, before, StepShape(length, length), Manner.GREEDY, False)
+    chains.draft(noted, after, StepShape(1, 1), Manner.GREEDY, False)
     rows = [key[1] * key[2] for key in graphs.keys if key[0] == "absorb"]
     assert max(rows) <= NARROW_ROWS
 

@@ -122,11 +122,19 @@ def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str
             [
                 {"logprobs": 2},
                 {"verify": "rejection"},
-                {"repetition_penalty": 1.3},
-                {"frequency_penalty": 0.5},
             ]
         )
         common["max_tokens"] = min(common["max_tokens"], 6)
+    elif rng.random() < 0.25:
+        common |= rng.choice(
+            [
+                {"repetition_penalty": 1.3},
+                {"frequency_penalty": 0.5, "presence_penalty": -0.3},
+                {"logit_bias": {1: 2.0, 5: -3.0}},
+                {"min_tokens": 1, "stop_token_ids": [2, 3, 4]},
+                {"repetition_penalty": 1.1, "min_tokens": common["max_tokens"] // 2, "stop_token_ids": [2, 3, 4]},
+            ]
+        )
     one = made(number, prompt, SamplingParams(**common))
     one.cache_salt = rng.choice([None, None, "a"])
     if kind == "router" and rng.random() < 0.25:

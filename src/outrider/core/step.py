@@ -4,13 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 MOST_TOP_K = 1024
 """The largest top_k of requests that a `Stepper` takes: it takes the likeliest tokens away one by one."""
+
+MOST_BIASES = 1023
+"""The most tokens that such a request may have a bias for."""
+
+
+class Manner(IntEnum):
+    """How the tokens of a step are chosen; each way does what those before it do too."""
+
+    GREEDY = 0
+    DRAWN = 1
+    """Some request has a temperature."""
+    PROCESSED = 2
+    """Some request's scores are changed before the choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processing:
+    """What changes a request's scores before a token is chosen, as `sampling.warp.PROCESSORS` do it."""
+
+    seen: NDArray[np.int64]
+    """The distinct tokens of its text, where there are penalties."""
+    counts: NDArray[np.int64]
+    """How often its output has said each."""
+    repetition: float
+    frequency: float
+    presence: float
+    bias: Mapping[int, float]
+    """At most `MOST_BIASES`."""
+    banned: frozenset[int]
+    """Before `min_tokens` are generated."""
+    min_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +66,8 @@ class StepSlot:
     """0: off; at most `MOST_TOP_K`."""
     top_p: float = 1.0
     min_p: float = 0.0
+    processing: Processing | None = None
+    """None: nothing does."""
     features: Tensor | None = None
     """For a head: what the target made of the token before the last, [layers * hidden]; None where there is none."""
     gap: int = 0
@@ -147,8 +183,8 @@ class Stepper(Protocol):
         """Noise keys of the positions from `generated` on."""
         ...
 
-    def launch(self, lanes: int, shape: StepShape, sampled: bool, offers: Mapping[int, Offer] = {}) -> None:
-        """A step of the first `lanes` lanes; `sampled`: whether any has a temperature. `offers` are for this step only,
+    def launch(self, lanes: int, shape: StepShape, manner: Manner, offers: Mapping[int, Offer] = {}) -> None:
+        """A step of the first `lanes` lanes; `manner`: the most that any needs. `offers` are for this step only,
         by lane; where one is void, and in all others, what was drafted on the device is verified."""
         ...
 

@@ -3,8 +3,8 @@
 Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the
 next step is already running. What it learns may end a request: the step under way then runs for nothing in that
 lane, and its tokens are dropped. And it may find how a text goes on, which it offers to the next step launched. Only
-steps whose every request is chosen by temperature, top-k, top-p and min-p alone under the coupled rule go this way; the
-others, and those for which the host has drafted, are the host executor's, with the same tokens.
+steps whose every request asks for nothing but what the device knows go this way (not grammars, nor the rejection rule);
+the others, and those for which the host has drafted, are the host executor's, with the same tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,24 @@ from outrider.core.draft import Draft
 from outrider.core.drafter import DevicePart, Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel
 from outrider.core.request import ResolvedParams
-from outrider.core.step import MOST_TOP_K, PLAIN, Recording, SlotOutcome, Stepper, StepPlan, StepShape
+from outrider.core.step import (
+    MOST_BIASES,
+    MOST_TOP_K,
+    PLAIN,
+    Manner,
+    Recording,
+    SlotOutcome,
+    Stepper,
+    StepPlan,
+    StepShape,
+)
 from outrider.engine.device_clock import DeviceClock
 from outrider.engine.device_lanes import DeviceLanes
 from outrider.engine.executor import Executor, StepOutput
 from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.sampling.draw import not_a_number
+from outrider.sampling.warp import PENALTIES
 
 BURST = 8
 """Plain steps taken in a row before a drafter on the host is asked again, once its controller has paused."""
@@ -32,7 +43,9 @@ BURST = 8
 _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 """What a draft verified on the device claims, by level."""
 _NO_DRAFT = Draft()
-_KNOWN = frozenset({"temperature", "top_k", "top_p", "min_p", "processed_logprobs", "prompt_logprobs"})
+_PROCESSED = PENALTIES | {"logit_bias", "min_tokens"}
+"""Features by which scores are changed there before the choice."""
+_KNOWN = _PROCESSED | {"temperature", "top_k", "top_p", "min_p", "processed_logprobs", "prompt_logprobs"}
 """Features the device chooses tokens by, or that are none of its business."""
 
 
@@ -144,7 +157,7 @@ class DeviceExecutor(Executor):
         self._lanes.renew(sum([launched.shape.verified + 1 for launched in self._under_way]) + shape.verified + 1)
         found = {running[i].id: offer for i, offer in offered.items()}
         offers = {number: found[s.id] for number, s in enumerate(seated) if s is not None and s.id in found}
-        self._stepper.launch(len(seated), shape, any(s.params.temperature for s in running), offers)
+        self._stepper.launch(len(seated), shape, max([manner(s.params) for s in running]), offers)
         sources = {number: offer.source for number, offer in offers.items()}
         self._under_way.append(_Launched(shape, list(seated), sources))
         self._burst = max(0, self._burst - 1)
@@ -205,7 +218,14 @@ class _Launched:
 
 def steppable(p: ResolvedParams) -> bool:
     """Whether the device makes the choice these parameters ask for."""
-    return p.features <= _KNOWN and p.top_k <= MOST_TOP_K
+    return p.features <= _KNOWN and p.top_k <= MOST_TOP_K and len(p.logit_bias) <= MOST_BIASES
+
+
+def manner(p: ResolvedParams) -> Manner:
+    """How a step must choose in which these parameters take part."""
+    if not p.features.isdisjoint(_PROCESSED):
+        return Manner.PROCESSED
+    return Manner.DRAWN if p.temperature > 0 else Manner.GREEDY
 
 
 def _verified(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.drafter import DeviceDrafter
-from outrider.core.step import HandedOver, Stepper, StepSlot
+from outrider.core.step import HandedOver, Processing, Stepper, StepSlot
 from outrider.engine.request import Request
 from outrider.sampling.noise import words_of
+from outrider.sampling.warp import PENALTIES, PROCESSED
 
 _AHEAD = 64
 """Positions whose noise is keyed at a time: most answers end long before their limit."""
@@ -124,6 +126,7 @@ class DeviceLanes:
             top_k=p.top_k,
             top_p=p.top_p,
             min_p=p.min_p,
+            processing=_processing(s),
             features=given.features,
             gap=given.gap,
         )
@@ -138,3 +141,21 @@ class DeviceLanes:
         assert known is not None, "a request that runs has tokens left to generate"
         self._reach[s.id] = stop
         return known[s.generated : stop]
+
+
+def _processing(s: Request) -> Processing | None:
+    p = s.params
+    if p.features.isdisjoint(PROCESSED):
+        return None
+    none = np.empty(0, dtype=np.int64)
+    seen, counts = (none, none) if p.features.isdisjoint(PENALTIES) else s.history.tally()
+    return Processing(
+        seen=seen,
+        counts=counts,
+        repetition=p.repetition_penalty,
+        frequency=p.frequency_penalty,
+        presence=p.presence_penalty,
+        bias=p.logit_bias,
+        banned=p.stop_token_ids if p.min_tokens else frozenset(),
+        min_tokens=p.min_tokens,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.request import GrammarWalk, TokenGrammar
@@ -46,6 +47,12 @@ class History:
             self._walk.advance(self._output)
             self._output = []
         return self._walk
+
+    def tally(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The distinct tokens [C] of prompt and output, and how often the output has each."""
+        self._count()
+        known = len(self._column)
+        return self._ids[:known].copy(), self._counts[:known].astype(np.int64)
 
     def along(self, paths: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The history as seen at the end of each path, a row per path of tokens that follow the output.

@@ -179,8 +179,10 @@ class Truncation(NamedTuple):
     """Of z [R, V] fp64, which may be overwritten."""
 
 
+PENALTIES = frozenset({"repetition_penalty", "frequency_penalty", "presence_penalty"})
+
 PROCESSORS = (
-    Processor(frozenset({"repetition_penalty", "frequency_penalty", "presence_penalty"}), _penalise),
+    Processor(PENALTIES, _penalise),
     Processor(frozenset({"logit_bias"}), _add_bias),
     Processor(frozenset({"min_tokens"}), _forbid_early_end),
     Processor(frozenset({"grammar"}), _follow_grammar),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from outrider.core.step import PendingFeatures, StepShape, StepSlot
+from outrider.core.step import Manner, PendingFeatures, StepShape, StepSlot
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import Graphs, Key, Launches
 from outrider.models.cuda.kernels.steps import wait_kernel
@@ -36,13 +36,13 @@ class Chains(Protocol):
     skips: int
     """As `Stepper.skips`."""
 
-    def launches(self, lanes: int, length: int, sampled: bool) -> Iterator[tuple[Key, Launches]]:
+    def launches(self, lanes: int, length: int, manner: Manner) -> Iterator[tuple[Key, Launches]]:
         """What drafts of this length need, and what those after a step that verified as many do."""
         ...
 
     def seat(self, number: int, lane: StepSlot) -> None: ...
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
-    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, sampled: bool, offered: bool) -> None:
+    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, manner: Manner, offered: bool) -> None:
         """`offered`: whether other drafts may be verified in their stead."""
         ...
 
@@ -72,10 +72,10 @@ class ModelChains:
         self._plain = False
         """Whether there are more of them than the two that a draft begins with."""
 
-    def launches(self, lanes: int, length: int, sampled: bool) -> Iterator[tuple[Key, Launches]]:
+    def launches(self, lanes: int, length: int, manner: Manner) -> Iterator[tuple[Key, Launches]]:
         yield ("behind", lanes), partial(self._catch_up, lanes)
         if length:
-            yield ("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled)
+            yield ("draft", lanes, length, manner), partial(self._chain, lanes, length, manner)
 
     def seat(self, number: int, lane: StepSlot) -> None:
         """All is in the cache."""
@@ -89,12 +89,12 @@ class ModelChains:
     def left(self, number: int) -> PendingFeatures:
         return PendingFeatures()
 
-    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, sampled: bool, offered: bool) -> None:
+    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, manner: Manner, offered: bool) -> None:
         length = shape.drafted
         if self._plain and (length or self._behind >= _most(lanes, self._network)):
             self.settle(graphs, lanes)
         if length:
-            graphs.run(("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled))
+            graphs.run(("draft", lanes, length, manner), partial(self._chain, lanes, length, manner))
         self._behind = shape.verified + 1 + (0 if length else self._behind)
         self._plain = offered or not length  # what was offered is not what the model has run
 
@@ -109,7 +109,7 @@ class ModelChains:
         self._lanes.place_waiting(self._network, lanes, count)
         self._network.body(lanes * count, together=count > 2)
 
-    def _chain(self, lanes: int, length: int, sampled: bool) -> None:
+    def _chain(self, lanes: int, length: int, manner: Manner) -> None:
         """The first pass also runs the token before the last: had the whole of the last draft been accepted, the draft
         model would not have seen it yet; otherwise its row is written again as it was."""
         network, board = self._network, self._lanes
@@ -118,7 +118,8 @@ class ModelChains:
             board.place(network, DRAFT_SLOT, lanes, start, count, wanted=1)
             network.body(lanes * count, together=False)
             network.head(lanes)
-            self._chooser.choose(network.logits, lanes, board.noise if sampled else None, board.drafts[:, depth])
+            noise, said = board.chosen_by(manner)
+            self._chooser.choose(network.logits, lanes, noise, board.drafts[:, depth], said)
 
 
 class HeadChains:
@@ -140,7 +141,7 @@ class HeadChains:
         self._counts: dict[int, set[int]] = {}
         """By lanes: how many a pass takes in, as recorded."""
 
-    def launches(self, lanes: int, length: int, sampled: bool) -> Iterator[tuple[Key, Launches]]:
+    def launches(self, lanes: int, length: int, manner: Manner) -> Iterator[tuple[Key, Launches]]:
         most = _most(lanes, self._network)
         counts = self._counts.setdefault(lanes, {most})
         if not length:
@@ -149,9 +150,9 @@ class HeadChains:
             return
         counts.add(length + 1)
         for count in (length + 1, most):
-            yield ("absorb", lanes, count, sampled), partial(self._absorb, lanes, count, sampled)
+            yield ("absorb", lanes, count, manner), partial(self._absorb, lanes, count, manner)
         if length > 1:
-            yield ("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled)
+            yield ("draft", lanes, length, manner), partial(self._chain, lanes, length, manner)
 
     def seat(self, number: int, lane: StepSlot) -> None:
         """It comes with the features of the token before its last."""
@@ -184,7 +185,7 @@ class HeadChains:
     def settle(self, graphs: Graphs, lanes: int) -> None:
         """The host is given what waits."""
 
-    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, sampled: bool, offered: bool) -> None:
+    def draft(self, graphs: Graphs, lanes: int, shape: StepShape, manner: Manner, offered: bool) -> None:
         length, most = shape.drafted, _most(lanes, self._network)
         if not length:
             if most < WAITING:  # a pass every few steps for nothing
@@ -197,9 +198,9 @@ class HeadChains:
             self._wait(graphs, lanes, most)
         counts = self._counts.get(lanes, ())
         count = min((count for count in counts if count >= self._waiting), default=self._waiting)
-        graphs.run(("absorb", lanes, count, sampled), partial(self._absorb, lanes, count, sampled))
+        graphs.run(("absorb", lanes, count, manner), partial(self._absorb, lanes, count, manner))
         if length > 1:
-            graphs.run(("draft", lanes, length, sampled), partial(self._chain, lanes, length, sampled))
+            graphs.run(("draft", lanes, length, manner), partial(self._chain, lanes, length, manner))
         self._waiting = shape.verified + 1
 
     def _wait(self, graphs: Graphs, lanes: int, most: int) -> None:
@@ -220,23 +221,24 @@ class HeadChains:
         network.fuse(lanes * count, self._ring, self._index)
         network.run(lanes * count, count > 2, network.given)
 
-    def _absorb(self, lanes: int, count: int, sampled: bool) -> None:
+    def _absorb(self, lanes: int, count: int, manner: Manner) -> None:
         """The last token's row gives the first draft."""
         self._take_in(lanes, count, leave=0)
-        self._choose(lanes, 0, sampled)
+        self._choose(lanes, 0, manner)
 
-    def _chain(self, lanes: int, length: int, sampled: bool) -> None:
+    def _chain(self, lanes: int, length: int, manner: Manner) -> None:
         """The others, each from the head's own state after the one before."""
         network = self._network
         for depth in range(1, length):
             self._lanes.place(network, DRAFT_SLOT, lanes, depth, 1, wanted=1, head=True)
             network.run(lanes, False, network.states, self._last if depth == 1 else None)
-            self._choose(lanes, depth, sampled)
+            self._choose(lanes, depth, manner)
 
-    def _choose(self, lanes: int, depth: int, sampled: bool) -> None:
+    def _choose(self, lanes: int, depth: int, manner: Manner) -> None:
         network, board = self._network, self._lanes
         network.head(lanes)
-        self._chooser.choose(network.logits, lanes, board.noise if sampled else None, board.drafts[:, depth])
+        noise, said = board.chosen_by(manner)
+        self._chooser.choose(network.logits, lanes, noise, board.drafts[:, depth], said)
 
 
 def _most(lanes: int, network: Network) -> int:

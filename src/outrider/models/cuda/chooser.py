@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.models.cuda.kernels.choose import peaks_kernel, perturb_kernel, pick_kernel, top_k_kernel
+from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.nucleus import check_kernel, mass_kernel, next_kernel, pick_left_kernel
+from outrider.models.cuda.said import Said
 
 BLOCK = 1024
 """Tokens a program looks at."""
@@ -54,39 +57,46 @@ class Chooser:
         self._above = room(torch.int64)
         self._weight, self._mass = room(torch.float64, 1)[0], room(torch.int64, 1)[0]
 
-    def choose(self, logits: Tensor, rows: int, noise: Noise | None, chosen: Tensor) -> None:
-        """Fill `chosen[:rows]` (int32, any stride). `noise` None: every row greedily."""
+    def choose(self, logits: Tensor, rows: int, noise: Noise | None, chosen: Tensor, said: Said | None = None) -> None:
+        """Fill `chosen[:rows]` (int32, any stride). `noise` None: every row greedily. `said`: scores are processed
+        first, of the rows that it marks."""
         grid = (rows, self._blocks)
-        sizes = logits.stride(0), self._vocab, self._blocks
+        ids = self._ids
+        if said is None:
+            scores: tuple[Tensor | None, ...] = logits, None, None, None, None, ids
+            sizes, longest = (logits.stride(0), 0, self._vocab), 1
+        else:
+            scores = logits, said.table, said.numbers, said.marks, said.drafts, ids
+            sizes, longest = (logits.stride(0), said.stride, self._vocab), said.drafts.shape[1]
         width = 1 << (self._blocks - 1).bit_length()
-        blocks: dict[str, int] = {"BLOCK": BLOCK, "BLOCKS": width}
-        peaks, peak_which, ids, limit = self._peaks, self._peak_which, self._ids, self._limit
-        peaks_kernel[grid](logits, peaks, peak_which, *sizes[:2], BLOCK=BLOCK)
+        blocks: dict[str, Any] = {"LONGEST": longest, "BLOCK": BLOCK, "BLOCKS": width, **UNFUSED}
+        peaks, peak_which, limit = self._peaks, self._peak_which, self._limit
+        peaks_kernel[grid](*scores, peaks, peak_which, *sizes, LONGEST=longest, BLOCK=BLOCK, **UNFUSED)
         if noise is None:
             pick_kernel[(rows,)](
                 peaks, peak_which, ids, chosen, chosen.stride(0), self._blocks, BLOCKS=width, num_warps=1
             )
             return
         words, numbers, weight, mass = noise.words, noise.numbers, self._weight, self._mass
-        top_k_kernel[(rows,)](logits, peaks, peak_which, numbers, limit, *sizes, **blocks)
+        all_sizes = *sizes, self._blocks
+        top_k_kernel[(rows,)](*scores, peaks, peak_which, numbers, limit, *all_sizes, **blocks)
         best, which, above = self._best[0], self._which[0], self._above[0]
-        perturb_kernel[grid](logits, peaks, words, numbers, limit, ids, best, which, weight, *sizes, **blocks)
-        mass_kernel[grid](logits, peaks, numbers, limit, best, which, weight, mass, above, *sizes, **blocks)
+        perturb_kernel[grid](*scores, peaks, words, numbers, limit, best, which, weight, *all_sizes, **blocks)
+        mass_kernel[grid](*scores, peaks, numbers, limit, best, which, weight, mass, above, *all_sizes, **blocks)
         for further in range(1, ROUNDS):
             before = above, best, which
             best, which, above = self._best[further], self._which[further], self._above[further]
-            next_kernel[grid](logits, peaks, words, numbers, limit, ids, mass, *before, best, which, *sizes, **blocks)
+            next_kernel[grid](*scores, peaks, words, numbers, limit, mass, *before, best, which, *all_sizes, **blocks)
             check_kernel[grid](
-                logits, peaks, numbers, limit, weight, mass, best, which, before[0], above, *sizes, **blocks
+                *scores, peaks, numbers, limit, weight, mass, best, which, before[0], above, *all_sizes, **blocks
             )
         pick_left_kernel[(rows,)](
-            logits,
+            *scores,
             peaks,
             peak_which,
             words,
             numbers,
             limit,
-            ids,
             weight,
             mass,
             self._best[0],
@@ -95,7 +105,7 @@ class Chooser:
             which,
             above,
             chosen,
-            *sizes,
+            *all_sizes,
             chosen.stride(0),
             **blocks,
             num_warps=8,

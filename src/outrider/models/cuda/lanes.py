@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.step import StepSlot
+from outrider.core.step import Manner, StepSlot
 from outrider.models.cuda.chooser import Noise
 from outrider.models.cuda.graphs import Staging, oldest
 from outrider.models.cuda.kernels import steps
 from outrider.models.cuda.network import Network
+from outrider.models.cuda.said import Said
 
 NOISE_AHEAD = 512
 """Generated positions per lane whose noise keys are on the device."""
@@ -22,6 +23,8 @@ MAX_LENGTH = 32
 
 WIDTH = 64
 """Rows of a lane in one pass, at most."""
+
+_MOST = 2**31 - 1
 
 OUT = 2 * MAX_LENGTH + 3
 """Int32 that a step gives a lane: drafts accepted, tokens gained, drafts, whether those were offered."""
@@ -33,7 +36,7 @@ STRIDE = _WORDS + 2 * NOISE_AHEAD
 
     tokens in the target's cache; tokens generated; its cache slots in the target and in the draft model or head; how
     many tokens a head's cache has no rows for, and how many it has rows for; the first position whose token is known
-    here; top_k
+    here; top_k; min_tokens; whether scores are processed; two unused
     temperature, top_p, log(min_p): fp64 each; one unused
     the generated position of the first noise key
     noise keys
@@ -46,8 +49,10 @@ class Lanes:
     Whatever is done here takes effect for the steps launched afterwards, and waits for nothing.
     """
 
-    def __init__(self, most: int, target_spare: int, draft_spare: int, capacity: int, device: torch.device) -> None:
-        """`capacity`: tokens of a lane's text, at most."""
+    def __init__(
+        self, most: int, target_spare: int, draft_spare: int, capacity: int, vocab: int, device: torch.device
+    ) -> None:
+        """`capacity`: tokens of a lane's text, at most. `vocab`: tokens that may be chosen."""
 
         def room(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -63,6 +68,7 @@ class Lanes:
         """-1: none."""
         self.noise = Noise.room(most * (MAX_LENGTH + 1), device)
         """Of the rows placed last whose logits are wanted."""
+        self.said = Said(most, vocab, self.drafts)
         self.out = room(most, OUT)
         """What a step gave each lane."""
         self._empty = torch.tensor(
@@ -97,7 +103,7 @@ class Lanes:
             known = max(0, lane.length - 1)
             absorbed = max(0, lane.length - lane.gap - (lane.features is not None))
             fields = lane.length, lane.generated, lane.slot, lane.draft_slot, lane.gap, absorbed, known, lane.top_k
-            integers[i, :_NUMBERS] = fields
+            integers[i, :_NUMBERS] = *fields, *_processing(lane), 0, 0
             least = math.log(lane.min_p) if lane.min_p > 0 else -math.inf
             numbers[i, _NUMBERS // 2 : _START // 2] = lane.temperature, lane.top_p, least
             integers[i, _START] = lane.generated
@@ -113,6 +119,9 @@ class Lanes:
         places, tokens = text[:3].long(), text[3:]
         self.text.view(-1)[places[1:].flatten()] = tokens.flatten()
         self.records[places[0]] = sent
+        for number, lane in lanes.items():
+            if lane.processing is not None:
+                self.said.seat(number, lane.processing)
 
     def renew(self, number: int, generated: int, words: Tensor) -> None:
         """Noise keys [positions, 2] from the generated position `generated` on, which it has reached at least."""
@@ -128,6 +137,7 @@ class Lanes:
             for table in (self.records, self.text):
                 table[target] = table[source]
             self.vacate(source)
+        self.said.move(sources, targets)
 
     def skip(self, lanes: int, keep: int) -> None:
         """Of what waits for a head, leave out all but the last `keep` tokens of each lane."""
@@ -137,6 +147,26 @@ class Lanes:
         """Tokens in the target's cache, and of those the head's lacks and has; waits for the device."""
         fields = self.records[number, :_NUMBERS].tolist()
         return fields[steps.LENGTH.value], fields[steps.GAP.value], fields[steps.ABSORBED.value]
+
+    def chosen_by(self, manner: Manner) -> tuple[Noise | None, Said | None]:
+        """What the rows placed last are chosen by."""
+        return (
+            self.noise if manner >= Manner.DRAWN else None,
+            self.said if manner >= Manner.PROCESSED else None,
+        )
+
+    def count(self, lanes: int) -> None:
+        """What a step gained is said now; see `count_kernel`."""
+        steps.count_kernel[(lanes,)](
+            self.records,
+            self.out,
+            self.said.table,
+            self.said.stride,
+            OUT=OUT,
+            STRIDE=STRIDE,
+            WIDTH=WIDTH,
+            num_warps=1,
+        )
 
     def place(
         self, network: Network, slot: int, lanes: int, start: int, count: int, wanted: int, head: bool = False
@@ -150,6 +180,7 @@ class Lanes:
             *_tables(network),
             self.noise.words,
             self.noise.numbers,
+            self.said.marks,
             start,
             count,
             wanted,
@@ -185,6 +216,7 @@ class Lanes:
             *_tables(network),
             self.noise.words,
             self.noise.numbers,
+            self.said.marks,
             index,
             last,
             count,
@@ -199,6 +231,12 @@ class Lanes:
             WIDTH=WIDTH,
             num_warps=1,
         )
+
+
+def _processing(lane: StepSlot) -> tuple[int, int]:
+    """The tokens it must generate, and whether its scores are processed at all."""
+    asked = lane.processing
+    return (0, 0) if asked is None else (min(asked.min_tokens, _MOST), 1)
 
 
 def _tables(network: Network) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.core.step import Offer, PendingFeatures, StepOutcome, StepShape, StepSlot
+from outrider.core.step import Manner, Offer, PendingFeatures, StepOutcome, StepShape, StepSlot
 from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, bucket, buckets
@@ -47,7 +47,7 @@ class DeviceStepper:
         lanes = bucket(target.max_batch)
         device = target.device
         spares = target.max_batch, draft.max_batch if draft else 0
-        self._board = Lanes(lanes, *spares, target.network.capacity, device)
+        self._board = Lanes(lanes, *spares, target.network.capacity, vocab_size, device)
         self._offers = Offers(self._board)
         self._chosen = torch.zeros(lanes * (MAX_LENGTH + 1), dtype=torch.int32, device=device)
         self._chooser = Chooser(HEAD_ROWS, vocab_size, device)
@@ -84,12 +84,12 @@ class DeviceStepper:
 
     def _all_launches(self, shapes: Sequence[StepShape]) -> Iterator[tuple[Key, Launches]]:
         for count, fitting in self._sizes(shapes):
-            for sampled in (True, False):
+            for manner in reversed(Manner):
                 if self._chains is not None:
                     for length in sorted({shape.drafted for shape in fitting}):
-                        yield from self._chains.launches(count, length, sampled)
+                        yield from self._chains.launches(count, length, manner)
                 for length in sorted({shape.verified for shape in fitting}):
-                    yield ("verify", count, length, sampled), partial(self._verify, count, length, sampled)
+                    yield ("verify", count, length, manner), partial(self._verify, count, length, manner)
 
     def _sizes(self, shapes: Sequence[StepShape]) -> Iterator[tuple[int, list[StepShape]]]:
         """Every number of lanes with every shape, cut to what fits."""
@@ -114,7 +114,7 @@ class DeviceStepper:
         alike."""
         outcomes = []
         for _ in range(_MEASURED):
-            self.launch(lanes, shape, sampled=False)
+            self.launch(lanes, shape, Manner.GREEDY)
             outcomes.append(self.collect())
         return median(o.draft_seconds for o in outcomes), median(o.target_seconds for o in outcomes) or 1.0
 
@@ -143,7 +143,7 @@ class DeviceStepper:
         self._board.renew(number, generated, words)
 
     @torch.inference_mode()
-    def launch(self, lanes: int, shape: StepShape, sampled: bool, offers: Mapping[int, Offer] = {}) -> None:
+    def launch(self, lanes: int, shape: StepShape, manner: Manner, offers: Mapping[int, Offer] = {}) -> None:
         """Start a step of the first `lanes` lanes; does not wait for it."""
         count = bucket(lanes)
         result = self._results.pop(0)
@@ -151,9 +151,9 @@ class DeviceStepper:
             self._offers.send(shape.drafted, offers)
         result.start()
         if self._chains is not None:
-            self._chains.draft(self._graphs, count, shape, sampled, bool(offers))
+            self._chains.draft(self._graphs, count, shape, manner, bool(offers))
         result.drafted()
-        self._run(count, shape.verified, sampled)
+        self._run(count, shape.verified, manner)
         result.finish(lanes, shape.verified)
         self._under_way.append(result)
 
@@ -178,20 +178,23 @@ class DeviceStepper:
         assert not self._under_way
         return PendingFeatures() if self._chains is None else self._chains.left(number)
 
-    def _run(self, lanes: int, length: int, sampled: bool) -> None:
-        self._graphs.run(("verify", lanes, length, sampled), lambda: self._verify(lanes, length, sampled))
+    def _run(self, lanes: int, length: int, manner: Manner) -> None:
+        self._graphs.run(("verify", lanes, length, manner), lambda: self._verify(lanes, length, manner))
 
-    def _verify(self, lanes: int, length: int, sampled: bool) -> None:
+    def _verify(self, lanes: int, length: int, manner: Manner) -> None:
         network, count = self._target, length + 1
         if length:
             self._offers.align(lanes, length)
         self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
         network.body(lanes * count, together=count > 2)
         network.head(lanes * count)
-        self._chooser.choose(network.logits, lanes * count, self._board.noise if sampled else None, self._chosen)
+        noise, said = self._board.chosen_by(manner)
+        self._chooser.choose(network.logits, lanes * count, noise, self._chosen, said)
         if self._chains is not None:
             self._chains.verify(network, lanes, length)
         self._accept(lanes, length)
+        if said is not None:
+            self._board.count(lanes)
 
     def _accept(self, lanes: int, length: int) -> None:
         board = self._board

@@ -13,17 +13,37 @@ import triton.language as tl
 from outrider.models.cuda.kernels.scores import perturbed, row_best, row_peak, scores
 
 
-@triton.jit(do_not_specialize=["stride", "vocab"])
+@triton.jit(do_not_specialize=["stride", "said_stride", "vocab"])
 def peaks_kernel(
-    logits_ptr,  # fp32 [rows, stride]
+    logits_ptr,  # this and the next five: see `scores`
+    said_ptr,
+    said_numbers_ptr,
+    marks_ptr,
+    drafts_ptr,
+    ids_ptr,
     best_ptr,  # fp64 [rows, blocks]: the largest score of each block; infinite where one is not a number
     which_ptr,  # int32 [rows, blocks]: where it stands; -1 there
     stride,
+    said_stride,
     vocab,
+    LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, block = tl.program_id(0), tl.program_id(1)
-    score = scores(logits_ptr, row, stride, block * BLOCK + tl.arange(0, BLOCK), vocab)
+    score = scores(
+        logits_ptr,
+        said_ptr,
+        said_numbers_ptr,
+        marks_ptr,
+        drafts_ptr,
+        ids_ptr,
+        row,
+        stride,
+        said_stride,
+        block * BLOCK + tl.arange(0, BLOCK),
+        vocab,
+        LONGEST,
+    )
     no_number = tl.max((score != score).to(tl.int32), axis=0) > 0
     best, which = tl.max(score, axis=0, return_indices=True)
     place = row * tl.num_programs(1) + block
@@ -32,30 +52,67 @@ def peaks_kernel(
 
 
 @triton.jit
-def following(logits_ptr, row, stride, vocab, best, which, others, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+def following(
+    logits_ptr,
+    said_ptr,
+    said_numbers_ptr,
+    marks_ptr,
+    drafts_ptr,
+    ids_ptr,
+    row,
+    stride,
+    said_stride,
+    vocab,
+    best,
+    which,
+    others,
+    LONGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
     """The best score of each block and its column [BLOCKS] once the largest of all is taken away; the first of equals
     goes first."""
     top = tl.max(best, axis=0)
     block = tl.min(tl.where(best == top, others, BLOCKS), axis=0)
     taken = tl.max(tl.where(others == block, which, -1), axis=0)
     column = block * BLOCK + tl.arange(0, BLOCK)
-    score = scores(logits_ptr, row, stride, column, vocab)
+    score = scores(
+        logits_ptr,
+        said_ptr,
+        said_numbers_ptr,
+        marks_ptr,
+        drafts_ptr,
+        ids_ptr,
+        row,
+        stride,
+        said_stride,
+        column,
+        vocab,
+        LONGEST,
+    )
     score = tl.where((score < top) | ((score == top) & (column > taken)), score, float("-inf"))
     next_best, next_which = tl.max(score, axis=0, return_indices=True)
     best = tl.where(others == block, next_best, best)
     return best, tl.where(others == block, block * BLOCK + next_which, which)
 
 
-@triton.jit(do_not_specialize=["stride", "vocab", "blocks"])
+@triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def top_k_kernel(
     logits_ptr,
+    said_ptr,
+    said_numbers_ptr,
+    marks_ptr,
+    drafts_ptr,
+    ids_ptr,
     peaks_ptr,  # fp64 [rows, blocks]: from `peaks_kernel`
     which_ptr,
     numbers_ptr,  # fp64 [rows, 4]
     limit_ptr,  # fp64 [rows]: the heated score of the last token that top-k leaves, and its equals; -inf: it is off
     stride,
+    said_stride,
     vocab,
     blocks,
+    LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -71,27 +128,50 @@ def top_k_kernel(
         top = peak
         left = tl.where((peak > float("-inf")) & (peak < float("inf")), left, 0)
         while left > 1:
-            best, which = following(logits_ptr, row, stride, vocab, best, which, others, BLOCK, BLOCKS)
+            best, which = following(
+                logits_ptr,
+                said_ptr,
+                said_numbers_ptr,
+                marks_ptr,
+                drafts_ptr,
+                ids_ptr,
+                row,
+                stride,
+                said_stride,
+                vocab,
+                best,
+                which,
+                others,
+                LONGEST,
+                BLOCK,
+                BLOCKS,
+            )
             top = tl.max(best, axis=0)
             left = tl.where(top > float("-inf"), left - 1, 0)
         limit = (top - peak) / temperature
     tl.store(limit_ptr + row, limit)
 
 
-@triton.jit(do_not_specialize=["stride", "vocab", "blocks"])
+@triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def perturb_kernel(
     logits_ptr,
+    said_ptr,
+    said_numbers_ptr,
+    marks_ptr,
+    drafts_ptr,
+    ids_ptr,
     peaks_ptr,
     words_ptr,  # int32 [rows, 2]: low and high word of each row's key
     numbers_ptr,
     limit_ptr,
-    ids_ptr,  # int32 [vocab]: the token of each column, by which noise is keyed; None: the column itself
     best_ptr,  # fp64 [rows, blocks]: the largest perturbed score of each block, where there is a temperature
     which_ptr,  # int32 [rows, blocks]
     weight_ptr,  # fp64 [rows, blocks]: the sum of exponentials that top-k leaves, where top_p is below 1
     stride,
+    said_stride,
     vocab,
     blocks,
+    LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -100,7 +180,23 @@ def perturb_kernel(
     if temperature > 0:
         peak, limit = row_peak(peaks_ptr, row, blocks, BLOCKS), tl.load(limit_ptr + row)
         column = block * BLOCK + tl.arange(0, BLOCK)
-        score = (scores(logits_ptr, row, stride, column, vocab) - peak) / temperature
+        score = (
+            scores(
+                logits_ptr,
+                said_ptr,
+                said_numbers_ptr,
+                marks_ptr,
+                drafts_ptr,
+                ids_ptr,
+                row,
+                stride,
+                said_stride,
+                column,
+                vocab,
+                LONGEST,
+            )
+            - peak
+        ) / temperature
         if top_p < 1:
             weight = tl.sum(tl.where(score >= limit, tl.exp(score), 0.0), axis=0)
             tl.store(weight_ptr + row * blocks + block, weight)

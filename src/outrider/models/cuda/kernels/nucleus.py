@@ -46,9 +46,14 @@ def _above(score, floor, limit, weight):
     return tl.sum(tl.where(mass > _masses(floor, limit, weight), mass, 0), axis=0)
 
 
-@triton.jit(do_not_specialize=["stride", "vocab", "blocks"])
+@triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def mass_kernel(
     logits_ptr,
+    said_ptr,
+    said_numbers_ptr,
+    marks_ptr,
+    drafts_ptr,
+    ids_ptr,
     peaks_ptr,
     numbers_ptr,
     limit_ptr,
@@ -58,8 +63,10 @@ def mass_kernel(
     mass_ptr,  # int64 [rows, blocks]: of each block together, where top_p is below 1
     above_ptr,  # int64 [rows, blocks]: of those that weigh more than the row's best
     stride,
+    said_stride,
     vocab,
     blocks,
+    LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -69,21 +76,57 @@ def mass_kernel(
         temperature, limit = tl.load(numbers_ptr + row * 4), tl.load(limit_ptr + row)
         weight = row_sum(weight_ptr, row, blocks, BLOCKS)
         candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
-        floor = (scores(logits_ptr, row, stride, candidate + tl.arange(0, 1), vocab) - peak) / temperature
+        floor = (
+            scores(
+                logits_ptr,
+                said_ptr,
+                said_numbers_ptr,
+                marks_ptr,
+                drafts_ptr,
+                ids_ptr,
+                row,
+                stride,
+                said_stride,
+                candidate + tl.arange(0, 1),
+                vocab,
+                LONGEST,
+            )
+            - peak
+        ) / temperature
         column = block * BLOCK + tl.arange(0, BLOCK)
-        score = (scores(logits_ptr, row, stride, column, vocab) - peak) / temperature
+        score = (
+            scores(
+                logits_ptr,
+                said_ptr,
+                said_numbers_ptr,
+                marks_ptr,
+                drafts_ptr,
+                ids_ptr,
+                row,
+                stride,
+                said_stride,
+                column,
+                vocab,
+                LONGEST,
+            )
+            - peak
+        ) / temperature
         tl.store(mass_ptr + row * blocks + block, tl.sum(_masses(score, limit, weight), axis=0))
         tl.store(above_ptr + row * blocks + block, _above(score, floor, limit, weight))
 
 
-@triton.jit(do_not_specialize=["stride", "vocab", "blocks"])
+@triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def next_kernel(
     logits_ptr,
+    said_ptr,
+    said_numbers_ptr,
+    marks_ptr,
+    drafts_ptr,
+    ids_ptr,
     peaks_ptr,
     words_ptr,
     numbers_ptr,
     limit_ptr,
-    ids_ptr,
     mass_ptr,
     above_ptr,  # of the round before, as are the next two
     best_ptr,
@@ -91,8 +134,10 @@ def next_kernel(
     next_best_ptr,  # fp64 [rows, blocks]: among those likelier than the row's best before, where that is not left
     next_which_ptr,
     stride,
+    said_stride,
     vocab,
     blocks,
+    LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -104,13 +149,42 @@ def next_kernel(
         need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
         if row_sum(above_ptr, row, blocks, BLOCKS) >= need:
             candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
-            floor = tl.max(scores(logits_ptr, row, stride, candidate + tl.arange(0, 1), vocab), axis=0)
+            floor = tl.max(
+                scores(
+                    logits_ptr,
+                    said_ptr,
+                    said_numbers_ptr,
+                    marks_ptr,
+                    drafts_ptr,
+                    ids_ptr,
+                    row,
+                    stride,
+                    said_stride,
+                    candidate + tl.arange(0, 1),
+                    vocab,
+                    LONGEST,
+                ),
+                axis=0,
+            )
             best = tl.full([], float("-inf"), tl.float64)
             if tl.load(peaks_ptr + place) > floor:
                 temperature = tl.load(numbers_ptr + row * 4)
                 least = tl.maximum(tl.load(limit_ptr + row), tl.load(numbers_ptr + row * 4 + 2))
                 column = block * BLOCK + tl.arange(0, BLOCK)
-                raw = scores(logits_ptr, row, stride, column, vocab)
+                raw = scores(
+                    logits_ptr,
+                    said_ptr,
+                    said_numbers_ptr,
+                    marks_ptr,
+                    drafts_ptr,
+                    ids_ptr,
+                    row,
+                    stride,
+                    said_stride,
+                    column,
+                    vocab,
+                    LONGEST,
+                )
                 score = (raw - peak) / temperature
                 noisy = perturbed(score, column, words_ptr, row, ids_ptr, vocab)
                 noisy = tl.where((raw > floor) & (score >= least), noisy, float("-inf"))
@@ -120,9 +194,14 @@ def next_kernel(
         tl.store(next_which_ptr + place, which)
 
 
-@triton.jit(do_not_specialize=["stride", "vocab", "blocks"])
+@triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def check_kernel(
     logits_ptr,
+    said_ptr,
+    said_numbers_ptr,
+    marks_ptr,
+    drafts_ptr,
+    ids_ptr,
     peaks_ptr,
     numbers_ptr,
     limit_ptr,
@@ -133,8 +212,10 @@ def check_kernel(
     above_ptr,  # of the round before
     next_above_ptr,  # int64 [rows, blocks]: of this one
     stride,
+    said_stride,
     vocab,
     blocks,
+    LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -146,26 +227,59 @@ def check_kernel(
         need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
         if row_sum(above_ptr, row, blocks, BLOCKS) >= need:
             candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
-            floor = scores(logits_ptr, row, stride, candidate + tl.arange(0, 1), vocab)
+            floor = scores(
+                logits_ptr,
+                said_ptr,
+                said_numbers_ptr,
+                marks_ptr,
+                drafts_ptr,
+                ids_ptr,
+                row,
+                stride,
+                said_stride,
+                candidate + tl.arange(0, 1),
+                vocab,
+                LONGEST,
+            )
             above = tl.full([], 0, tl.int64)
             if tl.load(peaks_ptr + place) > tl.max(floor, axis=0):
                 temperature, limit = tl.load(numbers_ptr + row * 4), tl.load(limit_ptr + row)
                 weight = row_sum(weight_ptr, row, blocks, BLOCKS)
                 column = block * BLOCK + tl.arange(0, BLOCK)
-                score = (scores(logits_ptr, row, stride, column, vocab) - peak) / temperature
+                score = (
+                    scores(
+                        logits_ptr,
+                        said_ptr,
+                        said_numbers_ptr,
+                        marks_ptr,
+                        drafts_ptr,
+                        ids_ptr,
+                        row,
+                        stride,
+                        said_stride,
+                        column,
+                        vocab,
+                        LONGEST,
+                    )
+                    - peak
+                ) / temperature
                 above = _above(score, (floor - peak) / temperature, limit, weight)
         tl.store(next_above_ptr + place, above)
 
 
-@triton.jit(do_not_specialize=["stride", "vocab", "blocks", "chosen_stride"])
+@triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks", "chosen_stride"])
 def pick_left_kernel(
     logits_ptr,
+    said_ptr,
+    said_numbers_ptr,
+    marks_ptr,
+    drafts_ptr,
+    ids_ptr,
     peaks_ptr,
     peak_which_ptr,
     words_ptr,
     numbers_ptr,
     limit_ptr,
-    ids_ptr,
     weight_ptr,
     mass_ptr,
     best_ptr,  # of the first round, as is the next
@@ -175,9 +289,11 @@ def pick_left_kernel(
     above_ptr,
     chosen_ptr,
     stride,
+    said_stride,
     vocab,
     blocks,
     chosen_stride,
+    LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -195,12 +311,41 @@ def pick_left_kernel(
             need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), top_p)
             above = row_sum(above_ptr, row, blocks, BLOCKS)
             while above >= need:  # only tokens likelier than this one may be left
-                floor = tl.max(scores(logits_ptr, row, stride, chosen + tl.arange(0, 1), vocab), axis=0)
+                floor = tl.max(
+                    scores(
+                        logits_ptr,
+                        said_ptr,
+                        said_numbers_ptr,
+                        marks_ptr,
+                        drafts_ptr,
+                        ids_ptr,
+                        row,
+                        stride,
+                        said_stride,
+                        chosen + tl.arange(0, 1),
+                        vocab,
+                        LONGEST,
+                    ),
+                    axis=0,
+                )
                 top = tl.full([], float("-inf"), tl.float64)
                 block = tl.min(tl.where(peaks > floor, others, BLOCKS), axis=0)
                 while block < BLOCKS:
                     column = block * BLOCK + tl.arange(0, BLOCK)
-                    raw = scores(logits_ptr, row, stride, column, vocab)
+                    raw = scores(
+                        logits_ptr,
+                        said_ptr,
+                        said_numbers_ptr,
+                        marks_ptr,
+                        drafts_ptr,
+                        ids_ptr,
+                        row,
+                        stride,
+                        said_stride,
+                        column,
+                        vocab,
+                        LONGEST,
+                    )
                     score = (raw - peak) / temperature
                     noisy = perturbed(score, column, words_ptr, row, ids_ptr, vocab)
                     noisy = tl.where((raw > floor) & (score >= least), noisy, float("-inf"))
@@ -208,13 +353,42 @@ def pick_left_kernel(
                     chosen = tl.where(best > top, block * BLOCK + which, chosen)
                     top = tl.maximum(best, top)
                     block = tl.min(tl.where((peaks > floor) & (others > block), others, BLOCKS), axis=0)
-                raw_floor = scores(logits_ptr, row, stride, chosen + tl.arange(0, 1), vocab)
+                raw_floor = scores(
+                    logits_ptr,
+                    said_ptr,
+                    said_numbers_ptr,
+                    marks_ptr,
+                    drafts_ptr,
+                    ids_ptr,
+                    row,
+                    stride,
+                    said_stride,
+                    chosen + tl.arange(0, 1),
+                    vocab,
+                    LONGEST,
+                )
                 floor = tl.max(raw_floor, axis=0)
                 above = tl.full([], 0, tl.int64)
                 block = tl.min(tl.where(peaks > floor, others, BLOCKS), axis=0)
                 while block < BLOCKS:
                     column = block * BLOCK + tl.arange(0, BLOCK)
-                    score = (scores(logits_ptr, row, stride, column, vocab) - peak) / temperature
+                    score = (
+                        scores(
+                            logits_ptr,
+                            said_ptr,
+                            said_numbers_ptr,
+                            marks_ptr,
+                            drafts_ptr,
+                            ids_ptr,
+                            row,
+                            stride,
+                            said_stride,
+                            column,
+                            vocab,
+                            LONGEST,
+                        )
+                        - peak
+                    ) / temperature
                     above += _above(score, (raw_floor - peak) / temperature, limit, weight)
                     block = tl.min(tl.where((peaks > floor) & (others > block), others, BLOCKS), axis=0)
         else:

@@ -5,12 +5,74 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+COUNT = tl.constexpr((1 << 20) - 1)
+SEEN = tl.constexpr(1 << 20)
+EDIT = tl.constexpr(21)
+MOST_EDITS = tl.constexpr(1023)
+"""What is said of a token in one word: how often the output has said it; whether the text has it; the number of its
+bias, 0: none; and in the sign, whether it is forbidden early."""
+
+NUMBERS = tl.constexpr(4)
+"""repetition, frequency and presence penalty, one unused; biases by number follow."""
+WORDS = tl.constexpr(2 * (4 + 1024))
+"""Int32 of a lane before its words."""
+
+LANE = tl.constexpr(0)
+DEPTH = tl.constexpr(1)
+EARLY = tl.constexpr(2)
+REPORTS = tl.constexpr(3)
+MARKS = tl.constexpr(4)
+
 
 @triton.jit
-def scores(logits_ptr, row, stride, column, vocab):
-    """In fp64; -inf beyond the vocabulary."""
+def scores(
+    logits_ptr,  # fp32 [rows, stride]
+    said_ptr,  # int32 [lanes, said_stride]: see `said.Said`; None: no row is processed
+    said_numbers_ptr,  # the same as fp64
+    marks_ptr,  # int32 [rows, MARKS]: its lane (-1: not processed), drafts before it, whether it may not end yet
+    drafts_ptr,  # int32 [lanes, LONGEST]
+    ids_ptr,  # int32 [vocab]: the token of each column; None: the column itself
+    row,
+    stride,
+    said_stride,
+    column,
+    vocab,
+    LONGEST: tl.constexpr,
+):
+    """In fp64, after the processors of sampling/warp.py; -inf beyond the vocabulary."""
     at = logits_ptr + row.to(tl.int64) * stride + column
-    return tl.load(at, mask=column < vocab, other=float("-inf")).to(tl.float64)
+    score = tl.load(at, mask=column < vocab, other=float("-inf")).to(tl.float64)
+    if said_ptr is not None:
+        marks = marks_ptr + row * MARKS
+        lane = tl.load(marks + LANE)
+        if lane >= 0:
+            token = column
+            if ids_ptr is not None:
+                token = tl.load(ids_ptr + column, mask=column < vocab, other=0)
+            words = said_ptr + lane.to(tl.int64) * said_stride + WORDS
+            word = tl.load(words + token, mask=column < vocab, other=0)
+            drafts = drafts_ptr + lane * LONGEST
+            numbers = said_numbers_ptr + lane.to(tl.int64) * (said_stride // 2)
+            score = _processed(score, token, word, numbers, drafts, tl.load(marks + DEPTH), tl.load(marks + EARLY))
+    return score
+
+
+@triton.jit
+def _processed(score, token, word, numbers, drafts, depth, early):
+    """A product that is subtracted is rounded first, as on the host: kernels are compiled UNFUSED (`fold.py`)."""
+    count = word & COUNT
+    while depth > 0:
+        depth -= 1
+        count += (token == tl.load(drafts + depth)).to(tl.int32)
+    repetition = tl.load(numbers)
+    if repetition != 1:
+        scaled = tl.where(score > 0, score / repetition, score * repetition)
+        score = tl.where((count > 0) | ((word & SEEN) != 0), scaled, score)
+    score -= tl.load(numbers + 1) * count.to(tl.float64)
+    score -= tl.load(numbers + 2) * (count > 0).to(tl.float64)
+    edit = (word >> EDIT) & MOST_EDITS
+    score += tl.load(numbers + NUMBERS + edit, mask=edit > 0, other=0.0)
+    return tl.where((word < 0) & (early > 0), float("-inf"), score)
 
 
 @triton.jit

@@ -9,6 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.models.cuda.kernels.scores import DEPTH, EARLY, LANE, MARKS, REPORTS
+from outrider.models.cuda.kernels.scores import WORDS as SAID
+
 LENGTH = tl.constexpr(0)
 GENERATED = tl.constexpr(1)
 TARGET_SLOT = tl.constexpr(2)
@@ -17,9 +20,22 @@ GAP = tl.constexpr(4)
 ABSORBED = tl.constexpr(5)
 KNOWN = tl.constexpr(6)
 TOP_K = tl.constexpr(7)
-NUMBERS = tl.constexpr(8)
-START = tl.constexpr(15)
-WORDS = tl.constexpr(16)
+MIN_TOKENS = tl.constexpr(8)
+PROCESSED = tl.constexpr(9)
+REPORTED = tl.constexpr(10)
+NUMBERS = tl.constexpr(12)
+START = tl.constexpr(19)
+WORDS = tl.constexpr(20)
+
+
+@triton.jit
+def _mark(state, marks, lane, depth, real):
+    """What the scores of rows are processed by that stand after the lane's text and so many drafts."""
+    tl.store(marks + LANE, tl.where(tl.load(state + PROCESSED) > 0, lane, -1) + 0 * depth, mask=real)
+    tl.store(marks + DEPTH, tl.maximum(depth, 0), mask=real)
+    early = tl.load(state + GENERATED) + depth < tl.load(state + MIN_TOKENS)
+    tl.store(marks + EARLY, early.to(tl.int32), mask=real)
+    tl.store(marks + REPORTS, tl.load(state + REPORTED) + 0 * depth, mask=real)
 
 
 @triton.jit(do_not_specialize=["start", "count", "wanted", "capacity", "spare", "vocab"])
@@ -36,6 +52,7 @@ def place_kernel(
     wanted_ptr,
     row_words_ptr,  # int32 [wanted, 2]
     row_numbers_ptr,  # fp64 [wanted, 4]
+    row_marks_ptr,  # int32 [wanted, MARKS]
     start,
     count,
     wanted,
@@ -90,6 +107,7 @@ def place_kernel(
         tl.store(row_numbers_ptr + at * 4 + which, number, mask=is_asked)
     top_k = tl.load(state + TOP_K).to(tl.float64) + tl.zeros([WIDTH], dtype=tl.float64)
     tl.store(row_numbers_ptr + at * 4 + 3, top_k, mask=is_asked)
+    _mark(state, row_marks_ptr + at * MARKS, lane, offset, is_asked)
 
 
 @triton.jit(do_not_specialize=["count", "leave", "capacity", "spare", "vocab"])
@@ -105,6 +123,7 @@ def absorb_kernel(
     wanted_ptr,
     row_words_ptr,
     row_numbers_ptr,
+    row_marks_ptr,
     index_ptr,  # HEAD: int32 [rows]: where each row's features wait
     last_ptr,  # HEAD: int32 [lanes]: the row of the lane's last token, where all is taken
     count,
@@ -154,6 +173,7 @@ def absorb_kernel(
         number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which)
         tl.store(row_numbers_ptr + lane * 4 + which, number)
     tl.store(row_numbers_ptr + lane * 4 + 3, tl.load(state + TOP_K).to(tl.float64))
+    _mark(state, row_marks_ptr + lane * MARKS, lane, 0, True)
 
 
 @triton.jit(do_not_specialize=["keep"])
@@ -223,3 +243,21 @@ def advance(state, text, gained, i, accepted, spare):
         tl.store(text + length + 1 + i, tl.maximum(gained, 0), mask=i <= accepted)
         tl.store(state + LENGTH, length + accepted + 1)
         tl.store(state + GENERATED, tl.load(state + GENERATED) + accepted + 1)
+
+
+@triton.jit(do_not_specialize=["said_stride"])
+def count_kernel(
+    lanes_ptr,
+    out_ptr,  # int32 [lanes, OUT]: as `accept_kernel` left it
+    said_ptr,  # int32 [lanes, said_stride]: see `said.Said`
+    said_stride,
+    OUT: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The tokens gained are said once more."""
+    lane = tl.program_id(0)
+    if tl.load(lanes_ptr + lane * STRIDE + PROCESSED) > 0:
+        i = tl.arange(0, WIDTH)
+        token = tl.load(out_ptr + lane * OUT + 1 + i, mask=i <= tl.load(out_ptr + lane * OUT), other=-1)
+        tl.atomic_add(said_ptr + lane.to(tl.int64) * said_stride + SAID + token, 1, mask=token >= 0)
