@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from outrider import LLM
 from outrider.bench import run as bench_run
 from outrider.bench.bystanders import Bystanders
-from outrider.bench.concurrency import Prompt, requests_of, serve
+from outrider.bench.concurrency import Prompt, begins_with, requests_of, serve
 from outrider.bench.names import parse
 from outrider.bench.questions import Question
 from outrider.bench.results import Results, finished_rounds
@@ -62,6 +62,19 @@ def test_every_request_gets_what_it_gets_alone(tiny: LLM, sampling: str) -> None
         assert each.prefill_seconds > 0
     assert tiny.engine.idle
     assert not tiny.engine.leaks()
+
+
+def test_rounds_begin_with_another_request_and_tell_of_them_in_order(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests_of(PROMPTS, 3, SamplingMethod(), 12, seed=1)
+    begins = [begins_with(number, len(asked)) for number in range(5)]
+    assert begins[0] == 0
+    assert len(set(begins)) == 5
+    first: list[int] = []
+    add = tiny.engine.add
+    monkeypatch.setattr(tiny.engine, "add", lambda request: (first.append(request.tokens[0]), add(request)))
+    answers = [serve(tiny, asked, 3, f"round {begin}", begin=begin) for begin in begins[:2]]
+    assert first[:: len(asked)] == [asked[begin].prompt.token_ids[0] for begin in begins[:2]]
+    assert [each.token_ids for each in answers[0]] == [each.token_ids for each in answers[1]]
 
 
 def test_no_more_than_so_many_are_in_flight(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

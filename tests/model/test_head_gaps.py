@@ -237,7 +237,7 @@ def test_a_prompt_may_be_left_unread(
     drafter = drafter_for("head", source, model)
     assert isinstance(drafter, HeadDrafter)
     rows, controller = counted(drafter), Pausing(4, 0, 6)
-    monkeypatch.setattr(controller, "pays", lambda requests: False)
+    monkeypatch.setattr(controller, "pays", lambda requests, prompt: False)
     controller.away = away
     engine, asked = Engine(model, drafter, controller), request(0, text(words, 2), limit=25)
     engine.add(asked)

@@ -60,7 +60,7 @@ class Fickle(FixedLength):
             self.silent = self.rng.choice([1, 3, 40])
         self.nodes = self.rng.randint(0, self.most)
 
-    def pays(self, requests: int) -> bool:
+    def pays(self, requests: int, prompt: float) -> bool:
         return True
 
     def draft(self, *args: Any) -> Any:

@@ -12,14 +12,15 @@ from control_world import Predicts, Running, World, always, flat, rising
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.acceptance import Calibration, Leaning, verdicts
+from outrider.control.acceptance import Acceptance, Calibration, Leaning, verdicts
 from outrider.control.auto import AutoLength
 from outrider.control.choice import chosen, depth
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.isotonic import isotonic
 from outrider.control.ledger import SHARE, Ledger
-from outrider.control.levels import Levels
+from outrider.control.levels import Levels, PricedLevels
 from outrider.control.pace import DraftPace, Pace
+from outrider.control.paid import PaidDrafters
 from outrider.control.survey import Survey
 from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import VerifiedDraft
@@ -292,17 +293,35 @@ def test_a_drafter_may_pay_for_one_request_and_not_for_many() -> None:
     line = [1.0 if rows <= 8 else rows / 8 for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
     controller = AutoLength(table=table)
-    assert [controller.pays(requests) for requests in (1, 2, 4, 12, 24)] == [True, True, True, False, False]
+    assert [controller.pays(requests, 0) for requests in (1, 2, 4, 12, 24)] == [True, True, True, False, False]
 
 
-def test_prompts_are_read_only_for_drafts_that_bring_enough() -> None:
-    """Levels that cost half of a token pay, by a little; what reading costs they do not bring in."""
+def test_prompts_are_read_only_for_answers_that_bring_it_in() -> None:
+    """Reading a token takes a hundredth of a pass, and drafts save half of one in a step."""
     line = [1.0 + 0.01 * rows for rows in ROWS]
-    pays = [
-        AutoLength(table=CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, level)})).pays(1)
-        for level in (0.1, 0.3, 0.6, 0.7)
-    ]
-    assert pays == [True, True, False, False]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
+    paid = PaidDrafters(table, 16, Acceptance(), {})
+    assert [paid.pays(1.0, 1, prompt) for prompt in (100, 2000, 30_000)] == [True, True, False]
+    for _ in range(100):
+        paid.ended(8)
+    assert [paid.pays(1.0, 1, prompt) for prompt in (100, 2000, 30_000)] == [True, False, False]
+
+
+def test_now_and_then_a_prompt_is_read_all_the_same() -> None:
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.9)})
+    paid = PaidDrafters(table, 16, Acceptance(), {})
+    assert 2 <= sum(paid.pays(1.0, 1, 100) for _ in range(100)) <= 5
+
+
+def test_what_levels_bring_holds_at_any_price_of_a_row() -> None:
+    """Two nodes were kept of each level where rows cost nothing; where they are dear, the likelier one alone pays."""
+    levels = PricedLevels.hoped((), 4, 0.1, 1)
+    for _ in range(100):
+        levels.observe([0.6, 0.4], [0.8, 0.5], [2, 2], 0.6)
+    assert levels.expected(2, 0.0) == pytest.approx([0.8, 0.5], abs=0.01)
+    assert levels.expected(2, 0.1) == pytest.approx([0.6, 0.3], abs=0.01)
+    assert levels.expected(2, 0.5) == pytest.approx([0.1, 0.0], abs=0.01)
 
 
 def test_depth_pays_for_what_drafting_costs() -> None:

@@ -55,7 +55,7 @@ def drafted(table: CostTable | None, count: int) -> int:
     ]
     total = 0
     for _ in range(60):
-        controller.pays(count)
+        controller.pays(count, 100.0)
         chosen: Any = drafter
         drafts = controller.draft(chosen, requests, True, [50] * count)
         total += sum(map(len, drafts))

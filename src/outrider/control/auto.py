@@ -46,6 +46,8 @@ _PROMISED_NODES = 4
 """Of what the caller predicts, that are tried once."""
 _SELDOM = 4
 """Steps after which what changes slowly is looked at again."""
+_LATELY = 1 / 64
+"""How much the last step counts among those that lately were."""
 _EMPTY = Draft()
 
 
@@ -105,6 +107,8 @@ class AutoLength:
         self._offers = Offers(self._acceptance)
         self._states: dict[int, _State] = {}
         self._steps = 0
+        self._usual = 0.0
+        """Requests that lately shared a step."""
         self._modesty = 1.0
         """Of the lookup that claims too little."""
         self._best = 0.0
@@ -244,6 +248,7 @@ class AutoLength:
         if not verified:
             return
         self._steps += 1
+        self._usual += max(_LATELY, 1 / self._steps) * (len(verified) - self._usual)
         if device and chains is None:
             return
         requests = [each.request for each in verified]
@@ -315,7 +320,8 @@ class AutoLength:
         self._chains.abandon()
 
     def forget(self, request: RequestView) -> None:
-        self._states.pop(request.id, None)
+        if self._states.pop(request.id, None) and self._paid is not None:
+            self._paid.ended(len(request.tokens) - request.prompt_length)
         self._offers.forget(request)
 
     def _states_of(self, requests: Sequence[RequestView]) -> list[_State]:
@@ -357,10 +363,12 @@ class AutoLength:
             passes={rows: costs[rows] / costs[1] for rows in ROWS if rows < len(costs)},
         )
 
-    def pays(self, requests: int) -> bool:
+    def pays(self, requests: int, prompt: float) -> bool:
         if self._on_device:
             return self._chains.reads()
-        return self._paid is None or self._paid.pays(self._prices.efficiency, requests)
+        # Newcomers often come together and leave one by one: those few would miss what was not read for the many.
+        few = min(requests, max(1, round(self._usual or requests)))
+        return self._paid is None or self._paid.pays(self._prices.efficiency, few, prompt)
 
     @property
     def away(self) -> bool:

@@ -48,9 +48,9 @@ class Controller(Protocol):
         """What its decisions rest on; None where it makes none."""
         ...
 
-    def pays(self, requests: int) -> bool:
-        """Whether drafters that make passes are expected to be asked, by requests of which nothing is known yet, while
-        so many run."""
+    def pays(self, requests: int, prompt: float) -> bool:
+        """Whether drafters that make passes are expected to bring newcomers more than reading their prompts costs, of
+        so many tokens on average, while so many requests run."""
         ...
 
     @property
@@ -135,7 +135,7 @@ class FixedLength:
         self.issued = [len(draft) for draft in drafts]
         return drafts
 
-    def pays(self, requests: int) -> bool:
+    def pays(self, requests: int, prompt: float) -> bool:
         return self.nodes > 0
 
     def plan(

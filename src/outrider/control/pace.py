@@ -96,6 +96,8 @@ class DraftPace:
         self.fixed = fixed
         self.per_level = per_level
         self._catching_up = max(0.0, resume - fixed)
+        self.reading = self._catching_up / LONG_PAUSE
+        """What reading a token takes, where many are read at once."""
         self._sums = [0.0] * 5  # weight, x, y, xx, xy
         for levels in (1, 4):  # the table counts like a few drafts
             self._add(levels, fixed + levels * per_level, 2.0)

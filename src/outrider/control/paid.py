@@ -27,9 +27,10 @@ _TRIAL_NODES = 2
 """Of a draft that is only to find out."""
 _UNKNOWN_LEVEL = 0.01
 """What a level is taken to cost, of a pass, by a drafter that the table does not have."""
-_READING = 0.06
-"""Of a plain token, what drafts must bring in every step so that it is worth reading a prompt for them: a prompt takes
-as long as many tokens, and reading it a twentieth of that."""
+_ANSWER = 128.0
+"""Tokens that an answer is taken to have before one has ended."""
+_LATELY = 1 / 16
+"""How much the last answer counts."""
 _READ_ANYWAY = 24
 """Prompts not read for them after which one is."""
 _REST = 4
@@ -101,6 +102,8 @@ class PaidDrafters:
         """The last answer of `pays`: what newcomers are taken to have had."""
         self._unread = 0
         """Times in a row that it was no."""
+        self._answer = _ANSWER
+        """Tokens that answers lately had."""
 
     def newcomer(self) -> PaidState:
         return PaidState(self._reading)
@@ -110,27 +113,34 @@ class PaidDrafters:
         """Of each drafter thought of so far, in the table's seconds."""
         return self._costs
 
-    def pays(self, efficiency: float, requests: int) -> bool:
-        """Whether some drafter is expected to gain newcomers more than it costs, where a token costs `efficiency` of
-        what it costs plainly and so many run together; also where nothing is known of any."""
+    def ended(self, tokens: int) -> None:
+        """An answer has, with so many."""
+        self._answer += _LATELY * (tokens - self._answer)
+
+    def pays(self, efficiency: float, requests: int, prompt: float) -> bool:
+        """Whether some drafter is expected to gain newcomers more than it costs, and than reading a prompt of so many
+        tokens does, where a token costs `efficiency` of what it costs plainly and so many requests run together; also
+        where nothing is known of any."""
         names, efficiency = self._table.drafting, min(1.0, efficiency)
         if not names:
             return True
         costs = self._table.pass_seconds(2 * requests, self._table.contexts[0])
         token, row = efficiency * costs[requests] / requests, (costs[-1] - costs[requests]) / requests
         # What drafts bring without is no measure of them: now and then a prompt is read all the same.
-        brings = any(self._brings(name, token, row, requests) for name in names)
+        brings = any(self._brings(name, token, row, requests) > prompt * self._cost(name).reading for name in names)
         self._reading = brings or self._unread >= _READ_ANYWAY
         self._unread = 0 if self._reading else self._unread + 1
         return self._reading
 
-    def _brings(self, name: str, token: float, row: float, requests: int) -> bool:
-        """Whether drafts for newcomers, of so many requests alike, bring enough that their prompts should be read."""
+    def _brings(self, name: str, token: float, row: float, requests: int) -> float:
+        """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer."""
         newcomer, cost = self._newcomer(name, True), self._cost(name)
         level = cost.per_level / requests
         gains = [gain * token for gain in newcomer.expected(self._nodes, row / token)]
         levels = depth(gains, cost.fixed / requests, level)
-        return sum(gains[:levels]) - cost.fixed / requests - levels * level > _READING * token
+        gained = sum(gains[:levels])
+        steps = self._answer / (1 + gained / token)
+        return steps * (gained - cost.fixed / requests - levels * level) if levels else 0.0
 
     def rests(self, states: Collection[PaidState]) -> bool:
         """A step begins: whether nobody need be paid in it, without a closer look."""

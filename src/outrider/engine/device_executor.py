@@ -10,6 +10,7 @@ the others, and those for which the host has drafted, are the host executor's, w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 from time import perf_counter
 
 from outrider.control.controller import CLAIM, Controller
@@ -149,7 +150,8 @@ class DeviceExecutor(Executor):
         """One more step, of everybody in lanes: newcomers are seated, and what is looked up for it is offered."""
         if newcomers := self._lanes.newcomers(running):
             started = perf_counter()
-            self._lanes.seat(newcomers, soon=self._controller.pays(len(running)))
+            prompt = fmean([request.prompt_length for request in newcomers])
+            self._lanes.seat(newcomers, soon=self._controller.pays(len(running), prompt))
             self._clock.elsewhere += perf_counter() - started
         self._lanes.close_up(len(running))
         seated = self._lanes.requests

@@ -6,6 +6,7 @@ speculative decoding run the same code and differ by the drafter alone.
 
 from __future__ import annotations
 
+from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -159,8 +160,9 @@ class Engine:
             wanted = request.unscored(start, count)
             batch.append(Rows.chain(request.slot, request.tokens[start : start + count], logits=wanted))
         if batch:
-            pays = self.controller.pays(len(self.scheduler.running))
-            _score(prompts, batch, self._target.forward([request for request, _ in prompts], batch, soon=pays))
+            requests = [request for request, _ in prompts]
+            pays = self.controller.pays(len(self.scheduler.running), fmean([r.prompt_length for r in requests]))
+            _score(prompts, batch, self._target.forward(requests, batch, soon=pays))
         for request, count in prompts:
             self.model.commit(request.slot, range(count))
             request.num_uncomputed_tokens -= count
