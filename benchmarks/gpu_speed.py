@@ -4,7 +4,7 @@ acceptance, and the cost of a pass by the number of rows; or what each sampling 
     python benchmarks/gpu_speed.py [--quick | --sampling] [--out benchmarks/results/gpu_speed.json]
 
 256 random tokens in, 256 out, greedy unless said. Rates come from whole runs through the engine: tokens beyond the
-first 64 over the time they took, so prefill and first compilation cancel out; medians of three.
+first 64 over the time they took, so prefill and first compilation cancel out; medians of three (--sampling: two).
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Rate:
     tokens_per_pass: float
 
 
-def rate(name: str, engine: Engine, batch: int, **asked: Any) -> Rate:
+def rate(name: str, engine: Engine, batch: int, runs: int = 4, **asked: Any) -> Rate:
     found, passes = [], 1.0
-    for _ in range(4):  # the first compiles and records
+    for _ in range(runs):  # the first compiles and records
         running = requests(batch, NEW, asked)
         for request in running:
             engine.add(request)
@@ -105,7 +105,7 @@ def rate(name: str, engine: Engine, batch: int, **asked: Any) -> Rate:
         found.append((sum(s.generated for s in running) - before) / (perf_counter() - began))
         passes = statistics.mean(s.generated / s.steps for s in running)
     found = sorted(found[1:])
-    result = Rate(name, batch, found[1], [found[0], found[-1]], passes)
+    result = Rate(name, batch, statistics.median(found), [found[0], found[-1]], passes)
     print(f"{name:24} batch {batch:3}  {result.tokens_per_second:9.1f} tok/s  ({passes:.2f} tokens a pass)", flush=True)
     return result
 
@@ -138,7 +138,7 @@ def sampling_rates() -> list[Rate]:
     engine = Engine(big, NoDrafter(), FixedLength(0))
     rates = []
     for batch in (1, 16):
-        some = [rate(f"8b {name}", engine, batch, **asked) for name, asked in SAMPLING.items()]
+        some = [rate(f"8b {name}", engine, batch, runs=3, **asked) for name, asked in SAMPLING.items()]
         for each in some:
             print(f"{each.name:24} batch {batch:3}  {each.tokens_per_second / some[0].tokens_per_second:.3f}x greedy")
         rates += some

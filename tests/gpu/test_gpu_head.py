@@ -191,7 +191,7 @@ def test_the_host_may_step_in_and_noise_is_renewed(
             monkeypatch.setattr(device_of(engine)._stepper, "horizon", 4)
             monkeypatch.setattr(device_of(engine)._stepper, "limit", lambda lanes: 2)
         one = request(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=5, max_tokens=7 * MORE))
-        two = request(1, [9], SamplingParams(temperature=0, max_tokens=3, logprobs=1))
+        two = request(1, [9], SamplingParams(temperature=0, max_tokens=3, logprobs=1, verify="rejection"))
         engine.add(one)
         engine.step()
         engine.add(two)

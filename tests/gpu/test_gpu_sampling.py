@@ -19,18 +19,21 @@ from tiny_gpu import VOCAB as TINY
 
 from outrider.control.controller import FixedLength
 from outrider.core.drafter import Drafter
+from outrider.core.request import TokenLogprob
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.engine.device_executor import steppable
+from outrider.engine.device_executor import _told, steppable
 from outrider.engine.device_lanes import _processing
 from outrider.engine.request import Request
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.lanes import MAX_LENGTH
+from outrider.models.cuda.reports import Reports
 from outrider.models.cuda.said import Said
 from outrider.sampling.draw import choices, perturb
 from outrider.sampling.noise import Key, words
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.target import score
 from outrider.sampling.warp import process, truncate
 
 CHAIN = 3
@@ -144,9 +147,44 @@ def test_more_than_the_device_has_room_for_is_the_host_s() -> None:
         ({"logit_bias": dict.fromkeys(range(1024), 1.0)}, False),
         ({"top_k": 1024, "temperature": 1.0}, True),
         ({"top_k": 1025, "temperature": 1.0}, False),
+        ({"logprobs": 20}, True),
+        ({"processed_logprobs": True}, True),
+        ({"logprobs": 1, "processed_logprobs": True}, False),
         ({"verify": "rejection"}, False),
     ):
         assert steppable(SamplingParams(**asked).resolve({}, [], 5000)) is fits
+
+
+@pytest.mark.parametrize("vocab", [5, 90, 2500])
+def test_reports_are_the_reference_s(vocab: int) -> None:
+    """Any number of alternatives, ties, fewer possible tokens than are asked for; rows between that report nothing."""
+    asked = [0, 5, None, 20, 1, 20, 7, None, 20]
+    rows = len(asked)
+    logits = torch.randn(rows, vocab + 9, generator=torch.Generator().manual_seed(vocab)) * 3
+    logits[:, vocab:] = 1e4
+    logits[4:6, :vocab] = logits[4:6, :vocab].round()
+    logits[6, 1 : vocab - 2] = -math.inf
+    logits[8, :vocab] *= 1e4
+    chosen = torch.tensor([r % vocab for r in range(rows)], dtype=torch.int32)
+    marks = torch.zeros(rows, 4, dtype=torch.int32)
+    marks[:, 3] = torch.tensor([0 if n is None else 1 + n for n in asked])
+    reports = Reports(rows, vocab, DEVICE)
+    reports.fill(logits.to(DEVICE), rows, marks.to(DEVICE), chosen.to(DEVICE))
+    for found, n, row, token in zip(
+        reports.read(reports.table.cpu()), asked, logits[:, :vocab], chosen.tolist(), strict=True
+    ):
+        if n is None:
+            assert found is None
+            continue
+        assert found is not None
+        check_report(_told(token, found), score(row, token, n))
+
+
+def check_report(found: TokenLogprob, expected: TokenLogprob) -> None:
+    assert found.token_id == expected.token_id
+    assert [token for token, _ in found.top] == [token for token, _ in expected.top]
+    values = [expected.logprob, *(value for _, value in expected.top)]
+    assert [found.logprob, *(value for _, value in found.top)] == pytest.approx(values, rel=1e-14, abs=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -161,9 +199,9 @@ def draft() -> CudaDecoder:
 
 MIXED: list[dict[str, Any]] = [
     {"temperature": 0.0, "frequency_penalty": 2.0, "logit_bias": {5: 60.0, 9: 60.0, 20: 60.0, 33: 60.0}},
-    {"temperature": 0.9, "presence_penalty": 1.5, "frequency_penalty": -0.4, "top_p": 0.8},
+    {"temperature": 0.9, "presence_penalty": 1.5, "frequency_penalty": -0.4, "top_p": 0.8, "logprobs": 3},
     {"temperature": 0.0, "logit_bias": {5: 3.0, 9: -4.0}, "min_tokens": 5, "stop_token_ids": list(range(0, TINY, 2))},
-    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 0.7, "top_k": 5, "logprobs": 0},
 ]
 PROMPTS = [[5, 6, 7, 5], [3], [80, 2, 80, 2], [9, 9]]
 
@@ -187,6 +225,24 @@ def run(target: CudaDecoder, drafter: Drafter, controller: FixedLength, *, on_de
     return requests
 
 
+def test_all_that_is_asked_for_was_prepared() -> None:
+    """No manner of choosing is recorded while somebody waits."""
+    engine = stepped(gpu_decoder(TARGET, max_batch=2), NoDrafter(), FixedLength(0), on_device=True)
+    device = device_of(engine)
+    for recording in device.recordings():
+        recording.record()
+    requests = [
+        device_requests.made(i, [5, 6], SamplingParams(**asked, seed=i, max_tokens=2 + 2 * i), TINY)
+        for i, asked in enumerate(({"temperature": 0.7}, MIXED[1]))
+    ]
+    for one in requests:
+        engine.add(one)
+        engine.step()
+    while not all(one.finish_reason for one in requests):
+        engine.step()
+    assert device.late == 0
+
+
 def tokens(requests: list[Request]) -> list[list[int]]:
     return [one.tokens[one.prompt_length :] for one in requests]
 
@@ -204,5 +260,9 @@ def test_every_parameter_runs_on_the_device(
     drafter = ModelDrafter(draft) if length else NoDrafter()
     found = run(target, drafter, FixedLength(length), on_device=True)
     assert tokens(found) == tokens(plain)
+    for one, same in zip(found, plain, strict=True):
+        assert len(one.logprobs) == (0 if one.params.logprobs is None else one.generated)
+        for told, expected in zip(one.logprobs, same.logprobs, strict=True):
+            check_report(told, expected)
     if length:
         assert sum(one.accepted for one in found) > 0, "no test"

@@ -188,7 +188,7 @@ def test_the_controller_may_change_the_length(target: CudaDecoder, draft: CudaDe
 def test_noise_is_renewed_and_the_host_may_step_in(
     target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A short horizon, and a second request whose logprobs only the host computes: same tokens as all on the host."""
+    """A short horizon, and a second request whose rule only the host knows: same tokens as all on the host."""
     found = []
     for on_device in (True, False):
         engine = stepped(target, ModelDrafter(draft), FixedLength(2), on_device=on_device)
@@ -196,7 +196,7 @@ def test_noise_is_renewed_and_the_host_may_step_in(
             monkeypatch.setattr(device_of(engine)._stepper, "horizon", 4)
             monkeypatch.setattr(device_of(engine)._stepper, "limit", lambda lanes: 2)
         one = request(0, [5, 6, 7], SamplingParams(temperature=1.0, seed=3, max_tokens=8))
-        two = request(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1))
+        two = request(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1, verify="rejection"))
         engine.add(one)
         engine.step()
         engine.add(two)

@@ -104,7 +104,7 @@ def test_a_draft_model_has_run_what_plain_steps_on_the_device_added(target: Cuda
     while one.generated < 8:
         engine.step()
     controller.nodes = 2
-    two = request(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, logprobs=1))  # the host's alone
+    two = request(1, [9, 9], SamplingParams(temperature=0, max_tokens=2, verify="rejection"))  # the host's alone
     engine.add(two)
     while not one.finish_reason:
         engine.step()

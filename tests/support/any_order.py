@@ -118,17 +118,13 @@ def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str
             [{"top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.5, "min_p": 0.2}, {"top_k": 3}, {"top_k": 5, "top_p": 0.7}]
         )
     if rng.random() < 0.08:
-        common |= rng.choice(
-            [
-                {"logprobs": 2},
-                {"verify": "rejection"},
-            ]
-        )
+        common |= rng.choice([{"logprobs": 2, "processed_logprobs": True}, {"verify": "rejection"}])
         common["max_tokens"] = min(common["max_tokens"], 6)
     elif rng.random() < 0.25:
         common |= rng.choice(
             [
-                {"repetition_penalty": 1.3},
+                {"logprobs": 2},
+                {"logprobs": 0, "repetition_penalty": 1.3},
                 {"frequency_penalty": 0.5, "presence_penalty": -0.3},
                 {"logit_bias": {1: 2.0, 5: -3.0}},
                 {"min_tokens": 1, "stop_token_ids": [2, 3, 4]},
@@ -268,6 +264,7 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
             assert one.tokens == whole, (one.id, one.params)
         else:
             assert one.tokens == whole[: len(one.tokens)], (one.id, one.params)
+        assert len(one.logprobs) == (one.generated if one.params.logprobs is not None else 0)
         if controller != "auto" and kind in ("model", "head", "router", "mix"):  # `auto` may leave gaps
             count += check_drafts(one, {"router": "model", "mix": "head"}.get(kind, kind), bad)
     assert not bad, f"{len(bad)} of {count} drafts: {bad[:3]}"

@@ -18,6 +18,9 @@ MOST_TOP_K = 1024
 MOST_BIASES = 1023
 """The most tokens that such a request may have a bias for."""
 
+MOST_LOGPROBS = 20
+"""The most alternatives that it may have reported."""
+
 
 class Manner(IntEnum):
     """How the tokens of a step are chosen; each way does what those before it do too."""
@@ -25,8 +28,8 @@ class Manner(IntEnum):
     GREEDY = 0
     DRAWN = 1
     """Some request has a temperature."""
-    PROCESSED = 2
-    """Some request's scores are changed before the choice."""
+    FULL = 2
+    """Some request's scores are changed before the choice, or reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class StepSlot:
     min_p: float = 0.0
     processing: Processing | None = None
     """None: nothing does."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report beside the one chosen, by the raw logits; None: not even that."""
     features: Tensor | None = None
     """For a head: what the target made of the token before the last, [layers * hidden]; None where there is none."""
     gap: int = 0
@@ -102,14 +107,23 @@ class StepPlan(NamedTuple):
     offers: Mapping[int, Offer] = {}
 
 
+class Reported(NamedTuple):
+    """The log-probability of a token, and the likeliest ones in its place with theirs, the lowest ids first on ties."""
+
+    logprob: float
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+
+
 class SlotOutcome(NamedTuple):
     """What one step gave one request: `tokens` joined it, the first `accepted` of them from the drafts. `offered`:
-    whether those were what the host had offered."""
+    whether those were what the host had offered. `reports` of each of the tokens, where they were asked for."""
 
     accepted: int
     tokens: tuple[int, ...]
     drafts: tuple[int, ...]
     offered: bool = False
+    reports: tuple[Reported, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

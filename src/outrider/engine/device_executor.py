@@ -18,13 +18,15 @@ from outrider.control.steps import shapes
 from outrider.core.draft import Draft
 from outrider.core.drafter import DevicePart, Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel
-from outrider.core.request import ResolvedParams
+from outrider.core.request import ResolvedParams, TokenLogprob
 from outrider.core.step import (
     MOST_BIASES,
+    MOST_LOGPROBS,
     MOST_TOP_K,
     PLAIN,
     Manner,
     Recording,
+    Reported,
     SlotOutcome,
     Stepper,
     StepPlan,
@@ -36,7 +38,8 @@ from outrider.engine.executor import Executor, StepOutput
 from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.sampling.draw import not_a_number
-from outrider.sampling.warp import PENALTIES
+from outrider.sampling.target import reported
+from outrider.sampling.warp import PENALTIES, REPORTED
 
 BURST = 8
 """Plain steps taken in a row before a drafter on the host is asked again, once its controller has paused."""
@@ -46,7 +49,7 @@ _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 _NO_DRAFT = Draft()
 _PROCESSED = PENALTIES | {"logit_bias", "min_tokens"}
 """Features by which scores are changed there before the choice."""
-_KNOWN = _PROCESSED | {"temperature", "top_k", "top_p", "min_p", "processed_logprobs", "prompt_logprobs"}
+_KNOWN = _PROCESSED | {"temperature", "top_k", "top_p", "min_p"} | REPORTED
 """Features the device chooses tokens by, or that are none of its business."""
 
 
@@ -220,13 +223,15 @@ class _Launched:
 
 def steppable(p: ResolvedParams) -> bool:
     """Whether the device makes the choice these parameters ask for."""
-    return p.features <= _KNOWN and p.top_k <= MOST_TOP_K and len(p.logit_bias) <= MOST_BIASES
+    if not p.features <= _KNOWN or p.features >= {"logprobs", "processed_logprobs"}:
+        return False
+    return p.top_k <= MOST_TOP_K and len(p.logit_bias) <= MOST_BIASES and (p.logprobs or 0) <= MOST_LOGPROBS
 
 
 def manner(p: ResolvedParams) -> Manner:
     """How a step must choose in which these parameters take part."""
-    if not p.features.isdisjoint(_PROCESSED):
-        return Manner.PROCESSED
+    if p.logprobs is not None or not p.features.isdisjoint(_PROCESSED):
+        return Manner.FULL
     return Manner.DRAWN if p.temperature > 0 else Manner.GREEDY
 
 
@@ -235,4 +240,10 @@ def _verified(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft
         raise not_a_number()
     count = len(lane.drafts)
     draft = Draft(lane.drafts, range(-1, count - 1), _CLAIMS[:count], source) if count else _NO_DRAFT
-    return VerifiedDraft(request, draft, tuple(range(lane.accepted)), lane.tokens)
+    told = tuple(map(_told, lane.tokens, lane.reports)) if lane.reports else ()
+    return VerifiedDraft(request, draft, tuple(range(lane.accepted)), lane.tokens, told)
+
+
+def _told(token: int, report: Reported) -> TokenLogprob:
+    top = zip(report.tokens, map(reported, report.logprobs), strict=True)
+    return TokenLogprob(token, reported(report.logprob), tuple(top))

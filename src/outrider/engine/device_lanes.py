@@ -127,6 +127,7 @@ class DeviceLanes:
             top_p=p.top_p,
             min_p=p.min_p,
             processing=_processing(s),
+            logprobs=p.logprobs,
             features=given.features,
             gap=given.gap,
         )

@@ -226,9 +226,10 @@ def _report(logp: Tensor, token: int, count: int) -> TokenLogprob:
         # By value first: which of several tied tokens a top-k returns is not defined.
         likely = (logp >= torch.topk(logp, count).values[-1]).nonzero().flatten().tolist()
         ranked = sorted((-v, other) for other, v in zip(likely, logp[likely].tolist(), strict=True))
-        top = [(other, _reported(-v)) for v, other in ranked[:count]]
-    return TokenLogprob(token, _reported(float(logp[token])), tuple(top))
+        top = [(other, reported(-v)) for v, other in ranked[:count]]
+    return TokenLogprob(token, reported(float(logp[token])), tuple(top))
 
 
-def _reported(logprob: float) -> float:
+def reported(logprob: float) -> float:
+    """JSON has no infinity."""
     return LOG_ZERO if logprob == -math.inf else logprob

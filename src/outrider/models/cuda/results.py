@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -9,15 +10,18 @@ from torch import Tensor
 
 from outrider.core.step import SlotOutcome, StepOutcome
 from outrider.models.cuda.lanes import MAX_LENGTH
+from outrider.models.cuda.reports import Reports
 
 
 class Result:
     """What one step gave, and how long its halves took."""
 
-    def __init__(self, out: Tensor, device: torch.device) -> None:
-        self._out = out
+    def __init__(self, out: Tensor, reports: Reports, device: torch.device) -> None:
+        self._out, self._reports = out, reports
         on_gpu = device.type == "cuda"
         self._host = torch.zeros(out.shape, dtype=out.dtype, pin_memory=on_gpu)
+        self._told = torch.zeros(reports.table.shape, dtype=reports.table.dtype, pin_memory=on_gpu)
+        self._rows_told = 0
         self._marks = [torch.Event(device, enable_timing=True) for _ in range(3)] if on_gpu else []
         self._read = torch.Event(device) if on_gpu else None
         self._lanes = self._length = 0
@@ -28,9 +32,14 @@ class Result:
     def drafted(self) -> None:
         self._mark(1)
 
-    def finish(self, lanes: int, length: int) -> None:
+    def finish(self, lanes: int, length: int, told: bool) -> None:
+        """`told`: whether any lane reports."""
         self._mark(2)
         self._host[:lanes].copy_(self._out[:lanes], non_blocking=True)
+        self._rows_told = told * lanes * (length + 1)
+        if told:
+            rows = slice(self._rows_told)
+            self._told[rows].copy_(self._reports.table[rows], non_blocking=True)
         if self._read is not None:
             self._read.record()
         self._lanes, self._length = lanes, length
@@ -38,6 +47,18 @@ class Result:
     def read(self) -> StepOutcome:
         if self._read is not None:
             self._read.synchronize()
+        outcome = self._outcome()
+        return self._with_reports(outcome) if self._rows_told else outcome
+
+    def _with_reports(self, outcome: StepOutcome) -> StepOutcome:
+        told, count = self._reports.read(self._told[: self._rows_told]), self._length + 1
+        lanes = []
+        for number, lane in enumerate(outcome.lanes):
+            own = told[number * count :][: len(lane.tokens)]
+            lanes.append(lane._replace(reports=tuple([each for each in own if each is not None])))
+        return replace(outcome, lanes=lanes)
+
+    def _outcome(self) -> StepOutcome:
         seconds = [a.elapsed_time(b) / 1000 for a, b in pairwise(self._marks)] or [0.0, 0.0]
         n, rows = self._length, self._host[: self._lanes]
         if not n:

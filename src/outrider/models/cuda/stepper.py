@@ -26,6 +26,7 @@ from outrider.models.cuda.kernels.steps import accept_kernel
 from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, OUT, STRIDE, TARGET_SLOT, WIDTH, Lanes
 from outrider.models.cuda.network import HEAD_ROWS
 from outrider.models.cuda.offers import Offers
+from outrider.models.cuda.reports import Reports
 from outrider.models.cuda.results import Result
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class DeviceStepper:
         spares = target.max_batch, draft.max_batch if draft else 0
         self._board = Lanes(lanes, *spares, target.network.capacity, vocab_size, device)
         self._offers = Offers(self._board)
+        self._reports = Reports(HEAD_ROWS, vocab_size, device)
         self._chosen = torch.zeros(lanes * (MAX_LENGTH + 1), dtype=torch.int32, device=device)
         self._chooser = Chooser(HEAD_ROWS, vocab_size, device)
         self._chains: Chains | None = None
@@ -57,7 +59,7 @@ class DeviceStepper:
         elif draft is not None:
             self._chains = ModelChains(draft, self._board, vocab_size)
         self._graphs = Graphs(device)
-        self._all_results = tuple(Result(self._board.out, device) for _ in range(3))
+        self._all_results = tuple(Result(self._board.out, self._reports, device) for _ in range(3))
         self._results = list(self._all_results)
         """Those that are free."""
         self._under_way: list[Result] = []
@@ -154,7 +156,7 @@ class DeviceStepper:
             self._chains.draft(self._graphs, count, shape, manner, bool(offers))
         result.drafted()
         self._run(count, shape.verified, manner)
-        result.finish(lanes, shape.verified)
+        result.finish(lanes, shape.verified, told=manner is Manner.FULL)
         self._under_way.append(result)
 
     def collect(self) -> StepOutcome:
@@ -195,6 +197,7 @@ class DeviceStepper:
         self._accept(lanes, length)
         if said is not None:
             self._board.count(lanes)
+            self._reports.fill(network.logits, lanes * count, said.marks, self._chosen)
 
     def _accept(self, lanes: int, length: int) -> None:
         board = self._board
