@@ -1,10 +1,12 @@
 """What a grammar leaves no choice about, drafted for nothing: tokens per pass and per second on JSON and tool calls.
 
-    python benchmarks/forced_tokens.py [--model NAME] [--dtype auto] [--rounds 3] [--schemas 20] [--out FILE.json]
+    python benchmarks/forced_tokens.py [--model NAME] [--dtype auto] [--rounds 3] [--schemas 20] [--machine amx-4]
+                                       [--out FILE.json]
 
 Twenty schemas as programs have them, each asked for twice: as a `response_format` and as the arguments of a tool. Three
 arms write the same answers in turns, greedily: plain decoding, `auto` without forced drafts, `auto` with them. All must
-write the same tokens. Leave the machine otherwise idle.
+write the same tokens. Leave the machine otherwise idle; with `--machine` it need not be: the same tokens are written in
+the virtual time of another (virtual_machine.py), which counts passes and nothing else.
 """
 
 from __future__ import annotations
@@ -17,10 +19,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from virtual_machine import MACHINES, Clock
+
 from outrider import LLM, Grammar, SamplingParams
+from outrider.control.forced import NAME
 from outrider.core.draft import Speculation
 from outrider.core.request import Completion
 from outrider.models.cpu import cpu_name
+from outrider.provenance import provenance
 from outrider.server.schemas import closed
 from outrider.server.tools.dialect import GENERIC
 from outrider.server.tools.rules import Function, rules
@@ -173,6 +179,8 @@ class Arm:
     speculation: Speculation
     plain: bool = False
     tokens: int = 0
+    forced: int = 0
+    """Of them, drafted by the grammar."""
     steps: int = 0
     seconds: list[float] = field(default_factory=list)
     """Of each round."""
@@ -206,16 +214,21 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--schemas", type=int, default=len(SCHEMAS))
+    parser.add_argument("--machine", choices=list(MACHINES), help="in virtual time")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    llm = LLM(options.model, dtype=options.dtype, max_batch=1, max_context=1024, remember=False)
-    result: dict[str, Any] = {"machine": cpu_name(), "runs": llm.about, "rounds": options.rounds}
+    dtype, machine = options.dtype, cpu_name()
+    if options.machine:
+        dtype, machine = MACHINES[options.machine].dtype, f"{options.machine}, virtual time"
+        Clock(MACHINES[options.machine]).install()
+    llm = LLM(options.model, dtype=dtype, max_batch=1, max_context=1024, remember=False)
+    result: dict[str, Any] = {"provenance": provenance(), "machine": machine, "dtype": dtype, "rounds": options.rounds}
     compared = {kind: arms() for kind in ("tool", "json")}
     for kind, prompt, grammar in tasks(llm, options.schemas):  # compile grammars, measure costs
         write(llm, compared[kind][2], prompt, grammar)
     for _ in range(options.rounds):
         for each in (arm for arms_ in compared.values() for arm in arms_):
-            each.tokens = each.steps = 0
+            each.tokens = each.forced = each.steps = 0
             each.seconds.append(0.0)
         for kind, prompt, grammar in tasks(llm, options.schemas):
             said = []
@@ -223,6 +236,7 @@ def main() -> None:
                 done = write(llm, arm, prompt, grammar)
                 said.append(done.token_ids)
                 arm.tokens += len(done.token_ids)
+                arm.forced += done.sources[NAME].accepted if NAME in done.sources else 0
                 arm.steps += done.steps
                 arm.seconds[-1] += done.seconds
             assert all(tokens == said[0] for tokens in said), "an arm wrote other tokens"
@@ -234,13 +248,15 @@ def main() -> None:
             result[kind][arm.name] = {
                 "tokens_per_second": arm.tokens / taken,
                 "tokens_per_pass": arm.tokens / arm.steps,
+                "forced_share": arm.forced / arm.tokens,
                 "times_plain": plain / taken,
                 "times_auto_without": without / taken,
             }
             figures = result[kind][arm.name]
             print(
                 f"{kind:5} {arm.name:24} {figures['tokens_per_second']:7.1f} tokens/s  "
-                f"{figures['tokens_per_pass']:.2f} a pass  {figures['times_plain']:.2f}x plain"
+                f"{figures['tokens_per_pass']:.2f} a pass  {figures['times_plain']:.2f}x plain  "
+                f"{figures['times_auto_without']:.2f}x auto without"
             )
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from outrider import LLM, Grammar, SamplingParams
 from outrider.control.auto import AutoLength
 from outrider.control.controller import FixedLength
-from outrider.control.forced import NAME, forced
-from outrider.core.draft import Speculation
-from outrider.core.request import Completion, Forced
+from outrider.control.forced import NAME, allowed, carried_on, forced
+from outrider.core.draft import Draft, Speculation
+from outrider.core.request import Completion, Forced, RequestView
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.grammar_walk import Walk
@@ -97,6 +99,67 @@ def test_looking_ahead_moves_nothing(default_checkpoint: Checkpoint) -> None:
         blind.advance([token])
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_what_follows_a_path_is_what_will_follow_once_it_is_written(
+    default_checkpoint: Checkpoint, indent: Any
+) -> None:
+    words = default_checkpoint.tokenizer
+    compiled = Grammars(words, words.vocab_size).compile(JSON, words.eos_token_ids)
+    tokens, here = words.encode(json.dumps(VALUE, ensure_ascii=False, indent=indent)), compiled.start()
+    for at in range(0, len(tokens), 5):
+        for stop in range(at, min(at + 5, len(tokens))):
+            there = compiled.start()
+            there.advance(tokens[:stop])
+            assert here.forced(tokens[at:stop]) == there.forced()
+        here.advance(tokens[at : at + 5])
+
+
+def test_a_draft_keeps_what_masks_allow(default_checkpoint: Checkpoint) -> None:
+    """Over a tree of right and wrong turns along an answer, its end among them."""
+    words = default_checkpoint.tokenizer
+    text = json.dumps(VALUE, ensure_ascii=False)
+    here, answer_ = walk(default_checkpoint, JSON, text)
+    eos, seen = words.eos_token_ids[0], set()
+    for at in range(len(answer_) + 1):
+        rest = [*answer_[at : at + 4], *[eos] * (at + 4 > len(answer_))]
+        wrong = [*words.encode(' "wind'), eos]
+        tokens, parents, length = [*rest], list(range(-1, len(rest) - 1)), len(rest)
+        for node in range(-1, length):  # and wrong ones after the root and each of them, where they are wrong
+            for token in wrong:
+                if token != (tokens[node + 1] if node + 1 < length else None):
+                    tokens.append(token)
+                    parents.append(node)
+        draft = Draft(tokens, parents, [0.5] * len(tokens), "x")
+        masks = [here.allowed([tokens[i] for i in draft.path(parent)]) for parent in parents]
+        may = [mask is not None and bool(mask[token]) for mask, token in zip(masks, tokens, strict=True)]
+        assert here.legal(draft) == [node for node, yes in enumerate(may) if yes]
+        seen |= set(may)
+        here.advance(answer_[at : at + 1])
+    assert seen == {True, False}
+
+
+def test_a_guess_is_carried_on_where_the_grammar_leaves_no_choice(default_checkpoint: Checkpoint) -> None:
+    """A head guesses that the string ends; it does not know the next key, nor that it must come."""
+    words = default_checkpoint.tokenizer
+    here, _ = walk(default_checkpoint, CALL)
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome'
+    here.advance(words.encode(text))
+    end, other, wrong = (words.encode(each)[0] for each in ('",', " Rome", "}"))
+    guessed = Draft([end, other, wrong], [-1, -1, 0], [0.6, 0.3, 0.1], "head")
+    request = SimpleNamespace(walk=here)
+    kept = allowed(cast(RequestView, request), guessed)
+    assert list(kept.tokens) == [end, other]  # no brace after a comma
+    draft = carried_on(here, kept, 16, 0.2)
+    last = max(range(len(draft)), key=lambda node: len(draft.path(node)))
+    assert words.decode([draft.tokens[node] for node in draft.path(last)]).startswith('", "unit": "')
+    assert set(draft.sources) == {"head", NAME}
+    assert all(draft.sources[node] == NAME for node in draft.path(last)[1:])
+    claims = [draft.confidence[node] for node in draft.path(last)]
+    assert claims == sorted(claims, reverse=True)
+    assert len(carried_on(here, kept, 3, 0.2)) < len(draft)
+    assert carried_on(here, kept, 16, 0.7) is kept  # nothing likely enough
+
+
 @pytest.mark.parametrize(
     ("written", "guesses"),
     [
@@ -161,8 +224,8 @@ def test_what_is_proposed_wrongly_is_refused(llm: LLM, monkeypatch: pytest.Monke
     drafting = llm.with_drafter("none", FixedLength(8))
     truth = Walk.forced
 
-    def wrong(self: Walk) -> Forced:
-        known = truth(self)
+    def wrong(self: Walk, path: Sequence[int] = ()) -> Forced:
+        known = truth(self, path)
         return Forced(tuple(token ^ 1 for token in known.tokens), known.certain)
 
     monkeypatch.setattr(Walk, "forced", wrong)
@@ -174,7 +237,7 @@ def test_what_is_proposed_wrongly_is_refused(llm: LLM, monkeypatch: pytest.Monke
 
 def test_drafts_of_a_grammar_keep_to_the_budget() -> None:
     known = Forced((4, 5, 6, 7), 2)
-    assert len(forced(None, 3)) == len(forced(known, 0)) == 0
+    assert len(forced(Forced(), 3)) == len(forced(known, 0)) == 0
     draft = forced(known, 3)
     assert list(draft.tokens) == [4, 5, 6]
     assert list(draft.parents) == [-1, 0, 1]

@@ -14,7 +14,7 @@ from outrider.control.controller import Controller, FixedLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import Drafter, VerifiedDraft
-from outrider.core.request import Forced, RequestView, ResolvedParams
+from outrider.core.request import GrammarWalk, RequestView, ResolvedParams
 
 NO_DRAFTS = FixedLength(0)
 
@@ -35,7 +35,7 @@ class Running:
     speculation: Speculation = field(default_factory=Speculation)
     params: ResolvedParams = PARAMS
     cache_salt: str | None = None
-    forced: Forced | None = None
+    walk: GrammarWalk | None = None
 
 
 @dataclass

@@ -72,7 +72,7 @@ class Device:
     ) -> None:
         self._controller, self._texts, self._drafted, self._seconds = controller, texts, drafted, seconds
         self.requests: list[Any] = [
-            SimpleNamespace(id=i, tokens=[], prompt_length=0, speculation=Speculation(), forced=None)
+            SimpleNamespace(id=i, tokens=[], prompt_length=0, speculation=Speculation(), walk=None)
             for i in range(count)
         ]
         self._draw = Random(1)

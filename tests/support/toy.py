@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.draft import ROOT, Draft, Speculation
 from outrider.core.model import LanguageModel, Rows
-from outrider.core.request import Forced, ResolvedParams
+from outrider.core.request import GrammarWalk, ResolvedParams
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.target import TargetRows, target_rows
@@ -137,7 +137,7 @@ class Sequence_:
     id: int = field(default_factory=itertools.count().__next__)
     speculation: Speculation = field(default_factory=Speculation)
     cache_salt: str | None = None
-    forced: Forced | None = None
+    walk: GrammarWalk | None = None
 
     @property
     def generated(self) -> int:

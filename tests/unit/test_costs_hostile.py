@@ -49,7 +49,7 @@ def drafted(table: CostTable | None, count: int) -> int:
             tokens=[1, 2, 3],
             speculation=Speculation(),
             params=SimpleNamespace(verify="coupled", grammar=None),
-            forced=None,
+            walk=None,
         )
         for i in range(count)
     ]

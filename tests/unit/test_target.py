@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from toy import Sequence_, request, resolved
 
 from outrider.core.draft import ROOT, Draft
+from outrider.core.request import Forced
 from outrider.errors import ModelError
 from outrider.sampling import target
 from outrider.sampling.noise import gumbel
@@ -171,3 +176,47 @@ def test_zero_alternatives_and_tied_ones() -> None:
     assert only.logprobs(ROOT, 2).top == ()
     two = target_rows(logits, [request([0], resolved(4, logprobs=2))], [Draft()])[0]
     assert [token for token, _ in two.logprobs(ROOT, 2).top] == [1, 2]
+
+
+class Masks:
+    """A grammar that forbids at random, by path; of one path everything, of another all that has a chance."""
+
+    def start(self) -> Masks:
+        return self
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
+        if list(path) == [7]:
+            return None
+        mask = np.random.default_rng([len(path), *path]).random(VOCAB) < 0.1
+        mask[-20:] = list(path) == [4]
+        mask[:-20] &= list(path) != [4]
+        return mask
+
+    def forced(self, path: Sequence[int] = ()) -> Forced:
+        return Forced()
+
+    def legal(self, draft: Draft) -> list[int]:
+        return list(range(len(draft)))
+
+    def limit(self, path: Sequence[int]) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 0.7, "top_p": 0.9}, {"logprobs": 2}], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_choices_under_a_grammar_are_the_definition(options: dict[str, Any], seed: int) -> None:
+    """Where nothing but a grammar shapes the logits they are masked as they are: that must change no choice."""
+    logits = logits_of(1 + len(TREE), seed)
+    logits[:, -20:] = -math.inf
+    params = replace(resolved(VOCAB, **{"seed": seed, **options}), grammar=Masks())
+    seq = request([5, 6], params)
+    rows = target_rows(logits, [seq], [TREE])[0]
+    for node in range(ROOT, len(TREE)):
+        path = [TREE.tokens[i] for i in TREE.path(node)]
+        logp = warp(logits[1 + node].unsqueeze(0), params, seq.history, [path])[0]
+        if params.temperature > 0:
+            logp = logp + gumbel(params.seed, params.choice, len(path), VOCAB, "cpu")
+        assert rows.choose(node) == int(logp.argmax())

@@ -28,7 +28,7 @@ from outrider.control.belief import Belief
 from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState, time_to_look_up
 from outrider.control.choice import floor, joined, kept
 from outrider.control.costs import ROWS, CostTable
-from outrider.control.forced import forced
+from outrider.control.forced import allowed, carried_on, forced
 from outrider.control.ledger import Ledger, charges
 from outrider.control.offers import Offers
 from outrider.control.paid import Candidate, PaidDrafters, PaidState
@@ -48,6 +48,8 @@ _SELDOM = 4
 """Steps after which what changes slowly is looked at again."""
 _LATELY = 1 / 64
 """How much the last step counts among those that lately were."""
+_LEAST_CARRIED = 0.1
+"""What a node must claim so that what a grammar has follow it is looked for, which takes time."""
 _EMPTY = Draft()
 
 
@@ -70,7 +72,7 @@ class _State:
 
 class AutoLength:
     """Drafts of at most `nodes` nodes per request and `rows` verified rows per step (one per request included), but
-    for the first step of a request that brings a prediction."""
+    for the first step of a request that brings a prediction. What a grammar forces may be more than `nodes`."""
 
     lengths = LENGTHS
     offered_lengths = OFFERED_LENGTHS
@@ -133,19 +135,31 @@ class AutoLength:
         if not self._thinking:
             return self._given([_EMPTY] * len(states))
         costs = self._prices.step(len(states), _context(requests))
-        found = self._looked_up(drafter, requests, limits, tree)
+        known = self._forced(requests, room)
+        found = self._looked_up(drafter, requests, limits, known, tree)
         chances = self._acceptance.chances(found, [state.leanings for state in states])
         drafts = self._paid_for(drafter, requests, states, limits, found, chances, tree)
+        if tree:
+            drafts = self._carried_on(requests, limits, drafts)
         if drafts is not found:
             chances = self._acceptance.chances(drafts, [state.leanings for state in states])
+        limits = [max(limit, len(given.tokens)) for limit, given in zip(limits, known, strict=True)]
         return self._given(self._chosen(states, drafts, chances, limits, costs))
 
+    def _forced(self, requests: Sequence[RequestView], room: Sequence[int]) -> list[Draft]:
+        """What grammars force: it is so sure that there may be more of it than of other drafts."""
+        most, each = self.rows - len(requests), zip([s.walk for s in requests], room, strict=True)
+        return [_EMPTY if walk is None else forced(walk.forced(), min(most, own)) for walk, own in each]
+
     def _looked_up(
-        self, drafter: Drafter, requests: Sequence[RequestView], limits: Sequence[int], tree: bool
+        self,
+        drafter: Drafter,
+        requests: Sequence[RequestView],
+        limits: Sequence[int],
+        known: list[Draft],
+        tree: bool,
     ) -> list[Draft]:
-        """What grammars force and lookups find, all that could be worth a row."""
-        given = [s.forced for s in requests]
-        known = [_EMPTY if each is None else forced(each, limit) for each, limit in zip(given, limits, strict=True)]
+        """What is `known` and what lookups find, all that could be worth a row."""
         if not drafter.looks_up:
             return known
         if not self._steps % _SELDOM:
@@ -153,8 +167,17 @@ class AutoLength:
         least = floor(self._prices.row, self._prices.token, self._modesty)
         budgets = {limit: Budget(limit, limit, least, tree) for limit in set(limits)}
         found = drafter.look_up(requests, [budgets[limit] for limit in limits])
-        both = zip(known, found, strict=True)
+        both = zip(known, map(allowed, requests, found), strict=True)
         return [joined(mine, more, tree) if mine.tokens else more if more.tokens else _EMPTY for mine, more in both]
+
+    def _carried_on(self, requests: Sequence[RequestView], limits: Sequence[int], drafts: list[Draft]) -> list[Draft]:
+        """With what grammars have follow them."""
+        walks = [s.walk for s in requests]
+        if not any(walks):
+            return drafts
+        least = max(_LEAST_CARRIED, floor(self._prices.row, self._prices.token, 1.0))
+        each = zip(walks, drafts, limits, strict=True)
+        return [draft if walk is None else carried_on(walk, draft, limit, least) for walk, draft, limit in each]
 
     def _paid_for(
         self,

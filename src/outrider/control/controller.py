@@ -129,7 +129,9 @@ class FixedLength:
             if any(budget.nodes for budget in left):
                 guessed = drafter.propose(requests, left)
                 drafts = [joined(*pair, tree and self._tree) for pair in zip(drafts, guessed, strict=True)]
-        known = [forced(s.forced, size) for s, size in zip(requests, sizes, strict=True)]
+        known = [
+            Draft() if s.walk is None else forced(s.walk.forced(), n) for s, n in zip(requests, sizes, strict=True)
+        ]
         drafts = [joined(*pair, tree and self._tree) for pair in zip(known, drafts, strict=True)]
         drafts = [_likeliest(draft, size) for draft, size in zip(drafts, sizes, strict=True)]
         self.issued = [len(draft) for draft in drafts]

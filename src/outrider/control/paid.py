@@ -13,6 +13,7 @@ from typing import NamedTuple
 from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import depth, floor, joined
 from outrider.control.costs import CostTable, DraftCost
+from outrider.control.forced import allowed, is_forced
 from outrider.control.ledger import SHARE, Ledger
 from outrider.control.levels import PricedLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace
@@ -163,7 +164,8 @@ class PaidDrafters:
         if not any(budget.nodes for budget in budgets):
             return []
         left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
-        return [joined(*pair, tree) for pair in zip(left, drafter.propose(requests, budgets), strict=True)]
+        proposed = drafter.propose(requests, budgets)
+        return [joined(*pair, tree) for pair in zip(left, map(allowed, requests, proposed), strict=True)]
 
     def _budgets(self, candidates: Sequence[Candidate], prices: Prices, tree: bool) -> list[Budget]:
         hopes = [self._hopes(candidate, prices) for candidate in candidates]
@@ -213,7 +215,7 @@ class PaidDrafters:
             due = min(LATEST, max(SOONEST, charge / SHARE))
             state.away = due - state.idle > LONG_PAUSE
             if state.idle < due or not ledger.affords(charge):
-                state.rest = _REST
+                state.rest = 0 if is_forced(candidate.found) else _REST  # the next step may be free
                 return _NOTHING
         contested = candidate.exclusive and candidate.found.tokens
         if contested and sum(self._covered(candidate)) * prices.token >= sum(hope):

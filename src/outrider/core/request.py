@@ -45,8 +45,8 @@ class RequestView(Protocol):
         ...
 
     @property
-    def forced(self) -> Forced | None:
-        """What its grammar leaves no choice about; None where it has none."""
+    def walk(self) -> GrammarWalk | None:
+        """Where its output stands in its grammar, if that is to be drafted from; None where it has none."""
         ...
 
 
@@ -70,8 +70,13 @@ class GrammarWalk(Protocol):
         nobody can tell (`limit`)."""
         ...
 
-    def forced(self) -> Forced:
-        """What must follow the output, as far as that is known without a choice: a proposal, to be verified as any."""
+    def forced(self, path: Sequence[int] = ()) -> Forced:
+        """What must follow the output and then `path`, as far as that is known without a choice: a proposal, to be
+        verified as any."""
+        ...
+
+    def legal(self, draft: Draft) -> list[int]:
+        """The nodes of a draft that may be written after the output, with all before them."""
         ...
 
     def limit(self, path: Sequence[int]) -> str | None:

@@ -91,7 +91,7 @@ class ReducedVocabulary:
         for row, path in zip(logits, paths, strict=True):
             mask = None if path else allowed(params, history, path)
             if mask is not None and (known := mask[self._tokens]).any():
-                row[torch.from_numpy(~known).to(row.device)] = -torch.inf
+                row.masked_fill_(torch.from_numpy(~known).to(row.device), -torch.inf)
         return logits
 
     def _ranked_on_device(

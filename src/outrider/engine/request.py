@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.core.draft import Draft, Speculation
-from outrider.core.request import Completion, FinishReason, Forced, ResolvedParams, StepTrace, Tally, TokenLogprob
+from outrider.core.request import Completion, FinishReason, GrammarWalk, ResolvedParams, StepTrace, Tally, TokenLogprob
 from outrider.engine.text import TextStream
 from outrider.errors import RequestFailed
 from outrider.sampling.grammar_walk import allowed
@@ -109,11 +109,11 @@ class Request:
         return None if self.params.grammar is None else self.history.walk(self.params.grammar).limit(self._path)
 
     @property
-    def forced(self) -> Forced | None:
-        """What its grammar leaves no choice about, where that is to be drafted."""
+    def walk(self) -> GrammarWalk | None:
+        """Where it stands in its grammar, where that is to be drafted from."""
         if self.params.grammar is None or not self.speculation.forced:
             return None
-        return self.history.walk(self.params.grammar).forced()
+        return self.history.walk(self.params.grammar)
 
     @property
     def _path(self) -> list[int]:

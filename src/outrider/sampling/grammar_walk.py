@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.core.draft import ROOT, Draft
 from outrider.core.request import Forced
 from outrider.sampling.layout import Layout
 
@@ -77,7 +78,7 @@ class Walk:
         self._at: tuple[int, ...] = ()
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
         self._limits: dict[tuple[int, ...], str] = {}
-        self._forced: Forced | None = None
+        self._forced: dict[tuple[int, ...], Forced] = {}
         self._looks_ahead = True
         self._layout = Layout() if grammar.lays_out else None
         self._restarts = 0
@@ -103,35 +104,55 @@ class Walk:
             self._masks[key] = self._look(key)
         return self._masks[key]
 
-    def forced(self) -> Forced:
-        """What must follow the output: the tokens that alone are allowed, then the likeliest ones of text that must
-        come. Where the output must end, it ends."""
-        if self._forced is None:
-            self._forced = self._look_ahead() if self._looks_ahead else Forced()
+    def forced(self, path: Sequence[int] = ()) -> Forced:
+        """What must follow the output and `path`: the tokens that alone are allowed, then the likeliest ones of text
+        that must come. Where the output must end, it ends."""
+        key = tuple(path)
+        if key not in self._forced:
+            known = self._look_ahead(key) if self._looks_ahead else Forced()
             if self._matcher.is_error():  # text that must come may be longer than llguidance's limits
-                self._looks_ahead, self._forced = False, Forced()
+                self._looks_ahead, known = False, Forced()
                 self._renew()
-        return self._forced
+            self._forced[key] = known
+        return self._forced[key]
 
-    def _look_ahead(self) -> Forced:
-        if not self._move(()):
+    def legal(self, draft: Draft) -> list[int]:
+        """The nodes of a draft that may be written after the output, with all before them. Where a limit is met they
+        are taken for forbidden: it is for `allowed` to tell."""
+        found: list[int] = []
+        paths: dict[int, tuple[int, ...]] = {} if self._over else {ROOT: ()}
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            if (path := paths.get(parent)) is None:
+                continue
+            if token in self._grammar.ends:  # nothing follows it
+                may = self._go(path, ask=False) and self._matcher.is_accepting()
+            elif may := self._go((*path, token), ask=False):
+                paths[node] = (*path, token)
+            if may:
+                found.append(node)
+        return found
+
+    def _look_ahead(self, path: tuple[int, ...]) -> Forced:
+        if not self._move(path):
             return Forced()
         certain: list[int] = self._matcher.compute_ff_tokens()
         if self._matcher.is_error() or any(token in self._grammar.eos for token in certain):
             return Forced()
         words = self._grammar.words
         if not self._matcher.is_stopped():
-            text = self._text_ahead()
+            text = self._text_ahead(path)
             rest = words.tokenize_bytes(text[len(words.decode_bytes(certain)) :])
         else:
             rest = [token for token in self._grammar.eos if token in self._grammar.ends][:1]
         return Forced((*certain, *rest), len(certain))
 
-    def _text_ahead(self) -> bytes:
-        """The text that must follow, with the layout that it probably has where that is all there is to choose. The
-        matcher is left where it stands."""
+    def _text_ahead(self, path: tuple[int, ...]) -> bytes:
+        """The text that must follow `path`, where the matcher stands, with the layout that it probably has where
+        that is all there is to choose. The matcher is left there."""
         text, sure, taken = b"", 0, 0  # `sure`: without blanks at its end, which may go with what follows them
         layout = None if self._layout is None else self._layout.copy()
+        if layout is not None:
+            layout.feed(self._grammar.words.decode_bytes(list(path)))
         while len(text) < _AHEAD:
             piece: bytes = self._matcher.compute_ff_bytes()
             pieces = [piece] if piece or layout is None else layout.guesses()
@@ -176,9 +197,11 @@ class Walk:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             return None
-        mask = np.unpackbits(bits, bitorder="little", count=self._grammar.size).astype(np.bool_)
-        mask[self._grammar.eos] = False
-        mask[self._grammar.ends] = may_end
+        mask = np.unpackbits(bits, bitorder="little", count=self._grammar.size).view(np.bool_)
+        for token in self._grammar.eos:  # few: faster than by their list
+            mask[token] = False
+        for token in self._grammar.ends:
+            mask[token] = may_end
         return mask if mask.any() else None
 
     def _move(self, path: tuple[int, ...]) -> bool:
@@ -203,7 +226,8 @@ class Walk:
         self._matcher, self._at = self._grammar.build(), ()
         self._matcher.try_consume_tokens(self._output)
 
-    def _go(self, path: tuple[int, ...]) -> bool:
+    def _go(self, path: tuple[int, ...], *, ask: bool = True) -> bool:
+        """`ask`: whether to find out if what is not taken has met a limit."""
         common = 0
         while common < min(len(self._at), len(path)) and self._at[common] == path[common]:
             common += 1
@@ -213,7 +237,7 @@ class Walk:
         text = next((i for i, token in enumerate(rest) if token in self._grammar.ends), len(rest))
         taken: int = self._matcher.try_consume_tokens(rest[:text])
         self._at = path[: common + taken]
-        if taken < text:
+        if taken < text and ask:
             # A spoiled copy takes nothing and does not say why, unless it is asked what it would take.
             known = self._masks.get(self._at)
             if known is None or known[rest[taken]]:
@@ -221,11 +245,14 @@ class Walk:
         return taken == len(rest)
 
 
-def _remaining(known: Forced | None, grown: tuple[int, ...]) -> Forced | None:
-    """What is left of what was forced once the output has grown; None: it must be looked for again."""
-    if known is None or known.tokens[: len(grown)] != grown or len(known.tokens) - len(grown) < _ENOUGH:
-        return None
-    return Forced(known.tokens[len(grown) :], max(0, known.certain - len(grown)))
+def _remaining(known: dict[tuple[int, ...], Forced], grown: tuple[int, ...]) -> dict[tuple[int, ...], Forced]:
+    """What is left of what was forced once the output has grown; nothing: it must be looked for again."""
+    if grown in known:
+        return {(): known[grown]}
+    run = known.get((), Forced())
+    if run.tokens[: len(grown)] != grown or len(run.tokens) - len(grown) < _ENOUGH:
+        return {}
+    return {(): Forced(run.tokens[len(grown) :], max(0, run.certain - len(grown)))}
 
 
 def allowed(params: ResolvedParams, history: History, path: Sequence[int]) -> NDArray[np.bool_] | None:

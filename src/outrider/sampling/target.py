@@ -17,7 +17,7 @@ from outrider.sampling.draw import choices, not_a_number, perturb
 from outrider.sampling.history import History
 from outrider.sampling.native.sampler import KNOWN, HostRows, Row, sample
 from outrider.sampling.noise import Key
-from outrider.sampling.warp import PROCESSED, REPORTED, TRUNCATED, TRUNCATIONS, process, truncate, warp
+from outrider.sampling.warp import PROCESSED, REPORTED, TRUNCATED, TRUNCATIONS, masked, process, truncate, warp
 
 LOG_ZERO = -9999.0
 """How a log-probability of -inf is reported."""
@@ -33,6 +33,8 @@ _UNPROCESSED = TRUNCATED | REPORTED | {"verify"}
 """Features that leave the logits as the model gave them."""
 _COMPILED = KNOWN | PROCESSED | REPORTED | {"verify"}
 """Features of requests whose tokens the compiled sampler may choose, from processed logits."""
+_MASKED = KNOWN | REPORTED | {"verify", "grammar"}
+"""Features that at most forbid tokens: then what the model gave is chosen from as it is, not from a copy in fp64."""
 _TOGETHER = (PROCESSED - {"grammar"}) | TRUNCATED | REPORTED
 """Features of requests whose choices are made at all nodes beforehand, with those of others: not by the rejection rule,
 which may ask for none, nor under a grammar, whose masks are dear to make."""
@@ -96,8 +98,13 @@ class TargetRows:
         position = self._position + len(self._path(node))
         if self._bare:
             return Row(self._host, self._root + node, self.params, position)
-        self._processed = row = self.processed(range(node, node + 1))  # kept: C reads it
-        return Row(HostRows(row.data_ptr(), 0, self._host.vocab, True), 0, self.params, position)
+        one = range(node, node + 1)
+        # Kept: C reads it.
+        if self.params.features <= _MASKED:
+            self._processed = row = masked(self._raw(one), self.params, self._history, self._path(node))
+        else:
+            self._processed = row = self.processed(one)
+        return Row(HostRows(row.data_ptr(), 0, self._host.vocab, row.dtype == torch.float64), 0, self.params, position)
 
     def likely(self) -> list[int]:
         """The nodes that the coupled rule will probably ask for: the root, and what the drafter is sure of."""

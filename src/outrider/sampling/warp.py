@@ -95,6 +95,13 @@ def _follow_grammar(z: Tensor, params: ResolvedParams, history: History, paths: 
         _keep_allowed(row, allowed(params, history, path))
 
 
+def masked(logits: Tensor, params: ResolvedParams, history: History, path: Sequence[int]) -> Tensor:
+    """As `process` where a grammar is all there is to apply, of one row [1, V] in this machine's memory: without the
+    copy in fp64, which would say the same. Where nothing is left, not even that is: whoever draws asks `process`."""
+    mask = allowed(params, history, path)
+    return logits if mask is None else torch.from_numpy(np.where(mask, logits.numpy(), np.float32(-math.inf)))
+
+
 def _keep_allowed(row: Tensor, mask: NDArray[np.bool_] | None) -> None:
     """Leave of `row` [V] what `mask` allows. A row of which nothing would be left stays as it is: the target's then
     stands where its request has ended, so that nothing is taken from it, and a draft from there is refused."""
