@@ -36,6 +36,7 @@ LONG = (
     "bench_run",
     "gpu_steps",
     "gpu_head",
+    "gpu_sampling",
     "grammar",
     "rejection_statistics",
     "twin",

@@ -198,22 +198,22 @@ def draft() -> CudaDecoder:
 
 
 MIXED: list[dict[str, Any]] = [
-    {"temperature": 0.0, "frequency_penalty": 2.0, "logit_bias": {5: 60.0, 9: 60.0, 20: 60.0, 33: 60.0}},
+    {"temperature": 0.7, "top_k": 5, "logprobs": 0},
     {"temperature": 0.9, "presence_penalty": 1.5, "frequency_penalty": -0.4, "top_p": 0.8, "logprobs": 3},
     {"temperature": 0.0, "logit_bias": {5: 3.0, 9: -4.0}, "min_tokens": 5, "stop_token_ids": list(range(0, TINY, 2))},
-    {"temperature": 0.7, "top_k": 5, "logprobs": 0},
+    {"temperature": 0.0, "frequency_penalty": 2.0, "logit_bias": {5: 60.0, 9: 60.0, 20: 60.0, 33: 60.0}},
 ]
 PROMPTS = [[5, 6, 7, 5], [3], [80, 2, 80, 2], [9, 9]]
 
 
 def run(target: CudaDecoder, drafter: Drafter, controller: FixedLength, *, on_device: bool) -> list[Request]:
-    """The last joins late, and one is short: lanes are left and taken."""
+    """The last joins late, and the first two are short: the others move into their lanes."""
     engine = stepped(target, drafter, controller, on_device=on_device)
     if on_device:
         patched: Any = device_of(engine)._host
         patched.verify = None  # nothing may fall back to it
     requests = [
-        device_requests.made(i, prompt, SamplingParams(**asked, seed=i, max_tokens=3 if i == 1 else 8), TINY)
+        device_requests.made(i, prompt, SamplingParams(**asked, seed=i, max_tokens=3 if i < 2 else 9), TINY)
         for i, (prompt, asked) in enumerate(zip(PROMPTS, MIXED, strict=True))
     ]
     for one in requests[:3]:
