@@ -31,7 +31,8 @@ EMULATED = {
 """CPUs to emulate: without and with the instructions that matter, as far as qemu knows them."""
 
 _VPDPBUSD = "sums = _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(*(const Four *)inputs));"
-"""What stands in the kernels as the instruction itself."""
+_VFMADD231PS = "sum = fused_part(a, b, sum);"
+"""What stands in the kernels as the instructions themselves."""
 
 
 def compilers(kind: str) -> list[list[str]]:
@@ -72,6 +73,7 @@ def emulated(folder: Path) -> Path:
         text = text.replace("__attribute__((target(FEATURES)))", "")
         text = re.sub(r'__asm__\(""[^;]*;', "", text)  # hints to a compiler that has such registers
         text = re.sub(r'__asm__\("vpdpbusd [^;]*;', _VPDPBUSD, text)
+        text = re.sub(r'__asm__\("vfmadd231ps [^;]*;', _VFMADD231PS, text)
         text = re.sub(r"__builtin_cpu_supports\(\"[^\"]*\"\)|(?<!static int )have_\w+\(\)", "1", text)
         (folder / source.name).write_text(text)
     return folder

@@ -15,6 +15,7 @@ typedef int64_t __m512i WIDE(64);
 typedef float __m256 WIDE(32);
 typedef float __m512 WIDE(64);
 typedef uint16_t __mmask16;
+#define _MM_HINT_T0 3
 #define _MM_HINT_T1 2
 #undef _mm_prefetch
 #define _mm_prefetch(AT, HINT) ((void)(AT))
@@ -63,6 +64,8 @@ EMULATED __m512i _mm512_broadcast_i32x4(__m128i a) { V512 v; for (int i = 0; i <
 EMULATED __m256i _mm256_broadcastsi128_si256(__m128i a) { V256 v; for (int i = 0; i < 2; i++) memcpy(v.u + 16 * i, &a, 16); return v.i; }
 EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) { V256 x = {a}; V512 v; for (int i = 0; i < 16; i++) v.w[i] = x.uh[i]; return v.i; }
 EMULATED __m256i _mm256_cvtepu16_epi32(__m128i a) { uint16_t x[8]; V256 v; memcpy(x, &a, 16); for (int i = 0; i < 8; i++) v.w[i] = x[i]; return v.i; }
+EMULATED __m256i _mm256_blend_epi16(__m256i a, __m256i b, int which) { V256 x = {a}, y = {b}; for (int i = 0; i < 16; i++) if (which >> i % 8 & 1) x.h[i] = y.h[i]; return x.i; }
+EMULATED __m128i _mm512_cvtepi32_epi8(__m512i a) { V512 x = {a}; int8_t r[16]; for (int i = 0; i < 16; i++) r[i] = (int8_t)x.w[i]; __m128i v; memcpy(&v, r, 16); return v; }
 EMULATED __m256i _mm256_cvtepi8_epi16(__m128i a) { int8_t x[16]; V256 v; memcpy(x, &a, 16); for (int i = 0; i < 16; i++) v.h[i] = x[i]; return v.i; }
 EMULATED __m256i _mm256_madd_epi16(__m256i a, __m256i b) { V256 x = {a}, y = {b}, r; for (int i = 0; i < 8; i++) r.w[i] = x.h[2 * i] * y.h[2 * i] + x.h[2 * i + 1] * y.h[2 * i + 1]; return r.i; }
 EMULATED __m256i _mm256_abs_epi8(__m256i a) { V256 x = {a}; for (int i = 0; i < 32; i++) x.u[i] = (uint8_t)(x.b[i] < 0 ? -x.b[i] : x.b[i]); return x.i; }

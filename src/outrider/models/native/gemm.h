@@ -60,6 +60,13 @@ INLINE int rows_at_once(int left, int most) {
     return (left + turns - 1) / turns;
 }
 
+/* Which of the tiles that rows are taken in, one after the other, against the same weights. */
+typedef struct {
+    int tile, tiles;
+} Turn;
+
+INLINE Turn turns_of(int rows, int most) { return (Turn){0, (rows + most - 1) / most}; }
+
 #if defined(__aarch64__)
 #include "gemm_neon.h"
 #elif defined(WITH_AVX2)
@@ -78,13 +85,15 @@ static void pair_of(const char *panel, int64_t pitch, const float *x, int stride
 #define ROWS(COUNT)                                                                                             \
     case COUNT:                                                                                                 \
         if (bf16)                                                                                               \
-            kernel(panel, pitch, x + (int64_t)r * stride, stride, depth, COUNT, PANELS(COUNT), 1, out);         \
+            kernel(panel, pitch, x + (int64_t)r * stride, stride, depth, COUNT, PANELS(COUNT), 1, turn, out);   \
         else                                                                                                    \
-            kernel(panel, pitch, x + (int64_t)r * stride, stride, depth, COUNT, PANELS(COUNT), 0, out);         \
+            kernel(panel, pitch, x + (int64_t)r * stride, stride, depth, COUNT, PANELS(COUNT), 0, turn, out);   \
         break;
     for (int half = 0; half < 2; half += PANELS(rows), panel += pitch) {
         float *out = block + half * PANEL;
-        for (int r = 0, count; r < rows; r += count, out += count * PANEL_PAIR) switch (count = rows_at_once(rows - r, KERNEL_ROWS)) {
+        Turn turn = turns_of(rows, KERNEL_ROWS);
+        for (int r = 0, count; r < rows; r += count, turn.tile++, out += count * PANEL_PAIR)
+            switch (count = rows_at_once(rows - r, KERNEL_ROWS)) {
                 ROWS(1)
                 ROWS(2)
                 ROWS(3)

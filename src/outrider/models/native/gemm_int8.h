@@ -100,32 +100,6 @@ typedef struct {
 #include "int8_plain.h"
 #endif
 
-INLINE i16 nearest(v16 x) { /* |x| < 2^22; ties to even */
-#if defined(__aarch64__)
-    float32x4_t from[4];
-    int32x4_t to[4];
-    i16 found;
-    memcpy(from, &x, sizeof x);
-    UNROLL for (int q = 0; q < 4; q++) to[q] = vcvtnq_s32_f32(from[q]);
-    memcpy(&found, to, sizeof found);
-    return found;
-#else
-    const v16 magic = splat(12582912.0f);
-    return (i16)(x + magic) - (i16)magic;
-#endif
-}
-
-INLINE int32_t sum_of(i16 x) {
-#if defined(__aarch64__)
-    int32x4_t q[4];
-    memcpy(q, &x, sizeof q);
-    return vaddvq_s32(vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3])));
-#endif
-    int32_t total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
-}
-
 /* Whether many_int8 multiplies so many rows: what is faster then, where the CPU has it. */
 #ifndef INT8_MANY_ROWS
 #define MANY_ORDER BY_ROWS
@@ -139,48 +113,14 @@ INLINE Lines product_lines(const Model *m, void *memory, const Matrix *w, int ro
     return lines_in(memory, rows, w->depth, w->strips ? BY_ROWS : takes_many(m, rows) ? MANY_ORDER : TILE_ORDER);
 }
 
-/* The first of `row` gets `inputs` (a multiple of 16) numbers, zeros behind them. */
-static void narrow_row(const float *x, int inputs, Lines row) {
-    enum { OUTLIER = 20, FINE = 254 };
-    const Order rest_order = row.order == BY_FOURS ? BY_ROWS : row.order;
-    const i16 positive = (i16)splat(0.0f) + 0x7fffffff;
-    v16 magnitudes = splat(0.0f);
-    for (int j = 0; j < inputs; j += LANES) magnitudes = magnitudes + (v16)(*(const i16 *)(x + j) & positive);
-    const float total = sum(magnitudes), usual = total * ((float)OUTLIER / (float)inputs);
-    for (int start = 0, block = 0; start < row.depth; start += BLOCK, block += row.rows) {
-        const int size = block_size(row.depth, start), filled = inputs - start < size ? inputs - start : size;
-        v16 most = splat(0.0f);
-        for (int j = start; j < start + filled; j += LANES) most = maximum(most, (v16)(*(const i16 *)(x + j) & positive));
-        const float peak = max_lane(most);
-        /* What is no number makes every result none. */
-        const float scale = total <= 3e38f ? (peak > 1e-30f ? peak / 127.0f : 0.0f) : __builtin_nanf("");
-        const v16 inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
-        const int fine = peak > usual;
-        i16 sums = (i16)splat(0.0f), rest_sums = sums;
-        for (int j = 0; j < size; j += LANES) {
-            i16 coarse = (i16)splat(0.0f), rest = coarse;
-            if (j < filled) {
-                const v16 scaled = *(const v16 *)(x + start + j) * inverse;
-                coarse = nearest(scaled);
-                if (fine) rest = nearest((scaled - __builtin_convertvector(coarse, v16)) * splat(FINE));
-            }
-            put_values(row.coarse.values, row.order, row.rows, start + j, __builtin_convertvector(coarse, b16));
-            put_values(row.fine.values, rest_order, row.rows, start + j, __builtin_convertvector(rest, b16));
-            sums += coarse;
-            rest_sums += rest;
-        }
-        row.coarse.scales[block] = scale;
-        row.fine.scales[block] = fine ? scale / FINE : 0.0f;
-        row.coarse.excess[block] = -128 * sum_of(sums);
-        row.fine.excess[block] = -128 * sum_of(rest_sums);
-    }
-}
+#include "rounding.h"
 
 /* Some rows against one panel, to out[r * PANEL_PAIR]. The number of rows must be a constant where they are multiplied. */
 #define TILE(COUNT) \
-    case COUNT: tile_int8(w, lines_at(x, r), COUNT, coded, out + r * PANEL_PAIR); break;
+    case COUNT: tile_int8(w, lines_at(x, r), COUNT, coded, turn, out + r * PANEL_PAIR); break;
 INLINE void tiles_int8(const Panel *w, Lines x, int rows, int coded, float *out) {
-    for (int r = 0, count; r < rows; r += count) switch (count = rows_at_once(rows - r, TILE_ROWS)) {
+    Turn turn = turns_of(rows, TILE_ROWS);
+    for (int r = 0, count; r < rows; r += count, turn.tile++) switch (count = rows_at_once(rows - r, TILE_ROWS)) {
             TILE(1)
             TILE(2)
             TILE(3)

@@ -7,8 +7,8 @@
 
 /* `rows` (constant, at most KERNEL_ROWS) rows against a panel, added to `block`. */
 INLINE void kernel(const char *panel, int64_t pitch, const float *x, int stride, int depth, int rows, int panels, int bf16,
-                   float *block) {
-    (void)panels, (void)pitch;
+                   Turn turn, float *block) {
+    (void)panels, (void)pitch, (void)turn;
     for (int start = 0; start < depth; start += SUMMED) {
         const int stop = depth < start + SUMMED ? depth : start + SUMMED;
         v16 sums[KERNEL_ROWS];

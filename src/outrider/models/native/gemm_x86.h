@@ -1,5 +1,6 @@
 /* The product of gemm.h on x86 with fused multiply-adds. A sum waits for its last addition, so there must be some eight to
- * add to in turn: of few rows, those of two panels. */
+ * add to in turn: of few rows, those of two panels. A CPU that takes four instructions a cycle has two left for each two
+ * multiply-adds: hence addresses that cost none, and instructions in place of what compilers make of them. */
 #ifndef OUTRIDER_GEMM_X86_H
 #define OUTRIDER_GEMM_X86_H
 
@@ -13,44 +14,58 @@
 #define PANELS(ROWS) ((ROWS) <= 2 ? 2 : 1)
 #endif
 
-#define FETCHED 4096 /* bytes of a panel to ask for before they are needed */
+#define FETCHED 4096 /* bytes of a panel to ask for before they are needed, where rows are one tile */
+#define INPUTS 4 /* of a row, at once */
+#define BUNCH 3  /* rows that one pointer leads to: an address may add once or twice the stride */
 
-/* Adds one input of every row: it lies at x[r * stride], its weights in `weights`. */
-INLINE void add_input(Part sums[][2 * PARTS], const Part *weights, const float *x, int stride, int rows, int parts) {
+/* Adds input `k` of every row, of which x[b] leads to the next ones of row BUNCH * b. */
+INLINE void add_input(Part sums[][2 * PARTS], const Part *weights, const float *const *x, int64_t stride, int k, int rows,
+                      int parts) {
     UNROLL for (int r = 0; r < rows; r++) {
-        const Part in = part_of(x[(int64_t)r * stride]);
-        UNROLL for (int p = 0; p < parts; p++) sums[r][p] = fused_part(in, weights[p], sums[r][p]);
+        const Part in = part_of(x[r / BUNCH][r % BUNCH * stride + k]);
+        UNROLL for (int p = 0; p < parts; p++) sums[r][p] = plus_product(sums[r][p], in, weights[p]);
     }
 }
 
-/* `rows` (constant, at most KERNEL_ROWS) rows against `panels` (constant) panels, `pitch` bytes apart, added to `block`. */
-INLINE void kernel(const char *panel, int64_t pitch, const float *x, int stride, int depth, int rows, int panels, int bf16,
-                   float *block) {
-    const int parts = panels * PARTS;
-    const int64_t size = (int64_t)depth * PANEL * (bf16 ? 2 : 4);
-    for (int start = 0; start < depth; start += SUMMED) {
-        const int stop = depth < start + SUMMED ? depth : start + SUMMED;
+/* `rows` (constant, at most KERNEL_ROWS) rows against `panels` (constant) panels, `pitch` bytes apart, added to `block`.
+ * Meanwhile it asks for its share of the panels behind these: all tiles together ask for all of them. */
+INLINE void kernel(const char *panel, int64_t pitch, const float *from, int64_t stride, int depth, int rows, int panels,
+                   int bf16, Turn turn, float *block) {
+    enum { LINE = 64 };
+    const int parts = panels * PARTS, each = PANEL * (bf16 ? 2 : 4); /* bytes of one input's weights in a panel */
+    const int64_t size = (int64_t)depth * each;
+    const int64_t step = (LINE + turn.tiles - 1) / turn.tiles; /* bytes to ask for while a line is multiplied */
+    const char *next = panel + panels * pitch + turn.tile * step * (size / LINE);
+    const float *x[(KERNEL_ROWS + BUNCH - 1) / BUNCH];
+    UNROLL for (int b = 0; b * BUNCH < rows; b++) x[b] = from + b * BUNCH * stride;
+    for (int left = depth; left > 0; left -= SUMMED) {
+        const char *stop = panel + (left < SUMMED ? left : SUMMED) * each;
+        if (turn.tiles == 1) next = panel + FETCHED + (left * each > FETCHED ? 0 : panels * pitch - size);
         Part sums[KERNEL_ROWS][2 * PARTS];
         UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < parts; p++) sums[r][p] = part_of(0.0f);
-        for (int k = start; k < stop; k += 2) {
-            Part even[2 * PARTS], odd[2 * PARTS];
-            const char *at[2 * PARTS];
-            UNROLL for (int p = 0; p < parts; p++)
-                at[p] = panel + p / PARTS * pitch + (k * PANEL + p % PARTS * PART_LANES * (bf16 ? 2 : 1)) * (bf16 ? 2 : 4);
-            UNROLL for (int p = 0; p < parts; p += PARTS) {
-                /* Behind the end of these, the next ones. */
-                const int64_t left = size - (int64_t)k * PANEL * (bf16 ? 2 : 4);
-                const char *ahead = at[p] + FETCHED + (FETCHED < left ? 0 : panels * pitch - size);
-                _mm_prefetch(ahead, _MM_HINT_T0);
-                if (!bf16) _mm_prefetch(ahead + 64, _MM_HINT_T0);
+        do {
+            UNROLL for (int k = 0; k < INPUTS; k += 2) {
+                Part weights[2 * PARTS];
+                const char *at[2 * PARTS];
+                UNROLL for (int p = 0; p < panels; p++)
+                    UNROLL for (int line = 0; line < 2 * each; line += LINE, next += p + 1 == panels ? step : 0)
+                        _mm_prefetch(next + p * pitch, _MM_HINT_T0);
+                UNROLL for (int p = 0; p < parts; p++)
+                    at[p] = panel + p / PARTS * pitch + k * each + p % PARTS * PART_LANES * 4;
+                UNROLL for (int p = 0; p < parts; p++)
+                    weights[p] = bf16 ? even_part((const uint16_t *)at[p]) : part_at((const float *)at[p]);
+                add_input(sums, weights, x, stride, k, rows, parts);
+                UNROLL for (int p = 0; p < parts; p++)
+                    weights[p] = bf16 ? odd_part((const uint16_t *)at[p]) : part_at((const float *)at[p] + PANEL);
+                add_input(sums, weights, x, stride, k + 1, rows, parts);
             }
-            UNROLL for (int p = 0; p < parts; p++)
-                even[p] = bf16 ? even_part((const uint16_t *)at[p]) : part_at((const float *)at[p]);
-            add_input(sums, even, x + k, stride, rows, parts);
-            UNROLL for (int p = 0; p < parts; p++)
-                odd[p] = bf16 ? odd_part((const uint16_t *)at[p]) : part_at((const float *)at[p] + PANEL);
-            add_input(sums, odd, x + k + 1, stride, rows, parts);
-        }
+            panel += INPUTS * each;
+            __asm__("" : "+r"(panel)); /* pointers that move: GCC would count instead, and add to the count for every load */
+            UNROLL for (int b = 0; b * BUNCH < rows; b++) {
+                x[b] += INPUTS;
+                __asm__("" : "+r"(x[b]));
+            }
+        } while (panel != stop);
         UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < parts; p++) {
             float *total = block + r * PANEL_PAIR + p * PART_LANES;
             keep_part(total, part_at(total) + sums[r][p]);

@@ -166,7 +166,8 @@ INLINE void add_sums(const Panel *w, const float *sums, Line x, int held, int bl
 }
 
 /* `rows` (constant, at most TILE_ROWS) rows against a panel. */
-INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) {
+INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, Turn turn, float *out) {
+    (void)turn;
     float sums[TILE_ROWS * PANEL] __attribute__((aligned(64)));
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int q = 0; q < 4; q++)
         vst1q_f32(out + r * PANEL_PAIR + 4 * q, vdupq_n_f32(0.0f));

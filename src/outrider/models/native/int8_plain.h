@@ -46,7 +46,8 @@ INLINE void decode(const int8_t *codes, const int8_t *levels, int size, int8_t *
 }
 
 /* `rows` rows against a panel. */
-INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) {
+INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, Turn turn, float *out) {
+    (void)turn;
     int8_t decoded[BLOCK * PANEL] __attribute__((aligned(64)));
     int32_t sums[PANEL];
     for (int r = 0; r < rows; r++) *(v16 *)(out + r * PANEL_PAIR) = splat(0.0f);

@@ -103,9 +103,14 @@ INLINE void add_sums(float *total, Ints sums, Floats scale, float unit) {
     keep(total, fused_floats(floats_of(sums), scale * splatted(unit), floats_at(total)));
 }
 
-/* A block of `rows` (constant) rows of the `held` there are, `size` inputs of them. */
-INLINE void block_int8(const Panel *w, Line x, int held, int start, int size, int rows, int coded, float *out) {
+/* A block of `rows` (constant) rows of the `held` there are, `size` inputs of them. Meanwhile it asks for weights further on,
+ * SOON to be needed; where rows are taken in several tiles, each for its share of the next panel. */
+INLINE void block_int8(const Panel *w, Line x, int held, int start, int size, int rows, int coded, Turn turn, float *out) {
+    enum { LINE = 64, SOON = 4096 };
     const int block = start / BLOCK, bytes = coded ? PANEL / 2 : PANEL;
+    const int64_t panel = (int64_t)w->depth * bytes, before = (int64_t)start * bytes;
+    const int64_t step = (LINE + turn.tiles - 1) / turn.tiles; /* bytes to ask for while a line is multiplied */
+    const int8_t *next = w->weights + (turn.tiles == 1 ? before + SOON : panel + (turn.tile * panel + before) / LINE * step);
     const float *units = x.scales + (int64_t)block * held;
     const int32_t *excess = x.excess + (int64_t)block * held;
     const Ints levels = coded ? levels_at(w->levels) : ints_of(0);
@@ -114,7 +119,11 @@ INLINE void block_int8(const Panel *w, Line x, int held, int start, int size, in
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++)
         sums[r][v] = begun(excess[r]);
     for (int k = 0; k < size; k += 8, weights += 8 * bytes) {
-        for (int line = 0; line < 8 * bytes; line += 64) _mm_prefetch((const char *)weights + EARLIER + line, _MM_HINT_T1);
+        UNROLL for (int line = 0; line < 8 * bytes; line += LINE, next += step)
+            if (turn.tiles == 1)
+                _mm_prefetch((const char *)next, _MM_HINT_T0);
+            else
+                _mm_prefetch((const char *)next, _MM_HINT_T1);
         UNROLL for (int four = 0; four < 2; four++) {
             UNROLL for (int v = 0; v < VECTORS; v++) {
                 const Ints part = prepared(coded ? decoded(levels, ints_at(weights + v * 4 * WIDTH), four)
@@ -153,12 +162,12 @@ __attribute__((noinline)) static void rest_int8(const Panel *w, const int8_t *in
 }
 
 /* `rows` (constant, at most TILE_ROWS) rows against a panel. */
-INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, float *out) {
+INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, Turn turn, float *out) {
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++)
         keep(out + r * PANEL_PAIR + v * WIDTH, ZERO_FLOATS);
     for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
         const int size = block_size(w->depth, start);
-        block_int8(w, x.coarse, x.rows, start, size, rows, coded, out);
+        block_int8(w, x.coarse, x.rows, start, size, rows, coded, turn, out);
         for (int r = 0, at = block * x.rows; r < rows; r++, at++)
             if (x.fine.scales[at] != 0.0f)
                 rest_int8(w, x.fine.values + (int64_t)r * x.depth + start, x.fine.scales[at], x.fine.excess[at], start, size,

@@ -31,14 +31,22 @@ INLINE Part fused_part(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c)
 INLINE Part wide_part(const uint16_t *from) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16));
 }
+/* Both by the unit that does no multiply-adds: a shift or a mask would take their place. */
 INLINE Part even_part(const uint16_t *from) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i *)from), 16));
+    const __m128i up = _mm_setr_epi8(-1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13);
+    return _mm256_castsi256_ps(
+        _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)from), _mm256_broadcastsi128_si256(up)));
 }
 INLINE Part odd_part(const uint16_t *from) {
-    return _mm256_castsi256_ps(
-        _mm256_and_si256(_mm256_loadu_si256((const __m256i *)from), _mm256_set1_epi32((int)0xffff0000u)));
+    return _mm256_castsi256_ps(_mm256_blend_epi16(_mm256_setzero_si256(), _mm256_loadu_si256((const __m256i *)from), 0xaa));
 }
 #endif
 #define PART_LANES (LANES / PARTS)
+
+/* sum + a * b, in place: left to itself, GCC moves sums from register to register. */
+INLINE Part plus_product(Part sum, Part a, Part b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
 
 #endif

@@ -66,12 +66,27 @@ INLINE void store(void *base, int64_t at, v16 x, Form form) {
         *(v16 *)((float *)base + at) = form == ROUNDED ? (v16)(nearest_bf16(x) & 0xffff0000u) : x;
 }
 
+#if defined(__x86_64__) /* four at a time, as every x86-64 CPU can: lane by lane, rounding a row took as long as multiplying it */
+typedef union {
+    v16 all;
+    __m128 q[4];
+} Quads;
+#endif
+
+/* Halves are added to halves. */
 INLINE float sum(v16 x) {
+#if defined(__x86_64__)
+    const Quads s = {x};
+    const __m128 four = _mm_add_ps(_mm_add_ps(s.q[0], s.q[2]), _mm_add_ps(s.q[1], s.q[3]));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
     float s[LANES];
     memcpy(s, &x, sizeof s);
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) s[i] += s[i + width];
     return s[0];
+#endif
 }
 
 INLINE v16 choose(i16 mask, v16 yes, v16 no) { return (v16)((mask & (i16)yes) | (~mask & (i16)no)); }
@@ -107,32 +122,54 @@ INLINE float max_lane(v16 a) {
     const Quads x = {a};
     return vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(x.q[0], x.q[1]), vmaxnmq_f32(x.q[2], x.q[3])));
 }
-#else
+#elif defined(__x86_64__)
+/* GCC compares wide vectors lane by lane without AVX-512. Of two, the instructions take the second where either is no
+ * number. */
 #if defined(WITH_AVX512)
-INLINE v16 maximum(v16 a, v16 b) { return (v16)_mm512_max_ps((__m512)a, (__m512)b); } /* b where either is no number */
+INLINE v16 maximum(v16 a, v16 b) { return (v16)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE v16 minimum(v16 a, v16 b) { return (v16)_mm512_min_ps((__m512)a, (__m512)b); }
 #else
-INLINE v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
+INLINE v16 maximum(v16 a, v16 b) {
+    Quads x = {a};
+    const Quads y = {b};
+    UNROLL for (int i = 0; i < 4; i++) x.q[i] = _mm_max_ps(x.q[i], y.q[i]);
+    return x.all;
+}
+INLINE v16 minimum(v16 a, v16 b) {
+    Quads x = {a};
+    const Quads y = {b};
+    UNROLL for (int i = 0; i < 4; i++) x.q[i] = _mm_min_ps(x.q[i], y.q[i]);
+    return x.all;
+}
 #endif
 
-#if defined(WITH_AVX512)
-INLINE v16 clamped(v16 x, float low, float high) { /* of two, the instructions take the second where the first is no number */
-    return (v16)_mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), (__m512)x));
+INLINE v16 clamped(v16 x, float low, float high) { return minimum(splat(high), maximum(splat(low), x)); }
+
+INLINE int any_above(v16 a, v16 b) {
+    const Quads x = {a}, y = {b};
+    __m128 found = _mm_setzero_ps();
+    UNROLL for (int i = 0; i < 4; i++) found = _mm_or_ps(found, _mm_cmpgt_ps(x.q[i], y.q[i]));
+    return _mm_movemask_ps(found) != 0;
+}
+
+INLINE float max_lane(v16 x) {
+    const Quads s = {x};
+    const __m128 four = _mm_max_ps(_mm_max_ps(s.q[0], s.q[1]), _mm_max_ps(s.q[2], s.q[3]));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 #else
+INLINE v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
+
 INLINE v16 clamped(v16 x, float low, float high) {
     return choose(x < splat(low), splat(low), choose(x > splat(high), splat(high), x));
 }
-#endif
 
 INLINE int any_above(v16 a, v16 b) {
     const i16 mask = a > b;
-#if defined(WITH_AVX512)
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#else
     int found = 0;
     for (int i = 0; i < LANES; i++) found |= mask[i];
     return found != 0;
-#endif
 }
 
 INLINE float max_lane(v16 x) {

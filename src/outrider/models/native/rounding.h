@@ -1,0 +1,138 @@
+/* A row of inputs as int8, as gemm_int8.h defines it and lays it out. */
+#ifndef OUTRIDER_ROUNDING_H
+#define OUTRIDER_ROUNDING_H
+
+#include "gemm_int8.h"
+
+/* Sixteen numbers in HALVES vectors: with AVX2, GCC keeps wider ones than the registers in memory. */
+#if defined(WITH_AVX2) && !defined(WITH_AVX512)
+#define HALVES 2
+typedef float Half __attribute__((vector_size(32), aligned(4)));
+typedef int32_t HalfInts __attribute__((vector_size(32), aligned(4)));
+INLINE Half larger(Half a, Half b) { return (Half)_mm256_max_ps((__m256)a, (__m256)b); }
+#else
+#define HALVES 1
+typedef v16 Half;
+typedef i16 HalfInts;
+INLINE Half larger(Half a, Half b) { return maximum(a, b); }
+#endif
+#define HALF_LANES (LANES / HALVES)
+
+INLINE Half magnitude_at(const float *x) { return (Half)(*(const HalfInts *)x & 0x7fffffff); }
+
+INLINE HalfInts nearest(Half x) { /* |x| < 2^22; ties to even */
+#if defined(__aarch64__)
+    float32x4_t from[4];
+    int32x4_t to[4];
+    i16 found;
+    memcpy(from, &x, sizeof x);
+    UNROLL for (int q = 0; q < 4; q++) to[q] = vcvtnq_s32_f32(from[q]);
+    memcpy(&found, to, sizeof found);
+    return found;
+#else
+    const Half magic = 12582912.0f - (Half){0};
+    return (HalfInts)(x + magic) - (HalfInts)magic;
+#endif
+}
+
+INLINE v16 sixteen(const Half *x) {
+    v16 found;
+    memcpy(&found, x, sizeof found);
+    return found;
+}
+
+INLINE int32_t sum_of(const HalfInts *x) {
+#if defined(__aarch64__)
+    int32x4_t q[4];
+    memcpy(q, x, sizeof q);
+    return vaddvq_s32(vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3])));
+#elif defined(__x86_64__)
+    __m128i q[4];
+    memcpy(q, x, sizeof q);
+    __m128i four = _mm_add_epi32(_mm_add_epi32(q[0], q[1]), _mm_add_epi32(q[2], q[3]));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += ((const int32_t *)x)[i];
+    return total;
+#endif
+}
+
+/* Numbers that fit in a byte. */
+INLINE b16 bytes_of(const HalfInts *x) {
+#if defined(WITH_AVX512)
+    return (b16)_mm512_cvtepi32_epi8((__m512i)x[0]);
+#elif defined(WITH_AVX2)
+    const __m256i low = (__m256i)x[0], high = (__m256i)x[1];
+    return (b16)_mm_packs_epi16(_mm_packs_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)),
+                                _mm_packs_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
+#elif defined(__x86_64__)
+    __m128i q[4];
+    memcpy(q, x, sizeof q);
+    return (b16)_mm_packs_epi16(_mm_packs_epi32(q[0], q[1]), _mm_packs_epi32(q[2], q[3]));
+#else
+    return __builtin_convertvector(x[0], b16);
+#endif
+}
+
+/* What `count` numbers add up to without their signs, lane by lane first; and the largest. */
+INLINE float total_of(const float *x, int count) {
+    Half total[HALVES] = {0};
+    for (int j = 0; j < count; j += LANES)
+        UNROLL for (int h = 0; h < HALVES; h++) total[h] = total[h] + magnitude_at(x + j + h * HALF_LANES);
+    return sum(sixteen(total));
+}
+
+INLINE float peak_of(const float *x, int count) {
+    Half most[HALVES] = {0};
+    for (int j = 0; j < count; j += LANES)
+        UNROLL for (int h = 0; h < HALVES; h++) most[h] = larger(most[h], magnitude_at(x + j + h * HALF_LANES));
+    return max_lane(sixteen(most));
+}
+
+enum { OUTLIER = 20, FINE = 254 };
+
+typedef struct {
+    int32_t coarse, rest;
+} Totals;
+
+/* A block of a row, `filled` of `size` numbers from `start` on, times `inverse`; `fine` (constant): and what rounding leaves
+ * of them. Returns what the values add up to. */
+INLINE Totals round_block(const float *x, int start, int filled, int size, float inverse, int fine, Lines row) {
+    const Order rest_order = row.order == BY_FOURS ? BY_ROWS : row.order;
+    HalfInts sums[HALVES] = {0}, rest_sums[HALVES] = {0};
+    for (int j = 0; j < size; j += LANES) {
+        HalfInts coarse[HALVES] = {0}, rest[HALVES] = {0};
+        if (j < filled) UNROLL for (int h = 0; h < HALVES; h++) {
+                const Half scaled = *(const Half *)(x + start + j + h * HALF_LANES) * inverse;
+                coarse[h] = nearest(scaled);
+                if (fine) rest[h] = nearest((scaled - __builtin_convertvector(coarse[h], Half)) * (float)FINE);
+            }
+        put_values(row.coarse.values, row.order, row.rows, start + j, bytes_of(coarse));
+        put_values(row.fine.values, rest_order, row.rows, start + j, bytes_of(rest));
+        UNROLL for (int h = 0; h < HALVES; h++) sums[h] += coarse[h], rest_sums[h] += rest[h];
+    }
+    return (Totals){sum_of(sums), fine ? sum_of(rest_sums) : 0};
+}
+
+/* The first of `row` gets `inputs` (a multiple of 16) numbers, zeros behind them. */
+static void narrow_row(const float *x, int inputs, Lines row) {
+    const float total = total_of(x, inputs), usual = total * ((float)OUTLIER / (float)inputs);
+    for (int start = 0, block = 0; start < row.depth; start += BLOCK, block += row.rows) {
+        const int size = block_size(row.depth, start), filled = inputs - start < size ? inputs - start : size;
+        const float peak = peak_of(x + start, filled);
+        /* What is no number makes every result none. */
+        const float scale = total <= 3e38f ? (peak > 1e-30f ? peak / 127.0f : 0.0f) : __builtin_nanf("");
+        const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        const int fine = peak > usual;
+        const Totals totals = fine ? round_block(x, start, filled, size, inverse, 1, row)
+                                   : round_block(x, start, filled, size, inverse, 0, row);
+        row.coarse.scales[block] = scale;
+        row.fine.scales[block] = fine ? scale / FINE : 0.0f;
+        row.coarse.excess[block] = -128 * totals.coarse;
+        row.fine.excess[block] = -128 * totals.rest;
+    }
+}
+
+#endif
