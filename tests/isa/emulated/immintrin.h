@@ -50,7 +50,7 @@ typedef uint16_t __mmask16;
     EMULATED __m##BITS _mm##BITS##_cvtepi32_ps(__m##BITS##i a) { V##BITS v = {a}; for (int i = 0; i < BITS / 32; i++) v.s[i] = (float)v.w[i]; return v.f; } \
     EMULATED __m##BITS _mm##BITS##_max_ps(__m##BITS a, __m##BITS b) { V##BITS x = {.f = a}, y = {.f = b}; for (int i = 0; i < BITS / 32; i++) y.s[i] = x.s[i] > y.s[i] ? x.s[i] : y.s[i]; return y.f; } \
     EMULATED __m##BITS _mm##BITS##_min_ps(__m##BITS a, __m##BITS b) { V##BITS x = {.f = a}, y = {.f = b}; for (int i = 0; i < BITS / 32; i++) y.s[i] = x.s[i] < y.s[i] ? x.s[i] : y.s[i]; return y.f; } \
-    EMULATED __m##BITS _mm##BITS##_fmadd_ps(__m##BITS a, __m##BITS b, __m##BITS c) { V##BITS x = {.f = a}, y = {.f = b}, z = {.f = c}; for (int i = 0; i < BITS / 32; i++) z.s[i] = fmaf(x.s[i], y.s[i], z.s[i]); return z.f; } \
+    static __attribute__((noinline, unused)) __m##BITS _mm##BITS##_fmadd_ps(__m##BITS a, __m##BITS b, __m##BITS c) { V##BITS x = {.f = a}, y = {.f = b}, z = {.f = c}; for (int i = 0; i < BITS / 32; i++) z.s[i] = fmaf(x.s[i], y.s[i], z.s[i]); return z.f; } \
     EMULATED __m##BITS##i _mm##BITS##_shuffle_epi8(__m##BITS##i a, __m##BITS##i b) { V##BITS v = {a}, w = {b}, r; for (int i = 0; i < BITS / 8; i++) r.u[i] = w.u[i] & 128 ? 0 : v.u[i / 16 * 16 + w.u[i] % 16]; return r.i; } \
     EMULATED __m##BITS##i dpbusd_##BITS(__m##BITS##i c, __m##BITS##i a, __m##BITS##i b) { V##BITS z = {c}, x = {a}, y = {b}; for (int i = 0; i < BITS / 8; i++) z.w[i / 4] += x.u[i] * y.b[i]; return z.i; }
 WIDTH_OF(256)
