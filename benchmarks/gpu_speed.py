@@ -2,6 +2,9 @@
 acceptance, and the cost of a pass by the number of rows; or what each sampling parameter costs.
 
     python benchmarks/gpu_speed.py [--quick | --sampling] [--out benchmarks/results/gpu_speed.json]
+    python benchmarks/gpu_speed.py --formats [--quick] [--out benchmarks/results/gpu_formats.json]
+
+The second form is plain decoding alone, in fp8 beside bf16, at batches 1, 16 and 64.
 
 256 random tokens in, 256 out, greedy unless said. Rates come from whole runs through the engine: tokens beyond the
 first 64 over the time they took, so prefill and first compilation cancel out; medians of three (--sampling: two).
@@ -13,6 +16,7 @@ import argparse
 import json
 import random
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -32,7 +36,9 @@ from outrider.engine.engine import Engine
 from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.engine.text import TextStream
+from outrider.models.cuda.backend import HEAD_IN_FP8
 from outrider.models.cuda.decoder import CudaDecoder
+from outrider.models.precision import BF16, FP8, Precision
 from outrider.provenance import provenance
 from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
@@ -41,9 +47,18 @@ GPU = torch.device("cuda")
 PROMPT, NEW, SKIP = 256, 256, 64
 
 
-def decoder(shape: str, max_batch: int) -> CudaDecoder:
-    weights = random_weights(SHAPES[shape], GPU, torch.bfloat16, seed=0)
-    return CudaDecoder.load(SHAPES[shape], weights, torch.bfloat16, GPU, max_batch=max_batch, max_context=1024)
+def decoder(shape: str, max_batch: int, precision: Precision = BF16) -> CudaDecoder:
+    weights = random_weights(SHAPES[shape], GPU, precision.compute, seed=0)
+    return CudaDecoder.load(
+        SHAPES[shape],
+        weights,
+        precision.compute,
+        GPU,
+        matrices=precision.weights,
+        head=HEAD_IN_FP8 if precision is FP8 else None,
+        max_batch=max_batch,
+        max_context=1024,
+    )
 
 
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -145,14 +160,34 @@ def sampling_rates() -> list[Rate]:
     return rates
 
 
+def formats(batches: Sequence[int]) -> dict[str, object]:
+    """Plain decoding of the 8B shape in both formats, one after the other."""
+    rates, passes = [], {}
+    for precision in (FP8, BF16):
+        model = decoder("8b", 64, precision)
+        engine = Engine(model, NoDrafter(), FixedLength(0))
+        rates += [rate(f"8b plain {precision.name}", engine, batch) for batch in batches]
+        passes[precision.name] = pass_times(model, 300, list(batches))
+        print(
+            precision.name, "pass ms by rows", {k: round(v, 3) for k, v in passes[precision.name].items()}, flush=True
+        )
+        del model, engine
+    return {"rates": [asdict(r) for r in rates], "pass_ms_by_rows": passes}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="batch 1 only")
     parser.add_argument("--sampling", action="store_true", help="the 8b shape by sampling parameters, nothing else")
+    parser.add_argument("--formats", action="store_true", help="plain decoding of the 8B shape in fp8 beside bf16")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     batches = [1] if options.quick else [1, 4, 16]
     result: dict[str, object] = {"provenance": provenance() | {"dtype": "bf16"}}
+    if options.formats:
+        found = formats([1] if options.quick else [1, 16, 64])
+        write(options.out, {"provenance": provenance() | {"dtype": "bf16, fp8"}} | found)
+        return
     if options.sampling:
         write(options.out, result | {"rates": [asdict(r) for r in sampling_rates()]})
         return

@@ -54,7 +54,7 @@ class LLM:
     `also`: further drafters that a request may name (`Speculation.drafter`), or "available" for all that need no path.
     `draft_length`: nodes per draft, or "auto" to stop when it does not pay. None of these changes the text.
 
-    `dtype`: auto, bf16, fp16, fp32, int8 or native, or as PyTorch names or gives them ("bfloat16", torch.bfloat16).
+    `dtype`: auto, bf16, fp16, fp32, int8, fp8 or native, or as PyTorch names or gives some ("float16", torch.float16).
     `device`: auto, cpu, cuda or cuda:N. `threads`: of the CPU. `bitwise` None: on where it is nearly free.
     `max_batch`: requests that run together; more wait. `max_context`: tokens of prompt and answer to make room for.
     `kv_tokens`: the most tokens that running requests may have together (None: what the cache has room for).

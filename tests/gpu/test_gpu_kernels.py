@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn.functional import gelu, silu
 pytest.importorskip("triton")
 
 from outrider.models.cuda.chooser import Chooser, Noise
+from outrider.models.cuda.device import GPU
 from outrider.models.cuda.graphs import Graphs
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
@@ -55,7 +57,7 @@ def test_linear(rows: int, split: int, epilogue: str) -> None:
     m = 16 if rows <= 16 else 32
     row_tiles = -(-rows // m)
     linear_kernel[(row_tiles, 2, split)](
-        x, w, bias, None, squares, y, residual, gain, squares_out,
+        x, w, None, bias, None, squares, y, residual, gain, squares_out,
         torch.zeros(row_tiles * 2 * split * 64 * m, device=DEVICE), counter, rows, eps,
         N=columns, K=depth, EPILOGUE={"store": STORE, "add": ADD}.get(epilogue, GATED), GELU=epilogue == "gated-gelu",
         TILES=2, LEVELS=1, M=m, BLOCK_N=64, BLOCK_K=32, SPLIT=split, PREFETCH=0, DEPENDENT=False,
@@ -233,11 +235,27 @@ def test_what_nobody_prepared_is_counted() -> None:
     assert "b" in ran
 
 
-@pytest.mark.parametrize(("columns", "depth"), [(6144, 4096), (4096, 14336), (960, 576), (576, 1536), (64, 96)])
-def test_tilings_cover_the_matrix_and_split_it_alike_for_any_rows(columns: int, depth: int) -> None:
-    split = depth_split(columns, depth)
-    for rows in (1, 16, 17, 64, 512):
-        cut = tiling(columns, depth, rows, split=split)
-        assert cut.split == split
-        assert depth % (split * cut.block_k) == 0
-        assert cut.block_k >= 16
+CARDS = {
+    "RTX 3060": GPU(101_376, 28, (8, 6)),
+    "RTX 4090": GPU(101_376, 128, (8, 9)),
+    "A100": GPU(166_912, 108, (8, 0)),
+    "H200": GPU(232_448, 132, (9, 0)),
+    "RTX 5090": GPU(101_376, 170, (12, 0)),
+}
+MATRICES = [(6144, 4096), (4096, 14336), (128_256, 4096), (960, 576), (576, 1536), (64, 96)]
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize(("columns", "depth"), MATRICES)
+def test_tilings_cover_the_matrix_fit_the_card_and_split_it_alike_everywhere(
+    columns: int, depth: int, card: str
+) -> None:
+    for gated, size in itertools.product((False, True), (1, 2) if depth % 64 == 0 else (2,)):
+        split = 1 if gated else depth_split(columns, depth, size)
+        for rows in (1, 16, 17, 64, 512):
+            cut = tiling(columns, depth, rows, CARDS[card], gated=gated, split=split, size=size)
+            assert cut.split == split
+            assert depth % (split * cut.block_k) == 0
+            assert cut.block_k >= 16
+            assert cut.stages >= 3
+            assert cut.shared(size, gated) <= CARDS[card].shared

@@ -65,7 +65,7 @@ def product(kind: str, rows: int, how: str) -> list[Tensor]:
         scratch = torch.zeros(8 * 3 * 2 * 64 * 16, device=DEVICE)
         counter = torch.zeros(64, dtype=torch.int32, device=DEVICE)
         linear_kernel[(-(-rows // 16), 3, split)](
-            x, w, bias, None, *ends, scratch, counter, rows, 1e-5,
+            x, w, None, bias, None, *ends, scratch, counter, rows, 1e-5,
             M=16, BLOCK_N=64, BLOCK_K=64, PREFETCH=0, DEPENDENT=False, **common,
         )  # fmt: skip
     else:
@@ -74,7 +74,7 @@ def product(kind: str, rows: int, how: str) -> list[Tensor]:
         if copied:
             sources = TensorDescriptor.from_tensor(x, [64, 64]), TensorDescriptor.from_tensor(w, [128, 64])
         wide.wide_kernel[(-(-rows // 64) * 2,)](
-            *sources, bias, *ends, rows, 1e-5,
+            *sources, None, bias, *ends, rows, 1e-5,
             M=64, BLOCK_N=128, BLOCK_K=64, PAIRED="paired" in how, GROUP=1, COPIED=copied, **common,
         )  # fmt: skip
     return [y, residual, squares_out]

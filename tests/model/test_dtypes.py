@@ -40,9 +40,9 @@ def test_both_spellings_and_torchs_own(asked: str | torch.dtype, precision: obje
     assert place.precision is precision
 
 
-@pytest.mark.parametrize("asked", ["float", "fp8", "", torch.float64, None])
+@pytest.mark.parametrize("asked", ["float", "fp4", "", torch.float64, None])
 def test_unknown_format_is_refused_with_the_known_ones(asked: object) -> None:
-    with pytest.raises(InvalidRequest, match=r"auto, bf16, fp16, fp32, int8.*bfloat16"):
+    with pytest.raises(InvalidRequest, match=r"auto, bf16, fp16, fp32, int8, fp8.*bfloat16"):
         short_name(asked)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2-135m"
 """As in `models/checkpoints/catalog.py`, repeated so that --help need not import it; a test compares them."""
 
-Dtype = Literal["auto", "bf16", "fp16", "fp32", "int8", "native", "bfloat16", "float16", "float32"]
+Dtype = Literal["auto", "bf16", "fp16", "fp32", "int8", "fp8", "native", "bfloat16", "float16", "float32"]
 """As in `models/dtypes.py`; a test compares them."""
 
 _model = partial(typer.Option, rich_help_panel="Model")
@@ -63,9 +63,9 @@ class Settings:
     dtype: Annotated[
         Dtype,
         _model(
-            metavar="auto|bf16|fp16|fp32|int8|native",
+            metavar="auto|bf16|fp16|fp32|int8|fp8|native",
             help="Number format of weights and cache (bfloat16, float16 and float32 are understood, too); "
-            "int8 rounds the weights (CPU only): half the memory, faster; "
+            "int8 rounds the weights (CPU only): half the memory, faster; fp8 (GPU only) halves the memory, too; "
             "native leaves those of a quantised GGUF file as they are (CPU only): least memory.",
         ),
     ] = "auto"

@@ -58,7 +58,7 @@ def serve(
     ] = "auto",
     dtype: Annotated[
         Dtype,
-        _model("--dtype", metavar="auto|bf16|fp16|fp32|int8|native", help="Number format of weights and cache."),
+        _model("--dtype", metavar="auto|bf16|fp16|fp32|int8|fp8|native", help="Number format of weights and cache."),
     ] = "auto",
     device: Annotated[str, _model("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, _model("--threads", min=1, metavar="N", help="CPU threads.")] = None,

@@ -9,8 +9,8 @@ from outrider.models.hf_backend import HFBackend
 from outrider.models.native.backend import NativeBackend
 from outrider.models.torch_backend import TorchBackend
 
-NATIVE_BACKEND = NativeBackend()
-BACKENDS: tuple[Backend, ...] = (NATIVE_BACKEND, CudaBackend(), TorchBackend(), HFBackend())
+NATIVE_BACKEND, CUDA_BACKEND = NativeBackend(), CudaBackend()
+BACKENDS: tuple[Backend, ...] = (NATIVE_BACKEND, CUDA_BACKEND, TorchBackend(), HFBackend())
 
 
 def backend_of(model: LanguageModel) -> Backend | None:

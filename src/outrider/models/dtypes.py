@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from outrider.errors import InvalidRequest, shown
 
-DTYPES = ("bf16", "fp16", "fp32", "int8", "native")
+DTYPES = ("bf16", "fp16", "fp32", "int8", "fp8", "native")
 
 LONG: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """As PyTorch and Hugging Face's configs write them."""

@@ -10,13 +10,13 @@ from outrider.checks import flag, whole
 from outrider.core.model import LanguageModel
 from outrider.errors import InvalidRequest, shown
 from outrider.models.backend import Placement
-from outrider.models.backends import BACKENDS, NATIVE_BACKEND
+from outrider.models.backends import BACKENDS, CUDA_BACKEND, NATIVE_BACKEND
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.cpu import cpu_name, has_bf16
 from outrider.models.dtypes import short_name
 from outrider.models.memory import available
 from outrider.models.native.library import library
-from outrider.models.precision import BF16, FP32, NATIVE, PRECISIONS, Precision
+from outrider.models.precision import BF16, FP8, FP32, NATIVE, PRECISIONS, Precision
 
 _MOST_THREADS, _MOST_BATCH = 1024, 65536
 """Beyond any machine; PyTorch and the caches would rather break than refuse."""
@@ -43,6 +43,8 @@ def placement(
     name = short_name(dtype)
     auto = name == "auto"
     precision = automatic(place, kernels=library() is not None, bf16=has_bf16()) if auto else PRECISIONS[name]
+    if precision is FP8 and place.type != "cuda":
+        raise InvalidRequest("dtype: fp8 is for GPUs; use int8 on the CPU, which takes as little memory")
     return Placement(place, precision, bitwise, threads or torch.get_num_threads(), max_batch, max_context, auto)
 
 
@@ -85,6 +87,9 @@ def settled(checkpoint: Checkpoint, place: Placement) -> Placement:
         precision = automatic(place.device, kernels=against is None, bf16=has_bf16())
         if against is None and not _fits(checkpoint) and checkpoint.weights.stored() is not None:
             precision = NATIVE
+    elif checkpoint.weights.fp8() is not None:
+        published = replace(place, precision=FP8)
+        precision = precision if CUDA_BACKEND.unsupported_reason(checkpoint.config, published) else FP8
     return replace(place, precision=precision, auto=False)
 
 
@@ -144,5 +149,6 @@ def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
         reasons.append(against)
     if place.precision.quantised:
         name = place.precision.name
-        raise InvalidRequest(f"dtype: {name} weights need the compiled CPU decoder, but {reasons[0]}; use bf16")
+        decoder, against = ("GPU", reasons[1]) if place.precision is FP8 else ("compiled CPU", reasons[0])
+        raise InvalidRequest(f"dtype: {name} weights need the {decoder} decoder, but {against}; use bf16")
     raise InvalidRequest(f"bitwise: {', and '.join(reasons[-2:])}")

@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 @dataclass(frozen=True, slots=True)
 class Precision:
     """`compute` is the dtype of activations and cache. `weights` is that of the matrices, embeddings included; int8
-    means a scale for every `BLOCK` weights of an output channel, and inputs rounded to int8 too (native/gemm_int8.h).
+    means a scale for every `BLOCK` weights of an output channel, and inputs rounded to int8 too (native/gemm_int8.h);
+    fp8 (e4m3) a scale for every output channel, inputs and what is looked up left in `compute` (cuda/backend.py).
     Such a model is a target of its own: exactness is relative to it. Norms, biases and sums are fp32 everywhere."""
 
     name: str
@@ -37,9 +38,10 @@ FP32 = Precision("fp32", torch.float32, torch.float32)
 BF16 = Precision("bf16", torch.bfloat16, torch.bfloat16)
 FP16 = Precision("fp16", torch.float16, torch.float16)
 INT8 = Precision("int8", torch.bfloat16, torch.int8)
+FP8 = Precision("fp8", torch.bfloat16, torch.float8_e4m3fn)
 NATIVE = Precision("native", torch.bfloat16, torch.float32, stored=True)
 
-PRECISIONS: Mapping[str, Precision] = {precision.name: precision for precision in (BF16, FP16, FP32, INT8, NATIVE)}
+PRECISIONS: Mapping[str, Precision] = {precision.name: precision for precision in (BF16, FP16, FP32, INT8, FP8, NATIVE)}
 
 
 BLOCK = 128
@@ -63,8 +65,20 @@ def quantise(weight: Tensor, values: Tensor, scales: Tensor) -> None:
         into.copy_(torch.round(wide / scale[:, :, None]).flatten(1)[:, : part.shape[1]])
 
 
+def quantise_channels(weight: Tensor, values: Tensor, scales: Tensor) -> None:
+    """weight [out, in] ≈ values * scales[out], int8 or fp8, symmetric: the largest of a channel is the largest there is
+    (of int8 ±127). Computed where `values` lie."""
+    most = 127.0 if values.dtype == torch.int8 else torch.finfo(values.dtype).max
+    for part, into, scale in zip(*(torch.split(t, _ROWS) for t in (weight, values, scales)), strict=True):
+        wide = part.to(into.device, torch.float32)
+        scale.copy_(wide.abs().amax(dim=1) / most)
+        scale.masked_fill_(scale == 0, 1.0)  # of zeros alone
+        exact = wide / scale[:, None]
+        into.copy_(exact.round_() if into.dtype == torch.int8 else exact)
+
+
 def dequantised(values: Tensor, scales: Tensor) -> Tensor:
-    """fp32 [out, in] of int8 values and a scale per channel or per block of one."""
+    """fp32 [out, in] of int8 or fp8 values and a scale per channel or per block of one."""
     if scales.dim() == 1:
         return values.float() * scales[:, None]
     return values.float() * scales.repeat_interleave(BLOCK, dim=1)[:, : values.shape[1]]

@@ -1,4 +1,4 @@
-"""Matrices that stay as a file stores them, in blocks of few bits: where they lie, until a decoder packs them."""
+"""Matrices that stay as files store them: in blocks of few bits, which lie there until a decoder packs them, or fp8."""
 
 from __future__ import annotations
 
@@ -58,6 +58,36 @@ class Stored:
             everything = self.read(0, int(self.order.max()) + 1)
             for own in torch.split(self.order, rows):
                 yield everything[own]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """A matrix [out, in] in e4m3, or several, and a scale for each output channel."""
+
+    values: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    def numel(self) -> int:
+        return self.values.numel()
+
+    def __getitem__(self, order: Tensor) -> Fp8:
+        """These rows, in this order."""
+        return Fp8(self.values.view(torch.uint8)[order].view(self.values.dtype), self.scales[order])
+
+    def __iter__(self) -> Iterator[Fp8]:
+        return map(Fp8, self.values, self.scales)
+
+    def tensor_split(self, cuts: Sequence[int]) -> list[Fp8]:
+        """The rows before, between and behind these, as of a tensor."""
+        return list(map(Fp8, self.values.tensor_split(cuts), self.scales.tensor_split(cuts)))
+
+    def wide(self) -> Tensor:
+        """The numbers it stands for, in fp32."""
+        return self.values.float() * self.scales[..., None]
 
 
 def _from(read: Callable[[int, int], Tensor], start: int, first: int, last: int) -> Tensor:

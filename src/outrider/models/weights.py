@@ -16,10 +16,12 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.models.architecture import Architecture, Rope
 from outrider.models.memory import lazy_zeros, trim_malloc
-from outrider.models.precision import blocks, quantise
+from outrider.models.precision import blocks, quantise, quantise_channels
 from outrider.models.rotary import paired
-from outrider.models.stored import Stored
+from outrider.models.stored import Fp8, Stored
 
+AnyTensor = Tensor | Stored | Fp8
+"""What a checkpoint's tensor comes as."""
 StoredRows = dict[int, Stored]
 """The rows of a matrix that stay as a file has them, by the first of each piece. The others are numbers."""
 
@@ -40,9 +42,9 @@ class MLPWeights:
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. Linear weights are [out, in] in the dtype asked for; norms and biases are fp32,
-    and so are scales, [out, blocks] of an int8 one (`quantise`). With a router, gate_up and down are
-    [experts, out, in]."""
+    """One layer. Linear weights are [out, in] in the dtype asked for; norms and biases are fp32, and so are scales,
+    [out, blocks] of an int8 one (`quantise`), [out] of an fp8 one (`quantise_channels`). With a router, gate_up and
+    down are [experts, out, in]."""
 
     qkv: Tensor
     o: Tensor
@@ -107,7 +109,7 @@ class DecoderWeights(Generic[L]):
     embedding: Tensor
     """[vocab, hidden]"""
     head: Tensor
-    """[vocab, hidden]; the embedding itself where the two are tied."""
+    """[vocab, hidden]; the embedding itself where the two are tied and of one format."""
     norm: Tensor
     layers: list[L]
     norm_bias: Tensor | None = None
@@ -127,14 +129,26 @@ class _Place:
     first: int = 0
     order: Tensor | None = None
     """Of its rows; None: as they come."""
+    also: _Place | None = None
+    """Where it goes as well."""
 
-    def fill(self, tensor: Tensor | Stored) -> None:
+    def fill(self, tensor: AnyTensor) -> None:
+        if self.also is not None:
+            self.also.fill(tensor)
         if self.order is not None:
             tensor = tensor[self.order]
+        if isinstance(tensor, Fp8):
+            if self.scales is not None and self.values.dtype == tensor.values.dtype:
+                self.values.copy_(tensor.values)
+                self.scales.copy_(tensor.scales)
+                return
+            tensor = tensor.wide()
         if isinstance(tensor, Stored):
             self.stored[self.first] = tensor
         elif self.scales is None:
             self.values.copy_(tensor)
+        elif self.scales.dim() == 1:
+            quantise_channels(tensor, self.values, self.scales)
         else:
             quantise(tensor, self.values, self.scales)
 
@@ -160,19 +174,23 @@ class _Matrix:
 
 def load_weights(
     architecture: Architecture,
-    tensors: Iterable[tuple[str, Tensor | Stored]],
+    tensors: Iterable[tuple[str, AnyTensor]],
     dtype: torch.dtype,
     device: torch.device,
     finish: Callable[[LayerWeights], L],
+    *,
+    embedding: torch.dtype | None = None,
+    head: torch.dtype | None = None,
 ) -> DecoderWeights[L]:
     """Gather checkpoint tensors under their Hugging Face names; a missing or misshapen one is a `ModelError`.
 
-    Matrices become `dtype`; int8 means quantised as they come.
+    Matrices become `dtype`, the embedding and the output layer `embedding` and `head` where given; int8 and fp8 mean
+    quantised as they come.
     `finish` turns a layer into the decoder's form as soon as it is complete, so that a decoder that repacks its weights
     never holds them twice.
     """
     weights: DecoderWeights[L]
-    weights, layers, places = _allocate(architecture, dtype, device)
+    weights, layers, places = _allocate(architecture, dtype, device, embedding, head)
     missing = set(places)
     left = Counter(map(_layer_of, places))
     finished: list[L | None] = [None] * len(layers)
@@ -208,7 +226,7 @@ def _layer_of(name: str) -> int | None:
     return int(rest.partition(".")[0]) if kind == "layers" else None
 
 
-def _unfused(a: Architecture, tensors: Iterable[tuple[str, Tensor | Stored]]) -> Iterator[tuple[str, Tensor | Stored]]:
+def _unfused(a: Architecture, tensors: Iterable[tuple[str, AnyTensor]]) -> Iterator[tuple[str, AnyTensor]]:
     """Names without what stands before a decoder's own; what a checkpoint has in one tensor, each by itself."""
     for name, tensor in tensors:
         name = name.removeprefix("model.language_model.").removeprefix("model.").removeprefix("language_model.")
@@ -220,7 +238,7 @@ def _unfused(a: Architecture, tensors: Iterable[tuple[str, Tensor | Stored]]) ->
 _MIXTRAL = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 
 
-def _parts(a: Architecture, name: str, tensor: Tensor | Stored) -> Iterator[tuple[str, Tensor | Stored]]:
+def _parts(a: Architecture, name: str, tensor: AnyTensor) -> Iterator[tuple[str, AnyTensor]]:
     together = {
         "qkv_proj": (("q_proj", "k_proj", "v_proj"), [a.q_width, a.q_width + a.kv_width]),
         "gate_up_proj": (("gate_proj", "up_proj"), [a.mlp]),
@@ -231,7 +249,7 @@ def _parts(a: Architecture, name: str, tensor: Tensor | Stored) -> Iterator[tupl
             yield from _parts(a, f"{parent}.{number}.{part}.weight", own)
     elif part in together:
         names, cuts = together[part]
-        pieces: Sequence[Tensor | Stored] = tensor.tensor_split(cuts)
+        pieces: Sequence[AnyTensor] = tensor.tensor_split(cuts)
         for piece, rows in zip(names, pieces, strict=True):
             yield f"{parent}.{piece}.weight", rows
     else:
@@ -239,7 +257,11 @@ def _parts(a: Architecture, name: str, tensor: Tensor | Stored) -> Iterator[tupl
 
 
 def _allocate(
-    a: Architecture, dtype: torch.dtype, device: torch.device
+    a: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    looked_up: torch.dtype | None = None,
+    multiplied: torch.dtype | None = None,
 ) -> tuple[DecoderWeights[L], dict[int, LayerWeights], dict[str, _Place]]:
     """Empty weights, empty layers, and the place of every checkpoint tensor in them (fused ones as views)."""
     layers: dict[int, LayerWeights] = {}
@@ -248,14 +270,16 @@ def _allocate(
     def vector(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.float32, device=device)
 
-    def matrix(rows: int, columns: int, experts: int = 0) -> _Matrix:
-        count = (experts,) if experts else ()
-        values = lazy_zeros((*count, rows, columns), dtype, device)
-        scales = torch.empty(*count, rows, blocks(columns), device=device) if dtype == torch.int8 else None
-        return _Matrix(values, scales)
+    def matrix(rows: int, columns: int, experts: int = 0, form: torch.dtype = dtype) -> _Matrix:
+        shape = (*((experts,) if experts else ()), rows)
+        per_row = (blocks(columns),) if dtype == torch.int8 else ()
+        quantised = form in (torch.int8, torch.float8_e4m3fn)
+        scales = torch.empty(*shape, *per_row, device=device) if quantised else None
+        return _Matrix(lazy_zeros((*shape, columns), form, device), scales)
 
-    embedding = matrix(a.vocab_size, a.hidden)
-    head = embedding if a.tied else matrix(a.vocab_size, a.hidden)
+    embedding = matrix(a.vocab_size, a.hidden, form=looked_up or dtype)
+    shared = a.tied and (looked_up or dtype) == (multiplied or dtype)
+    head = embedding if shared else matrix(a.vocab_size, a.hidden, form=multiplied or dtype)
     weights: DecoderWeights[L] = DecoderWeights(
         embedding.values,
         head.values,
@@ -267,12 +291,13 @@ def _allocate(
         embedding.stored,
         head.stored,
     )
-    (places["embed_tokens.weight"],) = embedding.parts([a.vocab_size])
+    (looked_up_at,), (multiplied_at,) = embedding.parts([a.vocab_size]), head.parts([a.vocab_size])
+    places["embed_tokens.weight"] = looked_up_at if shared or not a.tied else replace(looked_up_at, also=multiplied_at)
     places["norm.weight"] = _Place(weights.norm)
     if weights.norm_bias is not None:
         places["norm.bias"] = _Place(weights.norm_bias)
     if not a.tied:
-        (places["lm_head.weight"],) = head.parts([a.vocab_size])
+        places["lm_head.weight"] = multiplied_at
     for i in range(len(a.layers)):
         qkv, o = matrix(a.q_width + 2 * a.kv_width, a.hidden), matrix(a.hidden, a.q_width)
         gate_up, down = matrix(2 * a.mlp, a.hidden, a.experts), matrix(a.hidden, a.mlp, a.experts)

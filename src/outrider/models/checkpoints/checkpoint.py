@@ -23,9 +23,9 @@ from outrider.models.checkpoints.manifest import is_complete
 from outrider.models.checkpoints.progress import Progress
 from outrider.models.checkpoints.safetensors_folder import SafetensorsFolder
 from outrider.models.checkpoints.tokenizer import Tokenizer
-from outrider.models.stored import Stored
+from outrider.models.stored import Fp8, Stored
 
-T = TypeVar("T", torch.Tensor, torch.Tensor | Stored)
+T = TypeVar("T", torch.Tensor, torch.Tensor | Stored, torch.Tensor | Fp8)
 
 
 class WeightSource(Protocol):
@@ -36,6 +36,10 @@ class WeightSource(Protocol):
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]: ...
     def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
         """Matrices as the file quantised them, all else in fp32. None: none of them is quantised."""
+        ...
+
+    def fp8(self) -> Iterator[tuple[str, torch.Tensor | Fp8]] | None:
+        """Matrices that a folder has in fp8 as they are, all else in fp32. None: it has none."""
         ...
 
 
@@ -60,6 +64,11 @@ class Checkpoint:
     def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
         """As `WeightSource.stored`."""
         found = self.weights.stored()
+        return None if found is None else self._shown(found)
+
+    def fp8(self) -> Iterator[tuple[str, torch.Tensor | Fp8]] | None:
+        """As `WeightSource.fp8`."""
+        found = self.weights.fp8()
         return None if found is None else self._shown(found)
 
     def _shown(self, tensors: Iterator[tuple[str, T]]) -> Iterator[tuple[str, T]]:
@@ -148,6 +157,9 @@ class _Converted:
 
     def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
         return self._original().stored()
+
+    def fp8(self) -> None:
+        """A GGUF file has no such."""
 
     def _original(self) -> GGUFWeights:
         return GGUFWeights(GGUFFile.open(self.gguf).without_vocabulary(), self.config)

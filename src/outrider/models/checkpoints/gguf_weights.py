@@ -84,6 +84,9 @@ class GGUFWeights:
         for name, source in self.names.items():
             yield name, self._read(source, dtype)
 
+    def fp8(self) -> None:
+        """A GGUF file has no such."""
+
     def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
         types = {self._file.tensors[source].type_name for source in self.names.values()}
         return self._as_stored() if types - _NUMBERS else None

@@ -25,6 +25,7 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -60,6 +61,9 @@ class SafetensorsFile:
 
     def numel(self, name: str) -> int:
         return math.prod(self.entries[name].shape)
+
+    def in_fp8(self, name: str) -> bool:
+        return self.entries[name].type_name == "F8_E4M3"
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """As `dtype`; None: as it is stored."""

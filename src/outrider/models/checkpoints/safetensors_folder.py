@@ -10,7 +10,11 @@ from typing import Any
 import torch
 
 from outrider.errors import ModelError
+from outrider.models.checkpoints.fp8_folder import in_fp8, unreadable
 from outrider.models.checkpoints.safetensors_file import SafetensorsFile
+from outrider.models.stored import Fp8
+
+_SCALE = ".weight_scale"
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -21,27 +25,52 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         self._path = path
-        self._quantised = (config.get("quantization_config") or {}).get("quant_method")
+        self._against, self._in_fp8 = unreadable(config), in_fp8(config)
         # Some tied models store the head as well; the embedding is what counts.
         skipped = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
         shards = [SafetensorsFile.open(path / name) for name in shard_names(path)]
-        self._tensors = [(name, shard) for shard in shards for name in shard.entries if name not in skipped]
+        self._tensors = {name: shard for shard in shards for name in shard.entries if name not in skipped}
 
     @property
     def parameters(self) -> int:
-        return sum(shard.numel(name) for name, shard in self._tensors)
+        return sum(shard.numel(name) for name, shard in self._tensors.items())
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        if self._quantised:
-            raise ModelError(
-                f"{self._path} is quantised with {self._quantised}, which Outrider cannot read; "
-                "use the unquantised model or a GGUF file."
-            )
-        for name, shard in self._tensors:
-            yield name, shard.read(name, dtype)
+        for name, tensor in self._read(dtype):
+            yield name, tensor.wide().to(dtype) if isinstance(tensor, Fp8) else tensor
 
     def stored(self) -> None:
-        """Nothing here is quantised."""
+        """Nothing here is in blocks of few bits."""
+
+    def fp8(self) -> Iterator[tuple[str, torch.Tensor | Fp8]] | None:
+        return self._read(torch.float32) if self._in_fp8 else None
+
+    def _read(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | Fp8]]:
+        """Matrices that are in fp8 as they are, all else as `dtype`."""
+        if self._against:
+            raise ModelError(
+                f"{self._path} is quantised {self._against}, which Outrider cannot read; "
+                "use the unquantised model or a GGUF file."
+            )
+        for name, shard in self._tensors.items():
+            if not self._in_fp8 or not shard.in_fp8(name):
+                if not (self._in_fp8 and name.endswith(_SCALE)):
+                    yield name, shard.read(name, dtype)
+                continue
+            scale = name.removesuffix(".weight") + _SCALE
+            if scale not in self._tensors:
+                raise ModelError(f"{self._path} has {name!r} in fp8, but no {scale!r}; is the download complete?")
+            yield name, self._scaled(name, shard.read(name), self._tensors[scale].read(scale, torch.float32))
+
+    def _scaled(self, name: str, values: torch.Tensor, scales: torch.Tensor) -> Fp8:
+        if scales.numel() not in (1, len(values)) or values.dim() != 2:
+            raise ModelError(
+                f"{self._path} has {scales.numel()} scales for {name!r} of shape {list(values.shape)}; "
+                "Outrider can read one for each row, or one for all."
+            )
+        if bool(values.float().isnan().any()):
+            raise ModelError(f"{self._path} has weights in {name!r} that are no numbers; fetch it again.")
+        return Fp8(values, scales.reshape(-1).expand(len(values)).contiguous())
 
 
 def shard_names(path: Path) -> list[str]:

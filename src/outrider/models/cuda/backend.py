@@ -15,9 +15,15 @@ from outrider.models.backend import DecoderBackend, Placement, Size
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.weights import HeadWeights
+from outrider.models.precision import BF16, FP8, FP16
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
+
+
+HEAD_IN_FP8 = torch.int8
+"""What the output layer of a model in fp8 is rounded to: as few bytes as e4m3 and nearer, which counts most there
+(docs/performance.md). A model that was published in fp8 keeps the output layer it came with."""
 
 
 class CudaBackend(DecoderBackend):
@@ -26,19 +32,28 @@ class CudaBackend(DecoderBackend):
     def unsuited_reason(self, architecture: Architecture, place: Placement) -> str | None:
         if place.device.type != "cuda" or find_spec("triton") is None:
             return "it needs a GPU and Triton"
-        if place.precision.quantised or place.dtype not in (torch.bfloat16, torch.float16):
+        if place.precision not in (BF16, FP16, FP8):
             return f"it does not compute in {place.precision.name}"
         if torch.cuda.get_device_capability(place.device) < (8, 0):
             return "this GPU is older than it knows"
-        return unsuited_shape(architecture)
+        return unsuited_shape(architecture, 64 if place.precision is FP8 else 32)
 
     def load_decoder(
         self, checkpoint: Checkpoint, architecture: Architecture, place: Placement, size: Size
     ) -> LanguageModel:
         from outrider.models.cuda.decoder import CudaDecoder
 
-        tensors = checkpoint.tensors(place.precision.source)
-        return CudaDecoder.load(architecture, tensors, place.dtype, place.device, **size._asdict())
+        precision = place.precision
+        published = checkpoint.fp8() if precision is FP8 else None
+        return CudaDecoder.load(
+            architecture,
+            checkpoint.tensors(precision.source) if published is None else published,
+            place.dtype,
+            place.device,
+            matrices=precision.weights,
+            head=HEAD_IN_FP8 if precision is FP8 and published is None else None,
+            **size._asdict(),
+        )
 
     def runs(self, model: LanguageModel) -> bool:
         return _is_decoder(model)
@@ -53,11 +68,12 @@ class CudaBackend(DecoderBackend):
         return target.head(head.config, weights)
 
 
-def unsuited_shape(a: Architecture) -> str | None:
-    """Why the kernels cannot compute layers of this shape, in words; None where they can."""
+def unsuited_shape(a: Architecture, step: int = 32) -> str | None:
+    """Why the kernels cannot compute layers of this shape, in words; None where they can. `step`: what widths must be
+    multiples of."""
     if a.head_dim not in (16, 32, 64, 128, 256) or a.heads // a.kv_heads > 16:
         return f"{a.heads} heads of {a.head_dim} over {a.kv_heads} do not suit it"
-    if any(width % 32 for width in (a.hidden, a.mlp, a.q_width)):
+    if any(width % step for width in (a.hidden, a.mlp, a.q_width)):
         return f"widths of {a.hidden}, {a.mlp} and {a.q_width} do not suit it"
     return None
 

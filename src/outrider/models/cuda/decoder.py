@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,9 +15,20 @@ from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.network import Network
 from outrider.models.cuda.passes import MAX_ROWS, SLACK, Launched, Passes
 from outrider.models.cuda.stepper import DeviceStepper
+from outrider.models.cuda.tiling import word_group
+from outrider.models.cuda.words import arranged
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
-from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
+from outrider.models.weights import AnyTensor, DecoderWeights, LayerWeights, load_weights
+
+
+def _in_words(a: Architecture, layer: LayerWeights) -> LayerWeights:
+    """Weights of 8 bits as kernels read them, in place."""
+    if layer.qkv_scales is not None:
+        for matrix in (layer.qkv, layer.o, layer.down):
+            arranged(matrix, word_group(*matrix.shape))
+        arranged(layer.gate_up, word_group(a.mlp, a.hidden, gated=True))
+    return layer
 
 
 class CudaDecoder(Passes[Network], LanguageModel):
@@ -46,14 +58,28 @@ class CudaDecoder(Passes[Network], LanguageModel):
     @staticmethod
     def load(
         architecture: Architecture,
-        tensors: Iterable[tuple[str, Tensor]],
+        tensors: Iterable[tuple[str, AnyTensor]],
         dtype: torch.dtype,
         device: torch.device,
         *,
         max_batch: int,
         max_context: int,
+        matrices: torch.dtype | None = None,
+        head: torch.dtype | None = None,
     ) -> CudaDecoder:
-        weights = load_weights(architecture, tensors, dtype, device, lambda layer: layer)
+        """In `dtype`; `matrices` and the output layer, `head`, where given in a format of their own, fp8 or int8 with
+        a scale per output channel: they are rounded as they come."""
+        weights = load_weights(
+            architecture,
+            tensors,
+            matrices or dtype,
+            device,
+            partial(_in_words, architecture),
+            embedding=dtype,
+            head=head or dtype,
+        )
+        if weights.head_scales is not None:
+            arranged(weights.head, word_group(*weights.head.shape))
         return CudaDecoder(architecture, weights, max_batch=max_batch, max_context=max_context)
 
     @torch.inference_mode()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.cuda.kernels.rows import pair_kernel
-from outrider.models.cuda.network import Network, power_of_two
+from outrider.models.cuda.network import Matrix, Network, power_of_two
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.weights import DecoderWeights
@@ -27,7 +27,7 @@ class HeadNetwork(Network):
     ) -> None:
         """`embedding`: the target's."""
         self._config = config
-        self._fc, self._hidden_norm = weights.fc.values, weights.hidden_norm
+        self._fc, self._hidden_norm = Matrix(weights.fc.values), weights.hidden_norm
         self._embed_scale = embed_scale
         own = DecoderWeights(embedding, weights.lm_head.values, weights.norm, weights.layers)
         super().__init__(config.architecture, own, slots, capacity, max_rows)

@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.architecture import Architecture
-from outrider.models.cuda.device import shared_memory, widens
+from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
@@ -60,6 +60,22 @@ def shallow() -> Iterator[None]:
         _SHALLOW.reset(before)
 
 
+class Matrix(NamedTuple):
+    """[out, in] as it is, or of 8 bits (e4m3 or int8) with a scale per output, in words (`kernels/eighth.py`)."""
+
+    values: Tensor
+    scales: Tensor | None = None
+
+    @property
+    def numbers(self) -> Tensor:
+        """As kernels take them."""
+        return self.values.view(torch.int32) if self.words else self.values
+
+    @property
+    def words(self) -> bool:
+        return self.scales is not None
+
+
 class Network:
     """Weights, cache and buffers of one decoder on one GPU.
 
@@ -81,11 +97,10 @@ class Network:
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.tokens = weights.embedding.shape[0]
         """Those that can be run."""
-        self._shared = shared_memory(self.device)
-        self._widens = widens(self.device, self.dtype)
-        known = self.device.type != "cuda" or a.head_dim in (64, 128)
-        self._prompt = prompt_tiling(a.head_dim, self._shared) if self._widens and known else None
-        self._copies = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        self._gpu = gpu = GPU.of(self.device)
+        self._widens = gpu.widens(self.dtype)
+        known = gpu.interpreted or a.head_dim in (64, 128)
+        self._prompt = prompt_tiling(a.head_dim, gpu.shared) if self._widens and known else None
 
         def room(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -108,7 +123,8 @@ class Network:
         self._rotations = [rotation_table(rope, capacity, self.device) for rope in a.ropes]
         few = min(max_rows, NARROW_ROWS)
         row_tiles = -(-few // 64)
-        splits = [(n, depth_split(n, k)) for n, k in self._shapes()]
+        sizes = {matrix.element_size() for matrix in (weights.layers[0].qkv, weights.head)}
+        splits = [(n, max(depth_split(n, k, size) for size in sizes)) for n, k in self._shapes()]
         self._partial = room(
             max(-(-n // BLOCK_N) * s for n, s in splits) * row_tiles * BLOCK_N * 64, dtype=torch.float32
         )
@@ -174,14 +190,17 @@ class Network:
             if _SHALLOW.get() and i and i + 1 not in self.kept_hidden_layers:
                 continue
             following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
-            if i == 0 and first is not None:
-                self._linear(first, layer.qkv, layer.qkv_bias, rows, self._qkv)
+            source = first if i == 0 else None
+            qkv, o = Matrix(layer.qkv, layer.qkv_scales), Matrix(layer.o, layer.o_scales)
+            gate_up, down = Matrix(layer.gate_up, layer.gate_up_scales), Matrix(layer.down, layer.down_scales)
+            if source is None:
+                self._linear(self._x, qkv, layer.qkv_bias, rows, self._qkv, normed=True)
             else:
-                self._linear(self._x, layer.qkv, layer.qkv_bias, rows, self._qkv, normed=True)
+                self._linear(source, qkv, layer.qkv_bias, rows, self._qkv)
             self._attention(i, layer, rows, together, tiled)
-            self._linear(self._attended, layer.o, layer.o_bias, rows, self._x, gain=layer.mlp_norm, multiplier=scale)
-            self._linear(self._x, layer.gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
-            self._linear(self._gated, layer.down, layer.down_bias, rows, self._x, gain=following, multiplier=scale)
+            self._linear(self._attended, o, layer.o_bias, rows, self._x, gain=layer.mlp_norm, multiplier=scale)
+            self._linear(self._x, gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
+            self._linear(self._gated, down, layer.down_bias, rows, self._x, gain=following, multiplier=scale)
             self._keep(i + 1, rows)
 
     def _keep(self, layer: int, rows: int) -> None:
@@ -199,7 +218,7 @@ class Network:
     def head(self, count: int) -> None:
         """`logits[:count]`, fp32, of the rows named by the first `count` entries of `tables.wanted`."""
         scale = self.architecture.logit_scale
-        head, wanted = self._weights.head, self.tables.wanted
+        head, wanted = Matrix(self._weights.head, self._weights.head_scales), self.tables.wanted
         self._linear(self._x, head, None, count, self.logits, normed=True, index=wanted, multiplier=scale)
 
     def _attention(self, i: int, layer: LayerWeights, rows: int, together: bool, tiled: bool) -> None:
@@ -295,7 +314,7 @@ class Network:
     def _linear(
         self,
         x: Tensor,
-        weight: Tensor,
+        weight: Matrix,
         bias: Tensor | None,
         rows: int,
         y: Tensor,
@@ -308,9 +327,10 @@ class Network:
     ) -> None:
         """y = multiplier * x · weightᵀ. `normed`: x is to be divided by its source's rms. `gain`: add to the residual
         instead, and let y be that times the gain."""
-        columns = weight.shape[0] // 2 if gated else weight.shape[0]
-        depth = weight.shape[1]
-        split = 1 if gated else depth_split(columns, depth)
+        columns, depth = weight.values.shape
+        columns = columns // 2 if gated else columns
+        size = weight.values.element_size()
+        split = 1 if gated else depth_split(columns, depth, size)
         ends = (
             y,
             None if gain is None else self._residual,
@@ -326,15 +346,18 @@ class Network:
             "TILES": self._tiles,
             "LEVELS": (self._tiles - 1).bit_length(),
             "SPLIT": split,
+            "INTEGERS": weight.values.dtype == torch.int8,
+            "PACKED": not self._gpu.interpreted,
             "MULTIPLIER": multiplier,
         }
         if rows > FEW_ROWS and index is None and self._widens:
             self._wide(x, weight, bias, squares, ends, rows, common)
             return
-        cut = tiling(columns, depth, rows, gated=gated, split=split)
+        cut = tiling(columns, depth, rows, self._gpu, gated=gated, split=split, size=size)
         linear_kernel[(-(-rows // cut.rows), -(-columns // cut.block_n), cut.split)](
             x,
-            weight,
+            weight.numbers,
+            weight.scales,
             bias,
             index,
             squares,
@@ -346,6 +369,7 @@ class Network:
             M=cut.rows,
             BLOCK_N=cut.block_n,
             BLOCK_K=cut.block_k,
+            UNROLLED=cut.unrolled,
             PREFETCH=2,
             num_stages=cut.stages,
             **common,
@@ -355,7 +379,7 @@ class Network:
     def _wide(
         self,
         x: Tensor,
-        weight: Tensor,
+        weight: Matrix,
         bias: Tensor | None,
         squares: Tensor | None,
         ends: tuple[Tensor | None, ...],
@@ -364,16 +388,18 @@ class Network:
     ) -> None:
         """As `_linear`, for many rows of x as they come."""
         columns, gated = common["N"], common["EPILOGUE"] == GATED
-        cut = wide_tiling(common["K"], self._shared, gated=gated, split=common["SPLIT"])
-        copied = self._copies
-        sources = (x, weight)
+        size = weight.values.element_size()
+        cut = wide_tiling(common["K"], self._gpu.shared, gated=gated, split=common["SPLIT"], size=size)
+        copied, parts = self._gpu.copies, 4 if weight.words else 1
+        sources = (x, weight.numbers)
         if copied:
             sources = (
-                TensorDescriptor.from_tensor(x, [cut.rows, cut.block_k]),
-                TensorDescriptor.from_tensor(weight, [cut.block_n, cut.block_k]),
+                TensorDescriptor.from_tensor(x, [cut.rows, cut.block_k // parts]),
+                TensorDescriptor.from_tensor(weight.numbers, [cut.block_n, cut.block_k // parts]),
             )
         wide_kernel[(-(-rows // cut.rows) * -(-columns // cut.block_n),)](
             *sources,
+            weight.scales,
             bias,
             squares,
             *ends,
@@ -385,6 +411,7 @@ class Network:
             PAIRED=cut.paired,
             GROUP=cut.group,
             COPIED=copied,
+            PARTS=parts,
             num_warps=cut.warps,
             num_stages=cut.stages,
             **common,
@@ -392,7 +419,7 @@ class Network:
         )
 
     def _launch(self) -> dict[str, Any]:
-        return {**UNFUSED, **({"DEPENDENT": True, "launch_pdl": True} if self._copies else {"DEPENDENT": False})}
+        return {**UNFUSED, **({"DEPENDENT": True, "launch_pdl": True} if self._gpu.copies else {"DEPENDENT": False})}
 
 
 def power_of_two(n: int) -> int:

@@ -1,21 +1,23 @@
-"""How a matrix product is cut up, chosen by the matrix and the number of rows.
+"""How a matrix product is cut up, chosen by the matrix, the number of rows and what the GPU has room for.
 
 `split` decides the order of summation, so it depends on the matrix alone; the rest changes only the speed. The values
-are what was fastest of some 400 measured on an H200 with the shapes of an 8B model (docs/performance.md).
+are what was fastest of some 400 measured on an H200 with the shapes of an 8B model (docs/performance.md). Where a GPU
+has less shared memory, less is fetched ahead, then less at a time.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.attention import BLOCK
 from outrider.models.cuda.kernels.linear import BLOCK_N
 
 PROGRAMS = 120
 """Fewer programs than this leave multiprocessors without work: the depth is split."""
-MULTIPROCESSORS = 132
-"""Of the GPU the choices below were measured on."""
+PROGRAMS_OF_8 = 256
+"""The same of weights of 8 bits: widening them keeps a program busy, so that several share a multiprocessor."""
 SHORTEST = 192
 """A part of the depth below this is not worth adding up."""
 WIDE = 65_536
@@ -32,27 +34,57 @@ class Tiling:
     block_k: int
     split: int
     stages: int
+    unrolled: int = 1
+    """Tiles of a stage."""
+
+    def shared(self, size: int, gated: bool) -> int:
+        """Bytes of shared memory for all stages, with weights of `size` bytes: tiles of W and of x."""
+        return self.stages * self.unrolled * self.block_k * ((2 if gated else 1) * size * self.block_n + 2 * self.rows)
+
+    def fitted(self, size: int, gated: bool, room: int) -> Tiling:
+        """The same with so many stages, or so short ones, that they fit; words of 8-bit weights are not taken apart."""
+        one = replace(self, stages=1).shared(size, gated)
+        stages = min(self.stages, room // one)
+        if stages < 3 and self.unrolled > 1:
+            return replace(self, unrolled=1, stages=2 * self.stages).fitted(size, gated, room)
+        if stages >= min(3, self.stages) or self.block_k % 64 or size == 1:
+            return replace(self, stages=max(1, stages))
+        return replace(self, block_k=self.block_k // 2, stages=2 * self.stages).fitted(size, gated, room)
 
 
-def depth_split(columns: int, depth: int) -> int:
-    """Into how many parts the depth is cut."""
-    tiles = -(-columns // BLOCK_N)
-    fitting = [s for s in (1, 2, 3, 4, 6, 8) if depth % (s * 32) == 0 and (s == 1 or depth // s >= SHORTEST)]
-    return next((s for s in fitting if tiles * s >= PROGRAMS), fitting[-1])
+def depth_split(columns: int, depth: int, size: int = 2) -> int:
+    """Into how many parts the depth is cut, with weights of `size` bytes."""
+    tiles, least, programs = -(-columns // BLOCK_N), *((64, PROGRAMS_OF_8) if size == 1 else (32, PROGRAMS))
+    fitting = [s for s in (1, 2, 3, 4, 6, 8) if depth % (s * least) == 0 and (s == 1 or depth // s >= SHORTEST)]
+    return next((s for s in fitting if tiles * s >= programs), fitting[-1])
 
 
-def tiling(columns: int, depth: int, rows: int, *, gated: bool = False, split: int = 1) -> Tiling:
+def word_group(columns: int, depth: int, *, gated: bool = False) -> int:
+    """Of how many neighbours in depth the 8-bit weights lie in words together (`kernels/eighth.py`)."""
+    return math.gcd(128, depth // (1 if gated else depth_split(columns, depth, 1)))
+
+
+def tiling(
+    columns: int, depth: int, rows: int, gpu: GPU, *, gated: bool = False, split: int = 1, size: int = 2
+) -> Tiling:
+    """`size`: bytes of a weight."""
     tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
     few = tile_rows == 16
+    if size == 1:
+        group, programs = word_group(columns, depth, gated=gated), -(-columns // BLOCK_N) * split
+        short = (depth // split) % (2 * group) != 0 or (not gated and programs > 2 * gpu.multiprocessors)
+        stages = 3 if gated or not few else 4 if columns >= WIDE or not short else 6
+        return Tiling(tile_rows, BLOCK_N, group, split, stages, 1 if short else 2).fitted(size, gated, gpu.shared)
     if columns >= WIDE:
         block_n, block_k, stages = (2 * BLOCK_N, 128, 3) if few else (2 * BLOCK_N, 64, 4)
     elif gated:
         block_n, block_k, stages = (BLOCK_N, 128, 4) if few else (BLOCK_N, 64, 6)
-    elif -(-columns // BLOCK_N) * split > MULTIPROCESSORS:  # small enough for two programs to share one
+    elif -(-columns // BLOCK_N) * split > gpu.multiprocessors:  # small enough for two programs to share one
         block_n, block_k, stages = (BLOCK_N, 64, 6) if few else (BLOCK_N, 128, 3)
     else:
         block_n, block_k, stages = (BLOCK_N, 128, 6 if few else 5)
-    return Tiling(tile_rows, block_n, math.gcd(block_k, depth // split), split, stages)
+    cut = Tiling(tile_rows, block_n, math.gcd(block_k, depth // split), split, stages)
+    return cut.fitted(size, gated, gpu.shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +100,12 @@ class WideTiling:
     group: int
 
 
-def wide_tiling(depth: int, shared: int, *, gated: bool, split: int) -> WideTiling:
-    """`shared`: bytes of shared memory that a program may have."""
-    side, block_k = 128, math.gcd(64, depth // split)
-    tile = 2 * side * block_k  # bytes
-    paired = split == 2 and not gated and 2 * 4 * tile <= shared
-    fetched = (3 if gated else 4 if paired else 2) * tile
+def wide_tiling(depth: int, shared: int, *, gated: bool, split: int, size: int = 2) -> WideTiling:
+    """`shared`: bytes of shared memory that a program may have; `size`: of a weight."""
+    side, block_k = 128, math.gcd(128 if size == 1 else 64, depth // split)
+    of_x, of_w = 2 * side * block_k, size * side * block_k  # bytes
+    paired = split == 2 and not gated and 2 * 2 * (of_x + of_w) <= shared
+    fetched = of_x + 2 * of_w if gated else (2 if paired else 1) * (of_x + of_w)
     return WideTiling(side, side, block_k, paired, 8, max(1, min(3 if paired or gated else 4, shared // fetched)), 8)
 
 

@@ -32,7 +32,7 @@ from outrider.models.native.library import (
 )
 from outrider.models.native.packing import PAIR, PackedLayer, PackedMatrix, PackedScreen, PackedStrip
 from outrider.models.native.timing import Timer
-from outrider.models.precision import Precision, blocks
+from outrider.models.precision import FP8, Precision, blocks
 from outrider.models.rotary import rotation_table
 from outrider.models.stored import KINDS
 
@@ -54,7 +54,7 @@ def unsupported_reason(architecture: Architecture, precision: Precision) -> str 
     """Why the compiled kernels cannot run a model of this shape here, in words; None where they can."""
     if library() is None:
         return "its kernels were not built; install a C compiler and install Outrider again"
-    if precision.compute not in (torch.bfloat16, torch.float32):
+    if precision is FP8 or precision.compute not in (torch.bfloat16, torch.float32):
         return f"it does not compute in {precision.name}"
     a = architecture
     if a.hidden % LANES or a.head_dim % LANES or a.head_dim > MAX_HEAD_DIM:

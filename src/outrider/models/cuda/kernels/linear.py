@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from outrider.models.cuda.kernels.dependent import after_previous
+from outrider.models.cuda.kernels.eighth import widened
 from outrider.models.cuda.kernels.fold import fold
 
 BLOCK_N = 64
@@ -41,6 +42,7 @@ def finish(
     acc,  # fp32 [BLOCK_N, M]: the product; GATED: of the gate
     up,
     squares,  # fp32 [M, 2^LEVELS], or anything where not NORMED
+    scales_ptr,
     bias_ptr,
     y_ptr,
     residual_ptr,
@@ -64,6 +66,10 @@ def finish(
 ):
     """What becomes of a product, whatever tile it was computed in."""
     live, inside = m < rows, n < N
+    if scales_ptr is not None:
+        acc = acc * tl.load(scales_ptr + n, mask=inside, other=0.0)[:, None]
+        if EPILOGUE == GATED:
+            up = up * tl.load(scales_ptr + N + n, mask=inside, other=0.0)[:, None]
     if NORMED:
         scale = tl.rsqrt(fold(squares, LEVELS) / K + eps)[None, :]
         acc = acc * scale
@@ -106,7 +112,8 @@ def _prefetch(ptrs):
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x_ptr,  # [rows, K]
-    w_ptr,  # [N, K], GATED: [2 N, K]
+    w_ptr,  # [N, K], GATED: [2 N, K]; of 8 bits: words [N, K / 4] of groups of BLOCK_K
+    scales_ptr,  # fp32 [N] (GATED: [2 N]), one for each row of W; None: all 1
     bias_ptr,  # fp32 [N] (GATED: [2 N]), or None
     index_ptr,  # which row of x (and of squares) row i is; None: row i
     squares_ptr,  # fp32 [rows, TILES]: sums of squares of x's source; None: x is not normalised
@@ -130,24 +137,31 @@ def linear_kernel(
     SPLIT: tl.constexpr,
     PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    UNROLLED: tl.constexpr = 1,  # tiles of a stage
+    INTEGERS: tl.constexpr = False,  # see `widened`
+    PACKED: tl.constexpr = False,
     MULTIPLIER: tl.constexpr = 1.0,  # of what is stored or added; not for GATED
 ):
     # Row tiles first: those of one tile of weights run together, and it comes from memory once.
     row_tile, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m = row_tile * M + tl.arange(0, M)
-    k = tl.arange(0, BLOCK_K)
+    PARTS: tl.constexpr = 4 if w_ptr.dtype.element_ty == tl.int32 else 1
+    STEP: tl.constexpr = BLOCK_K // PARTS
+    WIDTH: tl.constexpr = K // PARTS  # of a row of W
+    k = tl.arange(0, STEP)
     depth: tl.constexpr = K // SPLIT
     live = m < rows
     inside = n < N
-    w_ptrs = w_ptr + (n.to(tl.int64) * K)[:, None] + (part * depth + k)[None, :]
+    w_ptrs = w_ptr + (n.to(tl.int64) * WIDTH)[:, None] + (part * (depth // PARTS) + k)[None, :]
     if DEPENDENT:
-        lines = tl.arange(0, (BLOCK_K + 63) // 64) * 64
+        LINE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
+        lines = tl.arange(0, (STEP + LINE - 1) // LINE) * LINE
         for ahead in tl.static_range(PREFETCH):
-            start = (n.to(tl.int64) * K)[:, None] + (part * depth + ahead * BLOCK_K + lines)[None, :]
+            start = (n.to(tl.int64) * WIDTH)[:, None] + (part * (depth // PARTS) + ahead * STEP + lines)[None, :]
             _prefetch(w_ptr + start)
             if EPILOGUE == GATED:
-                _prefetch(w_ptr + start + N * K)
+                _prefetch(w_ptr + start + N * WIDTH)
     after_previous(DEPENDENT)
     source = m
     if index_ptr is not None:
@@ -160,30 +174,34 @@ def linear_kernel(
         squares = tl.load(squares_at, mask=live[:, None] & (t < TILES)[None, :], other=0.0)
     acc = tl.zeros([BLOCK_N, M], dtype=tl.float32)
     up = tl.zeros([BLOCK_N, M], dtype=tl.float32)
-    for _ in range(0, depth, BLOCK_K):
-        x = tl.load(x_ptrs, mask=live[None, :], other=0.0)  # [BLOCK_K, M]
-        w = tl.load(w_ptrs, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
-        acc = tl.dot(w, x, acc)
-        if EPILOGUE == GATED:
-            w = tl.load(w_ptrs + N * K, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
-            up = tl.dot(w, x, up)
-        x_ptrs += BLOCK_K
-        w_ptrs += BLOCK_K
+    for _ in range(0, depth, BLOCK_K * UNROLLED):
+        for _ in tl.static_range(UNROLLED):
+            w = tl.load(w_ptrs, mask=inside[:, None], other=0, eviction_policy="evict_first")
+            second = w
+            if EPILOGUE == GATED:
+                second = tl.load(w_ptrs + N * WIDTH, mask=inside[:, None], other=0, eviction_policy="evict_first")
+            for i in tl.static_range(PARTS):
+                x = tl.load(x_ptrs + i * STEP, mask=live[None, :], other=0.0)  # [STEP, M]
+                acc = tl.dot(widened(w, x, i, INTEGERS, PACKED), x, acc)
+                if EPILOGUE == GATED:
+                    up = tl.dot(widened(second, x, i, INTEGERS, PACKED), x, up)
+            x_ptrs += BLOCK_K
+            w_ptrs += STEP
     last = True
     if SPLIT > 1:
         place = row_tile * tl.num_programs(1) + tile
         scratch = tl.arange(0, BLOCK_N)[:, None] * M + tl.arange(0, M)[None, :]
         block = partial_ptr + place.to(tl.int64) * SPLIT * BLOCK_N * M + scratch
-        tl.store(block + part * BLOCK_N * M, acc)
+        tl.store(block + part * BLOCK_N * M, acc, mask=live[None, :])
         tl.debug_barrier()  # every thread's part is written before one of them says so
         last = tl.atomic_add(counter_ptr + place, 1, sem="acq_rel") == SPLIT - 1
         if last:
             tl.store(counter_ptr + place, 0)
             acc = tl.zeros([BLOCK_N, M], dtype=tl.float32)
             for other in tl.static_range(SPLIT):
-                acc += tl.load(block + other * BLOCK_N * M, cache_modifier=".cg")
+                acc += tl.load(block + other * BLOCK_N * M, mask=live[None, :], other=0.0, cache_modifier=".cg")
     if last:
         finish(
-            acc, up, squares, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, tile, n, m, rows, eps,
-            N, K, EPILOGUE, GELU, TILES, LEVELS, M, BLOCK_N, squares_ptr is not None, MULTIPLIER,
+            acc, up, squares, scales_ptr, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr,
+            tile, n, m, rows, eps, N, K, EPILOGUE, GELU, TILES, LEVELS, M, BLOCK_N, squares_ptr is not None, MULTIPLIER,
         )  # fmt: skip

@@ -9,14 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.models.cuda.kernels.eighth import widened
 from outrider.models.cuda.kernels.linear import GATED, finish
 
 
 @triton.jit(do_not_specialize=["rows"])
 def wide_kernel(
-    x,  # [whole tiles of rows, K]: a pointer; COPIED: a descriptor of tiles [M, BLOCK_K]
-    w,  # [N, K], GATED: [2 N, K]: likewise, of tiles [BLOCK_N, BLOCK_K]
-    bias_ptr,  # from here on as for `linear_kernel`
+    x,  # [whole tiles of rows, K]: a pointer; COPIED: a descriptor of tiles [M, BLOCK_K / PARTS]
+    w,  # [N, K], GATED: [2 N, K], or words of four, as for `linear_kernel`: likewise
+    scales_ptr,  # from here on as for `linear_kernel`
+    bias_ptr,
     squares_ptr,
     y_ptr,
     residual_ptr,
@@ -37,6 +39,9 @@ def wide_kernel(
     PAIRED: tl.constexpr,
     GROUP: tl.constexpr,
     COPIED: tl.constexpr,
+    PARTS: tl.constexpr = 1,  # weights to a word
+    INTEGERS: tl.constexpr = False,
+    PACKED: tl.constexpr = False,
     MULTIPLIER: tl.constexpr = 1.0,
 ):
     """COPIED: tiles are fetched by the copy engine of compute capability 9.0. PAIRED: two parts of the depth are added
@@ -44,27 +49,37 @@ def wide_kernel(
     row_tile, tile = _place(tl.cdiv(rows, M), (N + BLOCK_N - 1) // BLOCK_N, GROUP)
     top, left = row_tile * M, tile * BLOCK_N
     depth: tl.constexpr = K // SPLIT
+    STEP: tl.constexpr = BLOCK_K // PARTS
+    WIDTH: tl.constexpr = K // PARTS  # of a row of W
     acc = tl.zeros([BLOCK_N, M], dtype=tl.float32)
     second = tl.zeros([BLOCK_N, M], dtype=tl.float32)
     if EPILOGUE == GATED:
         for k in range(0, depth, BLOCK_K):
-            part = tl.trans(_tile(x, top, k, K, M, BLOCK_K, 0, COPIED))
-            acc = tl.dot(_tile(w, left, k, K, BLOCK_N, BLOCK_K, N, COPIED), part, acc)
-            second = tl.dot(_tile(w, N + left, k, K, BLOCK_N, BLOCK_K, 2 * N, COPIED), part, second)
+            gate = _tile(w, left, k // PARTS, WIDTH, BLOCK_N, STEP, N, COPIED)
+            up = _tile(w, N + left, k // PARTS, WIDTH, BLOCK_N, STEP, 2 * N, COPIED)
+            for i in tl.static_range(PARTS):
+                part = tl.trans(_tile(x, top, k + i * STEP, K, M, STEP, 0, COPIED))
+                acc = tl.dot(widened(gate, part, i, INTEGERS, PACKED), part, acc)
+                second = tl.dot(widened(up, part, i, INTEGERS, PACKED), part, second)
     elif PAIRED:
         tl.static_assert(SPLIT == 2)
         for k in range(0, depth, BLOCK_K):
-            part = tl.trans(_tile(x, top, k, K, M, BLOCK_K, 0, COPIED))
-            acc = tl.dot(_tile(w, left, k, K, BLOCK_N, BLOCK_K, N, COPIED), part, acc)
-            part = tl.trans(_tile(x, top, depth + k, K, M, BLOCK_K, 0, COPIED))
-            second = tl.dot(_tile(w, left, depth + k, K, BLOCK_N, BLOCK_K, N, COPIED), part, second)
+            one = _tile(w, left, k // PARTS, WIDTH, BLOCK_N, STEP, N, COPIED)
+            other = _tile(w, left, (depth + k) // PARTS, WIDTH, BLOCK_N, STEP, N, COPIED)
+            for i in tl.static_range(PARTS):
+                part = tl.trans(_tile(x, top, k + i * STEP, K, M, STEP, 0, COPIED))
+                acc = tl.dot(widened(one, part, i, INTEGERS, PACKED), part, acc)
+                part = tl.trans(_tile(x, top, depth + k + i * STEP, K, M, STEP, 0, COPIED))
+                second = tl.dot(widened(other, part, i, INTEGERS, PACKED), part, second)
         acc = (0.0 + acc) + second
     else:
         for number in tl.static_range(SPLIT):
             second = tl.zeros([BLOCK_N, M], dtype=tl.float32)
             for k in range(number * depth, number * depth + depth, BLOCK_K):
-                part = tl.trans(_tile(x, top, k, K, M, BLOCK_K, 0, COPIED))
-                second = tl.dot(_tile(w, left, k, K, BLOCK_N, BLOCK_K, N, COPIED), part, second)
+                one = _tile(w, left, k // PARTS, WIDTH, BLOCK_N, STEP, N, COPIED)
+                for i in tl.static_range(PARTS):
+                    part = tl.trans(_tile(x, top, k + i * STEP, K, M, STEP, 0, COPIED))
+                    second = tl.dot(widened(one, part, i, INTEGERS, PACKED), part, second)
             if SPLIT > 1:
                 acc += second
             else:
@@ -75,8 +90,8 @@ def wide_kernel(
         t = tl.arange(0, 1 << LEVELS)
         squares = tl.load(squares_ptr + m[:, None] * TILES + t[None, :], mask=(t < TILES)[None, :], other=0.0)
     finish(
-        acc, second, squares, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, tile, n, m, rows, eps,
-        N, K, EPILOGUE, GELU, TILES, LEVELS, M, BLOCK_N, squares_ptr is not None, MULTIPLIER,
+        acc, second, squares, scales_ptr, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr,
+        tile, n, m, rows, eps, N, K, EPILOGUE, GELU, TILES, LEVELS, M, BLOCK_N, squares_ptr is not None, MULTIPLIER,
     )  # fmt: skip
 
 

@@ -1,0 +1,53 @@
+"""Passes compiled for GPUs that are not at hand: every kernel fits into their shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+CARDS = {"A100": (80, 166_912), "RTX 3060": (86, 101_376), "RTX 4090": (89, 101_376), "RTX 5090": (120, 101_376)}
+SHAPES = ("8b", "135m", "heads of 256")
+
+
+def compiled(card: str, shape: str, dtype: str, rows: str) -> list[dict[str, Any]]:
+    capability, shared = CARDS[card]
+    program = Path(__file__).parents[1] / "support" / "compiled_for.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, str(program), str(capability), str(shared), shape, dtype, rows],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def check(card: str, shape: str, dtype: str, rows: str) -> None:
+    kernels = compiled(card, shape, dtype, rows)
+    names = [kernel["kernel"] for kernel in kernels]
+    assert names.count("linear_kernel") >= 4
+    assert {"embed_kernel", "rotate_kernel", "attend_kernel"} <= set(names)
+    for kernel in kernels:
+        assert kernel["shared"] <= CARDS[card][1], kernel
+    # The depth is added up in one order, by the same instruction, whatever the tile and the number of rows.
+    products = {tuple(kernel["steps"]) for kernel in kernels if kernel["kernel"] in ("linear_kernel", "wide_kernel")}
+    assert len(products) == 1
+
+
+def test_one_token_of_fp8_on_a_consumer_card() -> None:
+    check("RTX 3060", "8b", "fp8", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("card", CARDS)
+def test_passes_of_every_size_fit(card: str, shape: str, dtype: str) -> None:
+    check(card, shape, dtype, "1,24,64,512,2048")

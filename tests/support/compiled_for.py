@@ -1,0 +1,116 @@
+"""Compiles what a pass launches for a GPU that is not there, and says what each kernel needs.
+
+    python compiled_for.py CAPABILITY SHARED SHAPE DTYPE ROWS[,ROWS…]
+
+In a process of its own, since Triton decides when it is imported whether it compiles or interprets. Tensors are on no
+device: only their types count. One JSON line for each kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaDriver
+from triton.runtime import driver
+
+from outrider.bench.shapes import SHAPES
+from outrider.models.architecture import Architecture, Rope
+from outrider.models.cuda import network
+from outrider.models.cuda.backend import HEAD_IN_FP8
+from outrider.models.cuda.device import GPU
+from outrider.models.cuda.network import Network
+from outrider.models.precision import FP8, PRECISIONS
+from outrider.models.weights import DecoderWeights, LayerWeights
+
+NOWHERE = torch.device("meta")
+
+
+class Absent(CudaDriver):  # type: ignore[misc]
+    """Of a GPU that only has a name."""
+
+    def __init__(self, capability: int) -> None:
+        self.get_current_target = lambda: GPUTarget("cuda", capability, 32)
+        self.get_current_device = lambda: 0
+        self.get_current_stream = lambda device: 0
+
+
+def weights(a: Architecture, matrices: torch.dtype, head: torch.dtype) -> DecoderWeights[LayerWeights]:
+    def matrix(rows: int, columns: int, form: torch.dtype = matrices) -> tuple[torch.Tensor, torch.Tensor | None]:
+        scales = torch.empty(rows, device=NOWHERE) if form.itemsize == 1 else None
+        return torch.empty(rows, columns, dtype=form, device=NOWHERE), scales
+
+    norm = torch.empty(a.hidden, device=NOWHERE)
+    qkv, o = matrix(a.q_width + 2 * a.kv_width, a.hidden), matrix(a.hidden, a.q_width)
+    gate_up, down = matrix(2 * a.mlp, a.hidden), matrix(a.hidden, a.mlp)
+    layer = LayerWeights(
+        qkv[0], o[0], gate_up[0], down[0], norm, norm,
+        qkv_scales=qkv[1], o_scales=o[1], gate_up_scales=gate_up[1], down_scales=down[1],
+    )  # fmt: skip
+    embedding, _ = matrix(a.vocab_size, a.hidden, torch.bfloat16)
+    multiplied, scales = matrix(a.vocab_size, a.hidden, head)
+    return DecoderWeights(embedding, multiplied, norm, [layer], head_scales=scales)
+
+
+def compiled(launches: Callable[[], None]) -> None:
+    missing: dict[str, Any] = {}
+
+    def note(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
+        missing[compile["specialization_data"]] = fn.jit_function
+        return True
+
+    knobs.runtime.jit_cache_hook = note
+    launches()
+    knobs.runtime.jit_cache_hook = None
+    for what, kernel in missing.items():
+        made = kernel.preload(what)
+        told = {
+            "kernel": made.metadata.name,
+            "shared": made.metadata.shared,
+            "steps": sorted(set(re.findall(r"kWidth = \d+", made.asm["ttgir"]))),
+        }
+        print(json.dumps(told), flush=True)
+
+
+def main(capability: int, shared: int, shape: str, dtype: str, rows: list[int]) -> None:
+    driver.set_active(Absent(capability))
+    gpu = GPU(shared, 100, divmod(capability, 10))
+    network.GPU = replace_of(gpu)  # type: ignore[attr-defined]
+    a = SHAPES["8b" if shape == "heads of 256" else shape]
+    a = replace(a, layers=a.layers[:1])
+    if shape == "heads of 256":
+        a = replace(a, head_dim=256, heads=16, kv_heads=4, ropes=(Rope(10_000.0, 256),))
+    precision = PRECISIONS[dtype]
+    head = HEAD_IN_FP8 if precision is FP8 else precision.weights
+    made = Network(a, weights(a, precision.weights, head), 5, 1024, 4096)
+
+    def launches() -> None:
+        for count in rows:
+            if count <= network.NARROW_ROWS:
+                made.body(count, together=count > 1)
+                made.head(min(count, network.HEAD_ROWS))
+            elif made.tile_rows:
+                made.body(count, together=True, tiled=True)
+
+    compiled(launches)
+
+
+def replace_of(gpu: GPU) -> type[GPU]:
+    class Given(GPU):
+        @staticmethod
+        def of(device: torch.device) -> GPU:
+            return gpu
+
+    return Given
+
+
+if __name__ == "__main__":
+    _, capability, shared, shape, dtype, rows = sys.argv
+    main(int(capability), int(shared), shape, dtype, [int(count) for count in rows.split(",")])
