@@ -230,16 +230,17 @@ def main() -> None:
         for each in (arm for arms_ in compared.values() for arm in arms_):
             each.tokens = each.forced = each.steps = 0
             each.seconds.append(0.0)
-        for kind, prompt, grammar in tasks(llm, options.schemas):
-            said = []
-            for arm in compared[kind]:
+        said: dict[str, list[list[int]]] = {}
+        for number in range(len(arms())):  # one arm after the other: none begins with a prompt another has just run
+            for kind, prompt, grammar in tasks(llm, options.schemas):
+                arm = compared[kind][number]
                 done = write(llm, arm, prompt, grammar)
-                said.append(done.token_ids)
+                said.setdefault(arm.name, []).append(done.token_ids)
                 arm.tokens += len(done.token_ids)
                 arm.forced += done.sources[NAME].accepted if NAME in done.sources else 0
                 arm.steps += done.steps
                 arm.seconds[-1] += done.seconds
-            assert all(tokens == said[0] for tokens in said), "an arm wrote other tokens"
+        assert all(tokens == said["plain"] for tokens in said.values()), "an arm wrote other tokens"
     for kind, these in compared.items():
         plain, without, _ = (median(arm.seconds) for arm in these)
         result[kind] = {}
