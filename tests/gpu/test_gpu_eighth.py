@@ -162,37 +162,42 @@ def tensors(architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor * 8 if tensor.dim() > 1 else tensor
 
 
-def in_fp8(architecture: Architecture = TARGET) -> CudaDecoder:
+def in_fp8(architecture: Architecture = TARGET, weights: Iterator[tuple[str, Tensor]] | None = None) -> CudaDecoder:
     return CudaDecoder.load(
-        architecture, tensors(architecture), DTYPE, DEVICE,
+        architecture, tensors(architecture) if weights is None else weights, DTYPE, DEVICE,
         matrices=FP8, head=HEAD_IN_FP8, max_batch=3, max_context=CONTEXT,
     )  # fmt: skip
 
 
-def rounded(architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
-    """What fp8 stands for, as numbers; its output layer apart from the embedding, which is not rounded."""
+def of_8_bits(architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """Weights that rounding leaves as they are: with scales that are powers of two, so bf16 holds them, too."""
     for name, tensor in tensors(architecture):
-        head = name == "model.embed_tokens.weight"
         if tensor.dim() == 1:
             yield name, tensor
             continue
-        values = torch.empty(tensor.shape, dtype=HEAD_IN_FP8 if head else FP8, device=DEVICE)
+        form = HEAD_IN_FP8 if name == "model.embed_tokens.weight" else FP8
+        values = torch.empty(tensor.shape, dtype=form, device=DEVICE)
         scales = torch.empty(len(tensor), device=DEVICE)
         quantise_channels(tensor, values, scales)
-        if head:
-            yield name, tensor
-        yield "lm_head.weight" if head else name, dequantised(values, scales)
+        yield name, dequantised(values, torch.exp2(scales.log2().round()))
+
+
+def said(model: CudaDecoder) -> Tensor:
+    return model.forward([Rows.chain(model.open(), range(5, 25))])
 
 
 def test_the_model_is_the_rounded_one() -> None:
-    model = in_fp8()
-    untied = CudaDecoder.load(
-        replace(TARGET, tied=False), rounded(TARGET), DTYPE, DEVICE, max_batch=3, max_context=CONTEXT
-    )
-    exact = CudaDecoder.load(TARGET, tensors(TARGET), DTYPE, DEVICE, max_batch=3, max_context=CONTEXT)
-    said = [each.forward([Rows.chain(each.open(), range(5, 25))]) for each in (model, untied, exact)]
-    off = float((said[0] - said[1]).abs().max())
-    assert off < 0.1 * float((said[0] - said[2]).abs().max())
+    """A model that 8 bits can hold says the same in bf16, to the bit on a GPU; one that they cannot, something else.
+
+    The interpreter's products differ in their last bits with their depth, and so does what is rounded after them."""
+    plain = CudaDecoder.load(TARGET, of_8_bits(TARGET), DTYPE, DEVICE, max_batch=1, max_context=CONTEXT)
+    found, expected = said(in_fp8(TARGET, of_8_bits(TARGET))), said(plain)
+    if ON_GPU:
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    exact = CudaDecoder.load(TARGET, tensors(TARGET), DTYPE, DEVICE, max_batch=1, max_context=CONTEXT)
+    assert float((said(in_fp8()) - said(exact)).abs().max()) > 0.1
 
 
 def test_rows_do_not_depend_on_their_company() -> None:

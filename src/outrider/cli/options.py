@@ -65,7 +65,7 @@ class Settings:
         _model(
             metavar="auto|bf16|fp16|fp32|int8|fp8|native",
             help="Number format of weights and cache (bfloat16, float16 and float32 are understood, too); "
-            "int8 rounds the weights (CPU only): half the memory, faster; fp8 (GPU only) halves the memory, too; "
+            "int8 (CPU only) and fp8 (GPU only) round the weights: half the memory, faster; "
             "native leaves those of a quantised GGUF file as they are (CPU only): least memory.",
         ),
     ] = "auto"
