@@ -28,7 +28,7 @@ from outrider.control.belief import Belief
 from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState, time_to_look_up
 from outrider.control.choice import floor, joined, kept
 from outrider.control.costs import ROWS, CostTable
-from outrider.control.forced import allowed, carried_on, forced
+from outrider.control.forced import all_carried_on, allowed, forced_of_all
 from outrider.control.ledger import Ledger, charges
 from outrider.control.offers import Offers
 from outrider.control.paid import Candidate, PaidDrafters, PaidState
@@ -48,8 +48,6 @@ _SELDOM = 4
 """Steps after which what changes slowly is looked at again."""
 _LATELY = 1 / 64
 """How much the last step counts among those that lately were."""
-_LEAST_CARRIED = 0.1
-"""What a node must claim so that what a grammar has follow it is looked for, which takes time."""
 _EMPTY = Draft()
 
 
@@ -135,21 +133,18 @@ class AutoLength:
         if not self._thinking:
             return self._given([_EMPTY] * len(states))
         costs = self._prices.step(len(states), _context(requests))
-        known = self._forced(requests, room)
+        # What grammars force is so sure that there may be more of it than of other drafts.
+        known = forced_of_all(requests, room, self.rows - len(requests))
         found = self._looked_up(drafter, requests, limits, known, tree)
         chances = self._acceptance.chances(found, [state.leanings for state in states])
         drafts = self._paid_for(drafter, requests, states, limits, found, chances, tree)
         if tree:
-            drafts = self._carried_on(requests, limits, drafts)
+            worthwhile = floor(self._prices.row, self._prices.token, 1.0)
+            drafts = all_carried_on(requests, drafts, limits, worthwhile)
         if drafts is not found:
             chances = self._acceptance.chances(drafts, [state.leanings for state in states])
         limits = [max(limit, len(given.tokens)) for limit, given in zip(limits, known, strict=True)]
         return self._given(self._chosen(states, drafts, chances, limits, costs))
-
-    def _forced(self, requests: Sequence[RequestView], room: Sequence[int]) -> list[Draft]:
-        """What grammars force: it is so sure that there may be more of it than of other drafts."""
-        most, each = self.rows - len(requests), zip([s.walk for s in requests], room, strict=True)
-        return [_EMPTY if walk is None else forced(walk.forced(), min(most, own)) for walk, own in each]
 
     def _looked_up(
         self,
@@ -169,15 +164,6 @@ class AutoLength:
         found = drafter.look_up(requests, [budgets[limit] for limit in limits])
         both = zip(known, map(allowed, requests, found), strict=True)
         return [joined(mine, more, tree) if mine.tokens else more if more.tokens else _EMPTY for mine, more in both]
-
-    def _carried_on(self, requests: Sequence[RequestView], limits: Sequence[int], drafts: list[Draft]) -> list[Draft]:
-        """With what grammars have follow them."""
-        walks = [s.walk for s in requests]
-        if not any(walks):
-            return drafts
-        least = max(_LEAST_CARRIED, floor(self._prices.row, self._prices.token, 1.0))
-        each = zip(walks, drafts, limits, strict=True)
-        return [draft if walk is None else carried_on(walk, draft, limit, least) for walk, draft, limit in each]
 
     def _paid_for(
         self,

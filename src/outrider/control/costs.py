@@ -55,11 +55,6 @@ class CostTable:
         """Seconds of a pass of one row, behind a short context."""
         return self.pass_seconds(1, self.contexts[0])[1]
 
-    @property
-    def second(self) -> float:
-        """What a second row adds to it."""
-        return self.pass_seconds(2, self.contexts[0])[2] - self.first
-
     def _line(self, known: Sequence[float], most: int) -> list[float]:
         line = []
         for r in range(most + 1):

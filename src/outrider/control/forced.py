@@ -3,6 +3,7 @@ once and after what others draft; of theirs, what it forbids is dropped."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -18,6 +19,9 @@ NAME = "grammar"
 _TRIED = 4
 """Nodes of others' drafts after which something forced is looked for, the likeliest: it takes time."""
 
+_LEAST_CARRIED = 0.1
+"""What a node must claim so that what a grammar has follow it is looked for, which takes time."""
+
 _NOTHING = Draft()
 
 
@@ -28,6 +32,12 @@ def forced(known: Forced, nodes: int) -> Draft:
     tokens = known.tokens[:nodes]
     claims = [_CERTAIN if i < known.certain else _SPELLED for i in range(len(tokens))]
     return Draft(tokens, range(-1, len(tokens) - 1), list(accumulate(claims, mul)), NAME)
+
+
+def forced_of_all(requests: Sequence[RequestView], room: Sequence[int], most: int) -> list[Draft]:
+    """For each what its grammar forces, of at most `most` nodes and as many as it has room for."""
+    each = zip([s.walk for s in requests], room, strict=True)
+    return [_NOTHING if walk is None else forced(walk.forced(), min(most, own)) for walk, own in each]
 
 
 def is_forced(draft: Draft) -> bool:
@@ -55,6 +65,19 @@ def carried_on(walk: GrammarWalk, draft: Draft, nodes: int, least: float) -> Dra
         path = [draft.tokens[i] for i in draft.path(node)]
         grown.add(node, forced(walk.forced(path), nodes - len(path)))
     return grown.draft() if len(grown.tokens) > len(draft) else draft
+
+
+def all_carried_on(
+    requests: Sequence[RequestView], drafts: list[Draft], limits: Sequence[int], worthwhile: float
+) -> list[Draft]:
+    """The drafts, each of at most so many nodes a path, with what grammars have follow nodes that claim as much as is
+    `worthwhile`."""
+    walks = [s.walk for s in requests]
+    if not any(walks):
+        return drafts
+    least = max(_LEAST_CARRIED, worthwhile)
+    each = zip(walks, drafts, limits, strict=True)
+    return [draft if walk is None else carried_on(walk, draft, limit, least) for walk, draft, limit in each]
 
 
 class _Growing:

@@ -43,11 +43,6 @@ class Levels:
         self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
         self._ratio += rate * (min(first, 0.95) - self._ratio)
 
-    @property
-    def first(self) -> float:
-        """How likely a first level is right."""
-        return self._ratio
-
     def total(self, levels: int) -> float:
         """What so many levels together are expected to bring."""
         known = self._levels
