@@ -121,6 +121,8 @@ def main() -> None:
     if options.worker:
         worker(options.threads)
         return
+    if not (options.other / "src" / "outrider").is_dir():
+        parser.error(f"{options.other} is no checkout: it has no src/outrider")
     ratios = compare(options.other, options.pairs, options.threads)
     for job, found in ratios.items():
         found.sort()
