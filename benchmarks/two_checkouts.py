@@ -2,23 +2,28 @@
 
     python benchmarks/two_checkouts.py OTHER_CHECKOUT [--pairs 32] [--out FILE.json]
 
-Both must have been built (`python setup.py build_ext --inplace`). Each is a process of its own; who goes first changes
-with every pair. Printed are the medians of the other checkout's seconds over this one's, above 1 where this one is
-faster, and the 95% intervals of the medians. Needs an otherwise idle machine.
+Whole answers; steps as each checkout's own step_profile.py sees them, and passes as its cpu_pass.py does. Both must
+have been built (`python setup.py build_ext --inplace`). Each is a process of its own; who goes first changes with every
+pair. Printed are the medians of the other checkout's seconds over this one's, above 1 where this one is faster, and the
+95% intervals of the medians. Needs an otherwise idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = (
@@ -31,15 +36,33 @@ TEXTS = (
     "Name three rivers in Europe.",
     "Why is the sky blue?",
 )
-JOBS = {  # drafter, requests, tokens, temperature, top-p
+ANSWERS = {  # drafter, requests, tokens, temperature, top-p
     "plain, 1 request": ("none", 1, 24, 0.0, 1.0),
     "plain, 8 requests, T=0.7 top-p 0.95": ("none", 8, 12, 0.7, 0.95),
     "suffix of 4, 8 requests": ("suffix", 8, 12, 0.0, 1.0),
 }
 
 
-def worker(threads: int) -> None:
-    """Names of jobs in, seconds from the first token to the last out."""
+STEPS = {  # requests, manner of step_profile.py, whether `suffix` drafts
+    "steps, 1 request, greedy": (1, "greedy", False),
+    "steps, 8 requests, T=0.7 top-p 0.95": (8, "T=0.7 top-p 0.95", False),
+    "steps, 8 requests, T=1 penalised": (8, "T=1 penalised", False),
+    "steps, 8 requests, greedy, suffix": (8, "greedy", True),
+}
+PASSES = {  # format, rows, context
+    "pass, bf16, 1 row": ("bf16", 1, 0),
+    "pass, bf16, 8 rows": ("bf16", 8, 0),
+    "pass, bf16, 16 rows behind 2,000": ("bf16", 16, 2000),
+    "pass, int8, 1 row": ("int8", 1, 0),
+    "pass, int8, 8 rows": ("int8", 8, 0),
+}
+JOBS = (*ANSWERS, *STEPS, *PASSES)
+Job = Callable[[], float]
+"""What it measures, in seconds."""
+
+
+def answers(threads: int) -> dict[str, Job]:
+    """Seconds from the first token to the last."""
     from outrider import LLM, SamplingParams
 
     def load(drafter: str) -> LLM:
@@ -53,13 +76,13 @@ def worker(threads: int) -> None:
             draft_length=4,
         )
 
-    models = {drafter: load(drafter) for drafter, *_ in JOBS.values()}
+    models = {drafter: load(drafter) for drafter, *_ in ANSWERS.values()}
     asked = 0
 
     def answer(job: str) -> float:
         nonlocal asked
         asked += 1
-        drafter, requests, tokens, temperature, top_p = JOBS[job]
+        drafter, requests, tokens, temperature, top_p = ANSWERS[job]
         llm = models[drafter]
         prompts = [llm.encode_chat([{"role": "user", "content": f"{asked}. {text}"}]) for text in TEXTS[:requests]]
         params = [
@@ -72,13 +95,46 @@ def worker(threads: int) -> None:
         assert first is not None
         return perf_counter() - first
 
-    for job in JOBS:
-        answer(job)
+    return {job: partial(answer, job) for job in ANSWERS}
+
+
+def steps() -> dict[str, Job]:
+    """Seconds of all steps after the prompts, by the clock of step_profile.py."""
+    script: Any = importlib.import_module("step_profile")
+    llm = script.LLM(script.MODEL, drafter="suffix", max_batch=8, dtype="bf16", device="cpu")
+    clock = script.Clock()
+    script.instrument(llm, clock)
+    ids = script.prompts_of(llm)
+
+    def profile(requests: int, manner: str, suffix: bool) -> float:
+        found = script.profile(llm, clock, ids[:requests], manner, suffix, 12)
+        return sum(sum(step.values()) for step in found)
+
+    return {job: partial(profile, *asked) for job, asked in STEPS.items()}
+
+
+def passes() -> dict[str, Job]:
+    """Seconds of a pass, the median of nine."""
+    script: Any = importlib.import_module("cpu_pass")
+    arms = {dtype: script.Arm(dtype) for dtype in ("bf16", "int8")}
+
+    def run(dtype: str, rows: int, context: int) -> float:
+        return median(arms[dtype].seconds(rows, context) for _ in range(9))
+
+    return {job: partial(run, *asked) for job, asked in PASSES.items()}
+
+
+def worker(checkout: Path, threads: int) -> None:
+    """Names of jobs in, seconds out."""
+    sys.path.insert(0, str(checkout / "benchmarks"))
+    jobs = answers(threads) | passes() | steps()  # the last wraps parts that all engines share
+    for job in jobs.values():
+        job()
     gc.collect()
     gc.freeze()
     print("ready", flush=True)
     for line in sys.stdin:
-        print(answer(line.rstrip("\n")), flush=True)
+        print(jobs[line.rstrip("\n")](), flush=True)
 
 
 def compare(other: Path, pairs: int, threads: int) -> dict[str, list[float]]:
@@ -119,7 +175,7 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.threads)
+        worker(options.other, options.threads)
         return
     if not (options.other / "src" / "outrider").is_dir():
         parser.error(f"{options.other} is no checkout: it has no src/outrider")

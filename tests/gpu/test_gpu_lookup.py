@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 import simulated
 from any_order import any_order, check_drafts, decoder, drafters, expected, made
 from device_requests import device_of
-from simulated import simulate
+from simulated import only_interpreted, simulate
 from tiny_gpu_head import VOCAB
 from told import KINDS, Told, ToldBeside
 
@@ -39,9 +39,7 @@ from outrider.models.cuda.offers import Offers
 from outrider.models.cuda.stepper import DeviceStepper
 from outrider.sampling.params import SamplingParams
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="its networks live on the CPU, where only the interpreter runs kernels"
-)
+pytestmark = only_interpreted
 
 PROMPTS = [[5, 6, 7], [3], [8, 2, 8, 2], [1, 2, 3, 4, 5, 6]]
 PARAMS = [

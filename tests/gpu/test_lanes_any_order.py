@@ -7,6 +7,9 @@ import pytest
 pytest.importorskip("triton")
 
 from any_order import any_order
+from simulated import only_interpreted
+
+pytestmark = only_interpreted
 
 
 @pytest.mark.parametrize("kind", [pytest.param("none", marks=pytest.mark.slow), "ngram", "model", "head", "router"])

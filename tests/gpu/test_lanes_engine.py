@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 import simulated
 from any_order import DRAFT_SALT, decoder, drafters, expected, made
 from device_requests import device_of, stepped
-from simulated import simulate
+from simulated import only_interpreted, simulate
 from tiny_gpu_head import CPU, VOCAB
 from tiny_gpu_head import TARGET as SHAPE
 
@@ -30,6 +30,8 @@ from outrider.errors import ModelError
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.network import Network
 from outrider.sampling.params import SamplingParams
+
+pytestmark = only_interpreted
 
 
 def short_draft(context: int) -> CudaDecoder:

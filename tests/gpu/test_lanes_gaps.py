@@ -12,13 +12,15 @@ pytest.importorskip("triton")
 
 from any_order import HEAD_SALT, IDS, Fickle, decoder, drafters, expected, made
 from device_requests import device_of
-from simulated import hashed, said, simulate
+from simulated import hashed, only_interpreted, said, simulate
 from tiny_gpu_head import VOCAB
 
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.models.cuda import chains
 from outrider.sampling.params import SamplingParams
+
+pytestmark = only_interpreted
 
 SILENT, DRAFTED = 60, 3
 

@@ -17,7 +17,7 @@ from outrider.sampling.noise import Key, words
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.warp import truncate
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def reference(logits: torch.Tensor, p: ResolvedParams, key: Key) -> int:
@@ -29,13 +29,13 @@ def reference(logits: torch.Tensor, p: ResolvedParams, key: Key) -> int:
 
 def chosen(logits: torch.Tensor, params: list[ResolvedParams], keys: list[Key]) -> list[int]:
     rows, vocab = logits.shape
-    noise = Noise.room(rows, CPU)
+    noise = Noise.room(rows, DEVICE)
     noise.words[:] = words(keys)
     for r, p in enumerate(params):
         least = math.log(p.min_p) if p.min_p > 0 else -math.inf
         noise.numbers[r] = torch.tensor([p.temperature, p.top_p, least, p.top_k], dtype=torch.float64)
-    out = torch.zeros(rows, 2, dtype=torch.int32)
-    Chooser(rows, vocab, CPU).choose(logits, rows, noise, out[:, 1])
+    out = torch.zeros(rows, 2, dtype=torch.int32, device=DEVICE)
+    Chooser(rows, vocab, DEVICE).choose(logits.to(DEVICE), rows, noise, out[:, 1])
     return out[:, 1].tolist()
 
 
@@ -85,8 +85,8 @@ def test_an_infinite_logit_is_chosen_greedily_whoever_shares_the_step() -> None:
     logits[0, 7] = math.inf
     params = [SamplingParams(temperature=t, max_tokens=5, seed=1).resolve({}, [], 90) for t in (0, 1)]
     keys = [Key(p.seed, p.choice, 0) for p in params]
-    alone = torch.zeros(2, dtype=torch.int32)
-    Chooser(2, 90, CPU).choose(logits, 2, None, alone)
+    alone = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    Chooser(2, 90, DEVICE).choose(logits.to(DEVICE), 2, None, alone)
     assert int(alone[0]) == reference(logits[0], params[0], keys[0]) == 7
     assert chosen(logits, params, keys)[0] == 7
 
@@ -95,6 +95,6 @@ def test_no_token_is_chosen_where_all_are_impossible() -> None:
     """On the host that is an error; greedily on the device, token 0."""
     logits = torch.full((1, 90), -math.inf)
     params = SamplingParams(temperature=0, max_tokens=5).resolve({}, [], 90)
-    alone = torch.zeros(1, dtype=torch.int32)
-    Chooser(1, 90, CPU).choose(logits, 1, None, alone)
+    alone = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    Chooser(1, 90, DEVICE).choose(logits.to(DEVICE), 1, None, alone)
     assert int(alone[0]) == reference(logits[0], params, Key(0, 0, 0)) == -1

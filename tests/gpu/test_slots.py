@@ -10,11 +10,13 @@ import pytest
 pytest.importorskip("triton")
 
 from any_order import decoder
-from simulated import hashed, simulate
+from simulated import hashed, only_interpreted, simulate
 from tiny_gpu_head import VOCAB
 
 from outrider.core.draft import ROOT
 from outrider.core.model import Rows
+
+pytestmark = only_interpreted
 
 
 @pytest.mark.parametrize("seed", range(6))

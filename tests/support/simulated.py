@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from outrider.models.cuda.head_network import HeadNetwork
 from outrider.models.cuda.network import Network
 
+only_interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="its networks live on the CPU, where only the interpreter runs kernels"
+)
+
 SKEW = 0.7
 
 
