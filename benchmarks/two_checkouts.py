@@ -43,11 +43,11 @@ ANSWERS = {  # drafter, requests, tokens, temperature, top-p
 }
 
 
-STEPS = {  # requests, manner of step_profile.py, whether `suffix` drafts
-    "steps, 1 request, greedy": (1, "greedy", False),
-    "steps, 8 requests, T=0.7 top-p 0.95": (8, "T=0.7 top-p 0.95", False),
-    "steps, 8 requests, T=1 penalised": (8, "T=1 penalised", False),
-    "steps, 8 requests, greedy, suffix": (8, "greedy", True),
+STEPS = {  # requests, manner of step_profile.py
+    "plain step, 1 request, greedy": (1, "greedy"),
+    "plain step, 8 requests, greedy": (8, "greedy"),
+    "plain step, 8 requests, T=0.7 top-p 0.95": (8, "T=0.7 top-p 0.95"),
+    "plain step, 8 requests, T=1 penalised": (8, "T=1 penalised"),
 }
 PASSES = {  # format, rows, context
     "pass, bf16, 1 row": ("bf16", 1, 0),
@@ -99,16 +99,16 @@ def answers(threads: int) -> dict[str, Job]:
 
 
 def steps() -> dict[str, Job]:
-    """Seconds of all steps after the prompts, by the clock of step_profile.py."""
+    """Seconds of a step after the prompts, the median, by the clock of step_profile.py."""
     script: Any = importlib.import_module("step_profile")
     llm = script.LLM(script.MODEL, drafter="suffix", max_batch=8, dtype="bf16", device="cpu")
     clock = script.Clock()
     script.instrument(llm, clock)
     ids = script.prompts_of(llm)
 
-    def profile(requests: int, manner: str, suffix: bool) -> float:
-        found = script.profile(llm, clock, ids[:requests], manner, suffix, 12)
-        return sum(sum(step.values()) for step in found)
+    def profile(requests: int, manner: str) -> float:
+        found = script.profile(llm, clock, ids[:requests], manner, False, 24)
+        return median(sum(step.values()) for step in found)
 
     return {job: partial(profile, *asked) for job, asked in STEPS.items()}
 
