@@ -27,7 +27,7 @@ from outrider.bench.shapes import random_weights
 from outrider.core.draft import ROOT
 from outrider.core.model import Rows
 from outrider.models.architecture import Rope
-from outrider.models.cuda import network, passes
+from outrider.models.cuda import network, passes, products
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.kernels import attention as attention_kernels
 from outrider.models.cuda.kernels import prompt, wide
@@ -190,7 +190,7 @@ def test_passes_in_tiles_say_what_others_do(monkeypatch: pytest.MonkeyPatch) -> 
     expected = said(decoder())
     assert not any(tiled for _, tiled in ran)
     ran.clear()
-    for module in (network, passes):
+    for module in (products, passes):
         monkeypatch.setattr(module, "FEW_ROWS", 12)
     monkeypatch.setattr(passes, "TILED", (32, 64))
     found = said(decoder())

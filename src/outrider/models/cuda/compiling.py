@@ -10,7 +10,7 @@ from typing import Any
 from triton import knobs
 
 from outrider.core.step import Recording
-from outrider.models.cuda.network import shallow
+from outrider.models.cuda.launches import shallow
 
 _MOST = 16
 """Compilers at a time."""

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from outrider.models.cuda.kernels.rows import pair_kernel
-from outrider.models.cuda.network import Matrix, Network, power_of_two
+from outrider.models.cuda.launches import power_of_two
+from outrider.models.cuda.network import Network
+from outrider.models.cuda.products import Matrix
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.weights import DecoderWeights
@@ -52,7 +54,8 @@ class HeadNetwork(Network):
 
     def fuse(self, rows: int, features: Tensor | None = None, index: Tensor | None = None) -> None:
         """`features[index[:rows]]` (None: those in `inbox`, in order) as states in `given`."""
-        self._linear(self.inbox if features is None else features, self._fc, None, rows, self.given, index=index)
+        source = self.inbox if features is None else features
+        self._products.linear(source, self._fc, None, rows, self.given, index=index)
 
     def run(self, rows: int, together: bool, states: Tensor, index: Tensor | None = None, tiled: bool = False) -> None:
         """As `body`; row r starts from `states[index[r]]` (None: `states[r]`)."""
@@ -63,13 +66,13 @@ class HeadNetwork(Network):
             index,
             self._weights.layers[0].attention_norm,
             self._hidden_norm,
-            self._residual,
+            self._products.residual,
             self._pair,
             self._embed_scale,
             self.architecture.norm_eps,
             HIDDEN=self.architecture.hidden,
             WIDTH=power_of_two(self.architecture.hidden),
             NORMED=self._config.norm_before_residual,
-            **self._launch(),
+            **self._launch,
         )
         self._layers(rows, together, tiled, first=self._pair)

@@ -1,0 +1,174 @@
+"""Attention of a pass: queries and keys rotated, the cache written, and read by rows or by tiles of prompts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from outrider.models.architecture import Architecture
+from outrider.models.cuda.device import GPU
+from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.fold import UNFUSED
+from outrider.models.cuda.kernels.prompt import prompt_kernel
+from outrider.models.cuda.kernels.rows import rotate_kernel
+from outrider.models.cuda.launches import dependent, power_of_two
+from outrider.models.cuda.tables import PATH, Tables
+from outrider.models.cuda.tiling import prompt_tiling
+from outrider.models.rotary import rotation_table
+from outrider.models.weights import LayerWeights
+
+ROTATED = 8
+"""Heads a program rotates."""
+
+SCRATCH = 1 << 26
+"""Attention's scratch, in floats: longer contexts are attended to in several launches."""
+
+PROGRAMS = 1024
+"""Programs of attention that fill a GPU; more would mostly find nothing to do where contexts are short."""
+
+LOG2E = 1 / math.log(2)
+
+
+class Attention:
+    """Of all layers of one network, over its cache and the tables of its passes."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        gpu: GPU,
+        dtype: torch.dtype,
+        device: torch.device,
+        slots: int,
+        capacity: int,
+        max_rows: int,
+        narrow: int,
+    ) -> None:
+        """`narrow`: rows of a pass of any kind."""
+
+        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._architecture = a = architecture
+        self._launch = dependent(gpu)
+        self._slots, self._capacity = slots, capacity
+        known = gpu.interpreted or a.head_dim in (64, 128)
+        self._prompt = prompt_tiling(a.head_dim, gpu.shared) if gpu.widens(dtype) and known else None
+        self.tiles = room(max_rows // self.tile_rows + slots if self.tile_rows else 0, 2, dtype=torch.int32)
+        """Of a tiled pass: the first row of each tile and how many it has, 0 for none."""
+        self.attended = room(max_rows, a.q_width, dtype=dtype)
+        self._rotations = [rotation_table(rope, capacity, device) for rope in a.ropes]
+        self._blocks = blocks = -(-capacity // BLOCK)
+        self._rows = max(1, min(narrow, SCRATCH // (a.kv_heads * blocks * TILE * a.head_dim)))
+        cells = self._rows * a.kv_heads * blocks * TILE
+        self._partial = room(cells * a.head_dim)
+        self._stats = room(cells * 2)
+        self._counter = room(self._rows * a.kv_heads, dtype=torch.int32)
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of one request, next to each other and in order, that a tiled pass attends to together; 0: there are no
+        such passes."""
+        return self._prompt.rows if self._prompt else 0
+
+    def most_tiles(self, rows: int) -> int:
+        """Those that a tiled pass of so many rows has room for: enough where each slot has its rows in one place."""
+        return rows // self.tile_rows + self._slots
+
+    def run(
+        self,
+        i: int,
+        layer: LayerWeights,
+        qkv: Tensor,
+        cache: Tensor,
+        tables: Tables,
+        rows: int,
+        together: bool,
+        tiled: bool,
+    ) -> None:
+        """Layer `i` of the first `rows` rows, from `qkv` into `attended`."""
+        a = self._architecture
+        keys, values = cache[0, i], cache[1, i]
+        rotate_kernel[(rows, -(-(a.heads + 2 * a.kv_heads) // ROTATED))](
+            qkv,
+            *self._rotations[a.layers[i].rope],
+            layer.q_norm,
+            layer.k_norm,
+            keys,
+            values,
+            tables.slots,
+            tables.positions,
+            tables.indices,
+            self._capacity,
+            a.norm_eps,
+            HEADS=a.heads,
+            KV_HEADS=a.kv_heads,
+            DIM=a.head_dim,
+            TOGETHER=ROTATED,
+            **self._launch,
+        )
+        if tiled:
+            self._by_tiles(i, qkv, keys, values, tables, rows)
+        else:
+            self._by_rows(i, qkv, keys, values, tables, rows, together)
+
+    def _by_tiles(self, i: int, qkv: Tensor, keys: Tensor, values: Tensor, tables: Tables, rows: int) -> None:
+        """Rows that only fill up the pass are in no tile: they keep what they had."""
+        a, cut = self._architecture, self._prompt
+        assert cut is not None, "heads too large for tiled passes"
+        prompt_kernel[(a.heads, min(len(self.tiles), self.most_tiles(rows)))](
+            qkv,
+            keys,
+            values,
+            self.attended,
+            tables.slots,
+            tables.positions,
+            self.tiles,
+            self._capacity,
+            a.layers[i].window,
+            a.attention_scale * LOG2E,
+            HEADS=a.heads,
+            KV_HEADS=a.kv_heads,
+            DIM=a.head_dim,
+            M=cut.rows,
+            BLOCK=BLOCK,
+            num_warps=cut.warps,
+            num_stages=cut.stages,
+            **UNFUSED,
+        )
+
+    def _by_rows(self, i: int, qkv: Tensor, keys: Tensor, values: Tensor, t: Tables, rows: int, together: bool) -> None:
+        a = self._architecture
+        group = TILE // power_of_two(a.heads // a.kv_heads) if together else 1
+        for start in range(0, rows, self._rows):
+            some = slice(start, min(rows, start + self._rows))
+            count = some.stop - start
+            groups = -(-count // group)
+            spread = min(self._blocks, max(4, PROGRAMS // (groups * a.kv_heads * group)))
+            attend_kernel[(groups, a.kv_heads, spread * group)](
+                qkv[some],
+                keys,
+                values,
+                self.attended[some],
+                t.slots[some],
+                t.positions[some],
+                t.bases[some],
+                t.paths[some],
+                self._partial,
+                self._stats,
+                self._counter,
+                count,
+                self._capacity,
+                self._blocks,
+                a.layers[i].window,
+                a.attention_scale * LOG2E,
+                PATH=PATH,
+                TOGETHER=group,
+                TILE=TILE,
+                BLOCK=BLOCK,
+                HEADS=a.heads,
+                KV_HEADS=a.kv_heads,
+                DIM=a.head_dim,
+                **self._launch,
+            )

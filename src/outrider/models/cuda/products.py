@@ -1,0 +1,171 @@
+"""Matrix products of a pass: which kernel takes how many rows, and what it leaves in the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from outrider.models.architecture import Architecture
+from outrider.models.cuda.device import GPU
+from outrider.models.cuda.kernels.fold import UNFUSED
+from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
+from outrider.models.cuda.kernels.wide import wide_kernel
+from outrider.models.cuda.launches import dependent
+from outrider.models.cuda.tiling import FEW_ROWS, depth_split, tiling, wide_tiling
+
+
+class Matrix(NamedTuple):
+    """[out, in] as it is, or of 8 bits (e4m3 or int8) with a scale per output, in words (`kernels/eighth.py`)."""
+
+    values: Tensor
+    scales: Tensor | None = None
+
+    @property
+    def numbers(self) -> Tensor:
+        """As kernels take them."""
+        return self.values.view(torch.int32) if self.words else self.values
+
+    @property
+    def words(self) -> bool:
+        return self.scales is not None
+
+
+class Products:
+    """`residual` [max_rows, hidden] is the stream of a pass, `squares` [max_rows, tiles] the sums of its squares by
+    tiles of columns: who adds to the one writes the other, who divides by its rms reads it."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        gpu: GPU,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_rows: int,
+        narrow: int,
+        splits: Sequence[tuple[int, int]],
+    ) -> None:
+        """`narrow`: rows of a pass of any kind. `splits`: of each matrix, the outputs and the parts of its depth."""
+        self.tiles = -(-architecture.hidden // BLOCK_N)
+        self.residual = torch.zeros(max_rows, architecture.hidden, dtype=dtype, device=device)
+        self.squares = torch.zeros(max_rows, self.tiles, dtype=torch.float32, device=device)
+        self.widens = gpu.widens(dtype)
+        self._architecture = architecture
+        self._gpu = gpu
+        self._launch = dependent(gpu)
+        row_tiles = -(-narrow // 64)
+        parts = max(-(-n // BLOCK_N) * s for n, s in splits) * row_tiles * BLOCK_N * 64
+        self._partial = torch.zeros(parts, dtype=torch.float32, device=device)
+        self._counter = torch.zeros(
+            max(-(-n // BLOCK_N) for n, _ in splits) * row_tiles, dtype=torch.int32, device=device
+        )
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        bias: Tensor | None,
+        rows: int,
+        y: Tensor,
+        *,
+        normed: bool = False,
+        gated: bool = False,
+        gain: Tensor | None = None,
+        index: Tensor | None = None,
+        multiplier: float = 1.0,
+    ) -> None:
+        """y = multiplier * x · weightᵀ. `normed`: x is to be divided by its source's rms. `gain`: add to the residual
+        instead, and let y be that times the gain."""
+        columns, depth = weight.values.shape
+        columns = columns // 2 if gated else columns
+        size = weight.values.element_size()
+        split = 1 if gated else depth_split(columns, depth, size)
+        ends = (
+            y,
+            None if gain is None else self.residual,
+            gain,
+            None if gain is None else self.squares,
+        )
+        squares = self.squares if normed else None
+        common = {
+            "N": columns,
+            "K": depth,
+            "EPILOGUE": GATED if gated else STORE if gain is None else ADD,
+            "GELU": self._architecture.activation != "silu",
+            "TILES": self.tiles,
+            "LEVELS": (self.tiles - 1).bit_length(),
+            "SPLIT": split,
+            "INTEGERS": weight.values.dtype == torch.int8,
+            "PACKED": not self._gpu.interpreted,
+            "MULTIPLIER": multiplier,
+        }
+        if rows > FEW_ROWS and index is None and self.widens:
+            self._wide(x, weight, bias, squares, ends, rows, common)
+            return
+        cut = tiling(columns, depth, rows, self._gpu, gated=gated, split=split, size=size)
+        linear_kernel[(-(-rows // cut.rows), -(-columns // cut.block_n), cut.split)](
+            x,
+            weight.numbers,
+            weight.scales,
+            bias,
+            index,
+            squares,
+            *ends,
+            self._partial,
+            self._counter,
+            rows,
+            self._architecture.norm_eps,
+            M=cut.rows,
+            BLOCK_N=cut.block_n,
+            BLOCK_K=cut.block_k,
+            UNROLLED=cut.unrolled,
+            PREFETCH=2,
+            num_stages=cut.stages,
+            **common,
+            **self._launch,
+        )
+
+    def _wide(
+        self,
+        x: Tensor,
+        weight: Matrix,
+        bias: Tensor | None,
+        squares: Tensor | None,
+        ends: tuple[Tensor | None, ...],
+        rows: int,
+        common: dict[str, Any],
+    ) -> None:
+        """As `linear`, for many rows of x as they come."""
+        columns, gated = common["N"], common["EPILOGUE"] == GATED
+        size = weight.values.element_size()
+        cut = wide_tiling(common["K"], self._gpu.shared, gated=gated, split=common["SPLIT"], size=size)
+        copied, parts = self._gpu.copies, 4 if weight.words else 1
+        sources = (x, weight.numbers)
+        if copied:
+            sources = (
+                TensorDescriptor.from_tensor(x, [cut.rows, cut.block_k // parts]),
+                TensorDescriptor.from_tensor(weight.numbers, [cut.block_n, cut.block_k // parts]),
+            )
+        wide_kernel[(-(-rows // cut.rows) * -(-columns // cut.block_n),)](
+            *sources,
+            weight.scales,
+            bias,
+            squares,
+            *ends,
+            rows,
+            self._architecture.norm_eps,
+            M=cut.rows,
+            BLOCK_N=cut.block_n,
+            BLOCK_K=cut.block_k,
+            PAIRED=cut.paired,
+            GROUP=cut.group,
+            COPIED=copied,
+            PARTS=parts,
+            num_warps=cut.warps,
+            num_stages=cut.stages,
+            **common,
+            **UNFUSED,
+        )
