@@ -1,4 +1,4 @@
-"""Passes compiled for GPUs that are not at hand: every kernel fits into their shared memory."""
+"""Passes and choices compiled for GPUs that are not at hand: every kernel fits into their shared memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ CARDS = {"A100": (80, 166_912), "RTX 3060": (86, 101_376), "RTX 4090": (89, 101_
 SHAPES = ("8b", "135m", "heads of 256")
 
 
-def compiled(card: str, shape: str, dtype: str, rows: str) -> list[dict[str, Any]]:
-    capability, shared = CARDS[card]
+def compiled(capability: int, *what: str) -> list[dict[str, Any]]:
     program = Path(__file__).parents[1] / "support" / "compiled_for.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, str(program), str(capability), str(shared), shape, dtype, rows],
+        [sys.executable, str(program), str(capability), *what],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
@@ -30,12 +29,13 @@ def compiled(card: str, shape: str, dtype: str, rows: str) -> list[dict[str, Any
 
 
 def check(card: str, shape: str, dtype: str, rows: str) -> None:
-    kernels = compiled(card, shape, dtype, rows)
+    capability, shared = CARDS[card]
+    kernels = compiled(capability, str(shared), shape, dtype, rows)
     names = [kernel["kernel"] for kernel in kernels]
     assert names.count("linear_kernel") >= 4
     assert {"embed_kernel", "rotate_kernel", "attend_kernel"} <= set(names)
     for kernel in kernels:
-        assert kernel["shared"] <= CARDS[card][1], kernel
+        assert kernel["shared"] <= shared, kernel
     # The depth is added up in one order, by the same instruction, whatever the tile and the number of rows.
     products = {tuple(kernel["steps"]) for kernel in kernels if kernel["kernel"] in ("linear_kernel", "wide_kernel")}
     assert len(products) == 1
@@ -51,3 +51,12 @@ def test_one_token_of_fp8_on_a_consumer_card() -> None:
 @pytest.mark.parametrize("card", CARDS)
 def test_passes_of_every_size_fit(card: str, shape: str, dtype: str) -> None:
     check(card, shape, dtype, "1,24,64,512,2048")
+
+
+def test_choices_of_every_manner_fit() -> None:
+    kernels = compiled(CARDS["RTX 3060"][0], "choices")
+    names = {kernel["kernel"] for kernel in kernels}
+    assert {"peaks_kernel", "pick_kernel", "top_k_kernel", "perturb_kernel", "pick_left_kernel"} <= names
+    assert {"mass_kernel", "next_kernel", "check_kernel", "weigh_kernel", "report_kernel"} <= names
+    for kernel in kernels:
+        assert kernel["shared"] <= CARDS["RTX 3060"][1], kernel

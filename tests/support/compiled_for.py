@@ -1,6 +1,7 @@
-"""Compiles what a pass launches for a GPU that is not there, and says what each kernel needs.
+"""Compiles what a pass, or a choice of tokens, launches for a GPU that is not there, and says what each kernel needs.
 
     python compiled_for.py CAPABILITY SHARED SHAPE DTYPE ROWS[,ROWS…]
+    python compiled_for.py CAPABILITY choices
 
 In a process of its own, since Triton decides when it is imported whether it compiles or interprets. Tensors are on no
 device: only their types count. One JSON line for each kernel.
@@ -25,8 +26,12 @@ from outrider.bench.shapes import SHAPES
 from outrider.models.architecture import Architecture, Rope
 from outrider.models.cuda import network
 from outrider.models.cuda.backend import HEAD_IN_FP8
+from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.device import GPU
+from outrider.models.cuda.lanes import MAX_LENGTH
 from outrider.models.cuda.network import Network
+from outrider.models.cuda.reports import Reports
+from outrider.models.cuda.said import Said
 from outrider.models.precision import FP8, PRECISIONS
 from outrider.models.weights import DecoderWeights, LayerWeights
 
@@ -102,6 +107,20 @@ def main(capability: int, shared: int, shape: str, dtype: str, rows: list[int]) 
     compiled(launches)
 
 
+def choices() -> None:
+    """Among all tokens as their logits come, and among a head's, processed; and their reports."""
+    rows, vocab = 2, 4000
+    logits = torch.empty(rows, vocab, device=NOWHERE)
+    chosen = torch.empty(rows, dtype=torch.int32, device=NOWHERE)
+    drafts = torch.empty(rows, MAX_LENGTH, dtype=torch.int32, device=NOWHERE)
+    said, noise = Said(rows, vocab, drafts), Noise.room(rows, NOWHERE)
+    ids = torch.empty(vocab, dtype=torch.int32, device=NOWHERE)
+    Chooser(rows, vocab, NOWHERE).choose(logits, rows, noise, chosen)
+    Chooser(rows, vocab, NOWHERE, ids).choose(logits, rows, noise, chosen, said)
+    Chooser(rows, vocab, NOWHERE).choose(logits, rows, None, chosen)
+    Reports(rows, vocab, NOWHERE).fill(logits, rows, said.marks, chosen)
+
+
 def replace_of(gpu: GPU) -> type[GPU]:
     class Given(GPU):
         @staticmethod
@@ -112,5 +131,9 @@ def replace_of(gpu: GPU) -> type[GPU]:
 
 
 if __name__ == "__main__":
-    _, capability, shared, shape, dtype, rows = sys.argv
-    main(int(capability), int(shared), shape, dtype, [int(count) for count in rows.split(",")])
+    if sys.argv[2] == "choices":
+        driver.set_active(Absent(int(sys.argv[1])))
+        compiled(choices)
+    else:
+        _, capability, shared, shape, dtype, rows = sys.argv
+        main(int(capability), int(shared), shape, dtype, [int(count) for count in rows.split(",")])

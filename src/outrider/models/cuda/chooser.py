@@ -63,15 +63,15 @@ class Chooser:
         grid = (rows, self._blocks)
         ids = self._ids
         if said is None:
-            scores: tuple[Tensor | None, ...] = logits, None, None, None, None, ids
+            given: tuple[Tensor | None, ...] = logits, None, None, None, None, ids
             sizes, longest = (logits.stride(0), 0, self._vocab), 1
         else:
-            scores = logits, said.table, said.numbers, said.marks, said.drafts, ids
+            given = logits, said.table, said.numbers, said.marks, said.drafts, ids
             sizes, longest = (logits.stride(0), said.stride, self._vocab), said.drafts.shape[1]
         width = 1 << (self._blocks - 1).bit_length()
         blocks: dict[str, Any] = {"LONGEST": longest, "BLOCK": BLOCK, "BLOCKS": width, **UNFUSED}
         peaks, peak_which, limit = self._peaks, self._peak_which, self._limit
-        peaks_kernel[grid](*scores, peaks, peak_which, *sizes, LONGEST=longest, BLOCK=BLOCK, **UNFUSED)
+        peaks_kernel[grid](given, peaks, peak_which, *sizes, LONGEST=longest, BLOCK=BLOCK, **UNFUSED)
         if noise is None:
             pick_kernel[(rows,)](
                 peaks, peak_which, ids, chosen, chosen.stride(0), self._blocks, BLOCKS=width, num_warps=1
@@ -79,19 +79,19 @@ class Chooser:
             return
         words, numbers, weight, mass = noise.words, noise.numbers, self._weight, self._mass
         all_sizes = *sizes, self._blocks
-        top_k_kernel[(rows,)](*scores, peaks, peak_which, numbers, limit, *all_sizes, **blocks)
+        top_k_kernel[(rows,)](given, peaks, peak_which, numbers, limit, *all_sizes, **blocks)
         best, which, above = self._best[0], self._which[0], self._above[0]
-        perturb_kernel[grid](*scores, peaks, words, numbers, limit, best, which, weight, *all_sizes, **blocks)
-        mass_kernel[grid](*scores, peaks, numbers, limit, best, which, weight, mass, above, *all_sizes, **blocks)
+        perturb_kernel[grid](given, peaks, words, numbers, limit, best, which, weight, *all_sizes, **blocks)
+        mass_kernel[grid](given, peaks, numbers, limit, best, which, weight, mass, above, *all_sizes, **blocks)
         for further in range(1, ROUNDS):
             before = above, best, which
             best, which, above = self._best[further], self._which[further], self._above[further]
-            next_kernel[grid](*scores, peaks, words, numbers, limit, mass, *before, best, which, *all_sizes, **blocks)
+            next_kernel[grid](given, peaks, words, numbers, limit, mass, *before, best, which, *all_sizes, **blocks)
             check_kernel[grid](
-                *scores, peaks, numbers, limit, weight, mass, best, which, before[0], above, *all_sizes, **blocks
+                given, peaks, numbers, limit, weight, mass, best, which, before[0], above, *all_sizes, **blocks
             )
         pick_left_kernel[(rows,)](
-            *scores,
+            given,
             peaks,
             peak_which,
             words,

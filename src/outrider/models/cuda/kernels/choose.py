@@ -10,17 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.kernels.scores import perturbed, row_best, row_peak, scores
+from outrider.models.cuda.kernels.scores import perturbed, row_best, row_peak, scores, token_of
 
 
 @triton.jit(do_not_specialize=["stride", "said_stride", "vocab"])
 def peaks_kernel(
-    logits_ptr,  # this and the next five: see `scores`
-    said_ptr,
-    said_numbers_ptr,
-    marks_ptr,
-    drafts_ptr,
-    ids_ptr,
+    given,  # see `scores`
     best_ptr,  # fp64 [rows, blocks]: the largest score of each block; infinite where one is not a number
     which_ptr,  # int32 [rows, blocks]: where it stands; -1 there
     stride,
@@ -30,20 +25,7 @@ def peaks_kernel(
     BLOCK: tl.constexpr,
 ):
     row, block = tl.program_id(0), tl.program_id(1)
-    score = scores(
-        logits_ptr,
-        said_ptr,
-        said_numbers_ptr,
-        marks_ptr,
-        drafts_ptr,
-        ids_ptr,
-        row,
-        stride,
-        said_stride,
-        block * BLOCK + tl.arange(0, BLOCK),
-        vocab,
-        LONGEST,
-    )
+    score = scores(given, (stride, said_stride, vocab), row, block * BLOCK + tl.arange(0, BLOCK), LONGEST)
     no_number = tl.max((score != score).to(tl.int32), axis=0) > 0
     best, which = tl.max(score, axis=0, return_indices=True)
     place = row * tl.num_programs(1) + block
@@ -52,44 +34,15 @@ def peaks_kernel(
 
 
 @triton.jit
-def following(
-    logits_ptr,
-    said_ptr,
-    said_numbers_ptr,
-    marks_ptr,
-    drafts_ptr,
-    ids_ptr,
-    row,
-    stride,
-    said_stride,
-    vocab,
-    best,
-    which,
-    others,
-    LONGEST: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
+def following(given, sizes, row, best, which, LONGEST: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """The best score of each block and its column [BLOCKS] once the largest of all is taken away; the first of equals
     goes first."""
+    others = tl.arange(0, BLOCKS)
     top = tl.max(best, axis=0)
     block = tl.min(tl.where(best == top, others, BLOCKS), axis=0)
     taken = tl.max(tl.where(others == block, which, -1), axis=0)
     column = block * BLOCK + tl.arange(0, BLOCK)
-    score = scores(
-        logits_ptr,
-        said_ptr,
-        said_numbers_ptr,
-        marks_ptr,
-        drafts_ptr,
-        ids_ptr,
-        row,
-        stride,
-        said_stride,
-        column,
-        vocab,
-        LONGEST,
-    )
+    score = scores(given, sizes, row, column, LONGEST)
     score = tl.where((score < top) | ((score == top) & (column > taken)), score, float("-inf"))
     next_best, next_which = tl.max(score, axis=0, return_indices=True)
     best = tl.where(others == block, next_best, best)
@@ -98,12 +51,7 @@ def following(
 
 @triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def top_k_kernel(
-    logits_ptr,
-    said_ptr,
-    said_numbers_ptr,
-    marks_ptr,
-    drafts_ptr,
-    ids_ptr,
+    given,
     peaks_ptr,  # fp64 [rows, blocks]: from `peaks_kernel`
     which_ptr,
     numbers_ptr,  # fp64 [rows, 4]
@@ -128,24 +76,7 @@ def top_k_kernel(
         top = peak
         left = tl.where((peak > float("-inf")) & (peak < float("inf")), left, 0)
         while left > 1:
-            best, which = following(
-                logits_ptr,
-                said_ptr,
-                said_numbers_ptr,
-                marks_ptr,
-                drafts_ptr,
-                ids_ptr,
-                row,
-                stride,
-                said_stride,
-                vocab,
-                best,
-                which,
-                others,
-                LONGEST,
-                BLOCK,
-                BLOCKS,
-            )
+            best, which = following(given, (stride, said_stride, vocab), row, best, which, LONGEST, BLOCK, BLOCKS)
             top = tl.max(best, axis=0)
             left = tl.where(top > float("-inf"), left - 1, 0)
         limit = (top - peak) / temperature
@@ -154,12 +85,7 @@ def top_k_kernel(
 
 @triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def perturb_kernel(
-    logits_ptr,
-    said_ptr,
-    said_numbers_ptr,
-    marks_ptr,
-    drafts_ptr,
-    ids_ptr,
+    given,
     peaks_ptr,
     words_ptr,  # int32 [rows, 2]: low and high word of each row's key
     numbers_ptr,
@@ -176,32 +102,17 @@ def perturb_kernel(
     BLOCKS: tl.constexpr,
 ):
     row, block = tl.program_id(0), tl.program_id(1)
+    sizes = stride, said_stride, vocab
     temperature, top_p = tl.load(numbers_ptr + row * 4), tl.load(numbers_ptr + row * 4 + 1)
     if temperature > 0:
         peak, limit = row_peak(peaks_ptr, row, blocks, BLOCKS), tl.load(limit_ptr + row)
         column = block * BLOCK + tl.arange(0, BLOCK)
-        score = (
-            scores(
-                logits_ptr,
-                said_ptr,
-                said_numbers_ptr,
-                marks_ptr,
-                drafts_ptr,
-                ids_ptr,
-                row,
-                stride,
-                said_stride,
-                column,
-                vocab,
-                LONGEST,
-            )
-            - peak
-        ) / temperature
+        score = (scores(given, sizes, row, column, LONGEST) - peak) / temperature
         if top_p < 1:
             weight = tl.sum(tl.where(score >= limit, tl.exp(score), 0.0), axis=0)
             tl.store(weight_ptr + row * blocks + block, weight)
         least = tl.maximum(limit, tl.load(numbers_ptr + row * 4 + 2))
-        noisy = perturbed(score, column, words_ptr, row, ids_ptr, vocab)
+        noisy = perturbed(given, sizes, row, column, score, words_ptr)
         best, which = tl.max(tl.where(score >= least, noisy, float("-inf")), axis=0, return_indices=True)
         tl.store(best_ptr + row * blocks + block, best)
         tl.store(which_ptr + row * blocks + block, block * BLOCK + which)
@@ -219,6 +130,4 @@ def pick_kernel(
 ):
     row = tl.program_id(0)
     chosen = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
-    if ids_ptr is not None:
-        chosen = tl.where(chosen < 0, -1, tl.load(ids_ptr + tl.maximum(chosen, 0)))
-    tl.store(chosen_ptr + row * stride, chosen)
+    tl.store(chosen_ptr + row * stride, token_of(ids_ptr, chosen))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.kernels.scores import perturbed, row_best, row_peak, row_sum, scores
+from outrider.models.cuda.kernels.scores import perturbed, row_best, row_peak, row_sum, score_at, scores, token_of
 
 MASS = tl.constexpr(2.0**52)
 """As `_MASS` of sampling/warp.py."""
@@ -46,14 +46,32 @@ def _above(score, floor, limit, weight):
     return tl.sum(tl.where(mass > _masses(floor, limit, weight), mass, 0), axis=0)
 
 
+@triton.jit
+def _likelier(
+    given, sizes, row, block, words_ptr, floor, peak, temperature, least, LONGEST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Half a round, in one block: the best perturbed score of the tokens likelier than `floor`, and its column."""
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    raw = scores(given, sizes, row, column, LONGEST)
+    score = (raw - peak) / temperature
+    noisy = perturbed(given, sizes, row, column, score, words_ptr)
+    noisy = tl.where((raw > floor) & (score >= least), noisy, float("-inf"))
+    best, which = tl.max(noisy, axis=0, return_indices=True)
+    return best, block * BLOCK + which
+
+
+@triton.jit
+def _mass_above(
+    given, sizes, row, block, floor, peak, temperature, limit, weight, LONGEST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The other half: the mass of the block's tokens that weigh more than one of the score `floor`."""
+    score = (scores(given, sizes, row, block * BLOCK + tl.arange(0, BLOCK), LONGEST) - peak) / temperature
+    return _above(score, (floor - peak) / temperature, limit, weight)
+
+
 @triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def mass_kernel(
-    logits_ptr,
-    said_ptr,
-    said_numbers_ptr,
-    marks_ptr,
-    drafts_ptr,
-    ids_ptr,
+    given,  # see `scores`
     peaks_ptr,
     numbers_ptr,
     limit_ptr,
@@ -71,58 +89,20 @@ def mass_kernel(
     BLOCKS: tl.constexpr,
 ):
     row, block = tl.program_id(0), tl.program_id(1)
+    sizes = stride, said_stride, vocab
     peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
     if _nucleus(numbers_ptr, peak, row):
         temperature, limit = tl.load(numbers_ptr + row * 4), tl.load(limit_ptr + row)
         weight = row_sum(weight_ptr, row, blocks, BLOCKS)
-        candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
-        floor = (
-            scores(
-                logits_ptr,
-                said_ptr,
-                said_numbers_ptr,
-                marks_ptr,
-                drafts_ptr,
-                ids_ptr,
-                row,
-                stride,
-                said_stride,
-                candidate + tl.arange(0, 1),
-                vocab,
-                LONGEST,
-            )
-            - peak
-        ) / temperature
-        column = block * BLOCK + tl.arange(0, BLOCK)
-        score = (
-            scores(
-                logits_ptr,
-                said_ptr,
-                said_numbers_ptr,
-                marks_ptr,
-                drafts_ptr,
-                ids_ptr,
-                row,
-                stride,
-                said_stride,
-                column,
-                vocab,
-                LONGEST,
-            )
-            - peak
-        ) / temperature
+        floor = score_at(given, sizes, row, row_best(best_ptr, which_ptr, row, blocks, BLOCKS), LONGEST)
+        score = (scores(given, sizes, row, block * BLOCK + tl.arange(0, BLOCK), LONGEST) - peak) / temperature
         tl.store(mass_ptr + row * blocks + block, tl.sum(_masses(score, limit, weight), axis=0))
-        tl.store(above_ptr + row * blocks + block, _above(score, floor, limit, weight))
+        tl.store(above_ptr + row * blocks + block, _above(score, (floor - peak) / temperature, limit, weight))
 
 
 @triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def next_kernel(
-    logits_ptr,
-    said_ptr,
-    said_numbers_ptr,
-    marks_ptr,
-    drafts_ptr,
-    ids_ptr,
+    given,
     peaks_ptr,
     words_ptr,
     numbers_ptr,
@@ -142,66 +122,28 @@ def next_kernel(
     BLOCKS: tl.constexpr,
 ):
     row, block = tl.program_id(0), tl.program_id(1)
+    sizes = stride, said_stride, vocab
     place = row * blocks + block
     peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
     if _nucleus(numbers_ptr, peak, row):
         best, which = tl.load(best_ptr + place), tl.load(which_ptr + place)
         need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
         if row_sum(above_ptr, row, blocks, BLOCKS) >= need:
-            candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
-            floor = tl.max(
-                scores(
-                    logits_ptr,
-                    said_ptr,
-                    said_numbers_ptr,
-                    marks_ptr,
-                    drafts_ptr,
-                    ids_ptr,
-                    row,
-                    stride,
-                    said_stride,
-                    candidate + tl.arange(0, 1),
-                    vocab,
-                    LONGEST,
-                ),
-                axis=0,
-            )
+            floor = score_at(given, sizes, row, row_best(best_ptr, which_ptr, row, blocks, BLOCKS), LONGEST)
             best = tl.full([], float("-inf"), tl.float64)
             if tl.load(peaks_ptr + place) > floor:
                 temperature = tl.load(numbers_ptr + row * 4)
                 least = tl.maximum(tl.load(limit_ptr + row), tl.load(numbers_ptr + row * 4 + 2))
-                column = block * BLOCK + tl.arange(0, BLOCK)
-                raw = scores(
-                    logits_ptr,
-                    said_ptr,
-                    said_numbers_ptr,
-                    marks_ptr,
-                    drafts_ptr,
-                    ids_ptr,
-                    row,
-                    stride,
-                    said_stride,
-                    column,
-                    vocab,
-                    LONGEST,
+                best, which = _likelier(
+                    given, sizes, row, block, words_ptr, floor, peak, temperature, least, LONGEST, BLOCK
                 )
-                score = (raw - peak) / temperature
-                noisy = perturbed(score, column, words_ptr, row, ids_ptr, vocab)
-                noisy = tl.where((raw > floor) & (score >= least), noisy, float("-inf"))
-                best, which = tl.max(noisy, axis=0, return_indices=True)
-                which += block * BLOCK
         tl.store(next_best_ptr + place, best)
         tl.store(next_which_ptr + place, which)
 
 
 @triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
 def check_kernel(
-    logits_ptr,
-    said_ptr,
-    said_numbers_ptr,
-    marks_ptr,
-    drafts_ptr,
-    ids_ptr,
+    given,
     peaks_ptr,
     numbers_ptr,
     limit_ptr,
@@ -220,61 +162,32 @@ def check_kernel(
     BLOCKS: tl.constexpr,
 ):
     row, block = tl.program_id(0), tl.program_id(1)
+    sizes = stride, said_stride, vocab
     place = row * blocks + block
     peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
     if _nucleus(numbers_ptr, peak, row):
         above = tl.load(above_ptr + place)
         need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
         if row_sum(above_ptr, row, blocks, BLOCKS) >= need:
-            candidate = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
-            floor = scores(
-                logits_ptr,
-                said_ptr,
-                said_numbers_ptr,
-                marks_ptr,
-                drafts_ptr,
-                ids_ptr,
-                row,
-                stride,
-                said_stride,
-                candidate + tl.arange(0, 1),
-                vocab,
-                LONGEST,
-            )
+            floor = score_at(given, sizes, row, row_best(best_ptr, which_ptr, row, blocks, BLOCKS), LONGEST)
             above = tl.full([], 0, tl.int64)
-            if tl.load(peaks_ptr + place) > tl.max(floor, axis=0):
+            if tl.load(peaks_ptr + place) > floor:
                 temperature, limit = tl.load(numbers_ptr + row * 4), tl.load(limit_ptr + row)
                 weight = row_sum(weight_ptr, row, blocks, BLOCKS)
-                column = block * BLOCK + tl.arange(0, BLOCK)
-                score = (
-                    scores(
-                        logits_ptr,
-                        said_ptr,
-                        said_numbers_ptr,
-                        marks_ptr,
-                        drafts_ptr,
-                        ids_ptr,
-                        row,
-                        stride,
-                        said_stride,
-                        column,
-                        vocab,
-                        LONGEST,
-                    )
-                    - peak
-                ) / temperature
-                above = _above(score, (floor - peak) / temperature, limit, weight)
+                above = _mass_above(given, sizes, row, block, floor, peak, temperature, limit, weight, LONGEST, BLOCK)
         tl.store(next_above_ptr + place, above)
+
+
+@triton.jit
+def _block_after(peaks, floor, block, BLOCKS: tl.constexpr):
+    """The first one behind `block` with a token likelier than `floor`; BLOCKS: there is none."""
+    others = tl.arange(0, BLOCKS)
+    return tl.min(tl.where((peaks > floor) & (others > block), others, BLOCKS), axis=0)
 
 
 @triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks", "chosen_stride"])
 def pick_left_kernel(
-    logits_ptr,
-    said_ptr,
-    said_numbers_ptr,
-    marks_ptr,
-    drafts_ptr,
-    ids_ptr,
+    given,
     peaks_ptr,
     peak_which_ptr,
     words_ptr,
@@ -298,6 +211,7 @@ def pick_left_kernel(
     BLOCKS: tl.constexpr,
 ):
     row = tl.program_id(0)
+    sizes = stride, said_stride, vocab
     others = tl.arange(0, BLOCKS)
     peaks = tl.load(peaks_ptr + row * blocks + others, mask=others < blocks, other=float("-inf"))
     peak = tl.max(peaks, axis=0)
@@ -311,91 +225,28 @@ def pick_left_kernel(
             need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), top_p)
             above = row_sum(above_ptr, row, blocks, BLOCKS)
             while above >= need:  # only tokens likelier than this one may be left
-                floor = tl.max(
-                    scores(
-                        logits_ptr,
-                        said_ptr,
-                        said_numbers_ptr,
-                        marks_ptr,
-                        drafts_ptr,
-                        ids_ptr,
-                        row,
-                        stride,
-                        said_stride,
-                        chosen + tl.arange(0, 1),
-                        vocab,
-                        LONGEST,
-                    ),
-                    axis=0,
-                )
+                floor = score_at(given, sizes, row, chosen, LONGEST)
                 top = tl.full([], float("-inf"), tl.float64)
-                block = tl.min(tl.where(peaks > floor, others, BLOCKS), axis=0)
+                block = _block_after(peaks, floor, -1, BLOCKS)
                 while block < BLOCKS:
-                    column = block * BLOCK + tl.arange(0, BLOCK)
-                    raw = scores(
-                        logits_ptr,
-                        said_ptr,
-                        said_numbers_ptr,
-                        marks_ptr,
-                        drafts_ptr,
-                        ids_ptr,
-                        row,
-                        stride,
-                        said_stride,
-                        column,
-                        vocab,
-                        LONGEST,
+                    best, which = _likelier(
+                        given, sizes, row, block, words_ptr, floor, peak, temperature, least, LONGEST, BLOCK
                     )
-                    score = (raw - peak) / temperature
-                    noisy = perturbed(score, column, words_ptr, row, ids_ptr, vocab)
-                    noisy = tl.where((raw > floor) & (score >= least), noisy, float("-inf"))
-                    best, which = tl.max(noisy, axis=0, return_indices=True)
-                    chosen = tl.where(best > top, block * BLOCK + which, chosen)
+                    chosen = tl.where(best > top, which, chosen)
                     top = tl.maximum(best, top)
-                    block = tl.min(tl.where((peaks > floor) & (others > block), others, BLOCKS), axis=0)
-                raw_floor = scores(
-                    logits_ptr,
-                    said_ptr,
-                    said_numbers_ptr,
-                    marks_ptr,
-                    drafts_ptr,
-                    ids_ptr,
-                    row,
-                    stride,
-                    said_stride,
-                    chosen + tl.arange(0, 1),
-                    vocab,
-                    LONGEST,
-                )
-                floor = tl.max(raw_floor, axis=0)
+                    block = _block_after(peaks, floor, block, BLOCKS)
+                floor = score_at(given, sizes, row, chosen, LONGEST)
                 above = tl.full([], 0, tl.int64)
-                block = tl.min(tl.where(peaks > floor, others, BLOCKS), axis=0)
+                block = _block_after(peaks, floor, -1, BLOCKS)
                 while block < BLOCKS:
-                    column = block * BLOCK + tl.arange(0, BLOCK)
-                    score = (
-                        scores(
-                            logits_ptr,
-                            said_ptr,
-                            said_numbers_ptr,
-                            marks_ptr,
-                            drafts_ptr,
-                            ids_ptr,
-                            row,
-                            stride,
-                            said_stride,
-                            column,
-                            vocab,
-                            LONGEST,
-                        )
-                        - peak
-                    ) / temperature
-                    above += _above(score, (raw_floor - peak) / temperature, limit, weight)
-                    block = tl.min(tl.where((peaks > floor) & (others > block), others, BLOCKS), axis=0)
+                    above += _mass_above(
+                        given, sizes, row, block, floor, peak, temperature, limit, weight, LONGEST, BLOCK
+                    )
+                    block = _block_after(peaks, floor, block, BLOCKS)
         else:
             chosen = row_best(best_ptr, which_ptr, row, blocks, BLOCKS)
     else:
         chosen = row_best(peaks_ptr, peak_which_ptr, row, blocks, BLOCKS)
     chosen = tl.where((temperature > 0) & (finite == 0), -1, chosen)
-    if ids_ptr is not None:
-        chosen = tl.where(chosen < 0, -1, tl.load(ids_ptr + tl.maximum(chosen, 0)))
-    tl.store(chosen_ptr + row * chosen_stride, chosen)
+    _, _, _, _, _, ids_ptr = given
+    tl.store(chosen_ptr + row * chosen_stride, token_of(ids_ptr, chosen))

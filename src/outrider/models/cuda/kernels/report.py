@@ -66,6 +66,7 @@ def report_kernel(
         chosen = tl.maximum(tl.load(chosen_ptr + row), 0)
         tl.store(values, tl.load(logits_ptr + row.to(tl.int64) * stride + chosen).to(tl.float64) - peak - whole)
         told = tl.minimum(told, vocab + 1)
+        raw = logits_ptr, None, None, None, None, None
         i = tl.full([], 1, tl.int32)
         while i < told:
             top = tl.max(best, axis=0)
@@ -73,7 +74,5 @@ def report_kernel(
             token = tl.max(tl.where(others == block, which, -1), axis=0)
             tl.store(values + i, top - peak - whole)
             tl.store(tokens + i, tl.where(top > float("-inf"), token, -1))
-            best, which = following(
-                logits_ptr, None, None, None, None, None, row, stride, 0, vocab, best, which, others, 1, BLOCK, BLOCKS
-            )
+            best, which = following(raw, (stride, 0, vocab), row, best, which, 1, BLOCK, BLOCKS)
             i += 1

@@ -25,21 +25,20 @@ MARKS = tl.constexpr(4)
 
 
 @triton.jit
-def scores(
-    logits_ptr,  # fp32 [rows, stride]
-    said_ptr,  # int32 [lanes, said_stride]: see `said.Said`; None: no row is processed
-    said_numbers_ptr,  # the same as fp64
-    marks_ptr,  # int32 [rows, MARKS]: its lane (-1: not processed), drafts before it, whether it may not end yet
-    drafts_ptr,  # int32 [lanes, LONGEST]
-    ids_ptr,  # int32 [vocab]: the token of each column; None: the column itself
-    row,
-    stride,
-    said_stride,
-    column,
-    vocab,
-    LONGEST: tl.constexpr,
-):
-    """In fp64, after the processors of sampling/warp.py; -inf beyond the vocabulary."""
+def scores(given, sizes, row, column, LONGEST: tl.constexpr):
+    """In fp64, after the processors of sampling/warp.py; -inf beyond the vocabulary.
+
+    `given`, pointers to what scores are made of, which every kernel that needs them takes as one tuple:
+        logits        fp32 [rows, stride]
+        said          int32 [lanes, said_stride]: see `said.Said`; None, as are the next three: no row is processed
+        said_numbers  the same as fp64
+        marks         int32 [rows, MARKS]: its lane (-1: not processed), drafts before it, whether it may not end yet
+        drafts        int32 [lanes, LONGEST]
+        ids           int32 [vocab]: the token of each column; None: the column itself
+    `sizes`: stride, said_stride, vocab.
+    """
+    logits_ptr, said_ptr, said_numbers_ptr, marks_ptr, drafts_ptr, ids_ptr = given
+    stride, said_stride, vocab = sizes
     at = logits_ptr + row.to(tl.int64) * stride + column
     score = tl.load(at, mask=column < vocab, other=float("-inf")).to(tl.float64)
     if said_ptr is not None:
@@ -55,6 +54,12 @@ def scores(
             numbers = said_numbers_ptr + lane.to(tl.int64) * (said_stride // 2)
             score = _processed(score, token, word, numbers, drafts, tl.load(marks + DEPTH), tl.load(marks + EARLY))
     return score
+
+
+@triton.jit
+def score_at(given, sizes, row, column, LONGEST: tl.constexpr):
+    """Of one column."""
+    return tl.max(scores(given, sizes, row, column + tl.arange(0, 1), LONGEST), axis=0)
 
 
 @triton.jit
@@ -84,8 +89,10 @@ def _mix(x):
 
 
 @triton.jit
-def perturbed(score, column, words_ptr, row, ids_ptr, vocab):
+def perturbed(given, sizes, row, column, score, words_ptr):
     """`score` with the noise of these columns."""
+    _, _, _, _, _, ids_ptr = given
+    _, _, vocab = sizes
     low = tl.load(words_ptr + row * 2).to(tl.uint32, bitcast=True)
     high = tl.load(words_ptr + row * 2 + 1).to(tl.uint32, bitcast=True)
     token = column
@@ -116,3 +123,12 @@ def row_best(best_ptr, which_ptr, row, blocks, BLOCKS: tl.constexpr):
     which = tl.load(which_ptr + row * blocks + block, mask=block < blocks, other=1 << 30)
     top = tl.max(best, axis=0)
     return tl.where(top > float("-inf"), tl.min(tl.where(best == top, which, 1 << 30), axis=0), -1)
+
+
+@triton.jit
+def token_of(ids_ptr, column):
+    """What a column stands for; -1 stays."""
+    token = column
+    if ids_ptr is not None:
+        token = tl.where(column < 0, -1, tl.load(ids_ptr + tl.maximum(column, 0)))
+    return token
