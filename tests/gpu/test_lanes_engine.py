@@ -133,7 +133,7 @@ def test_lengths_of_steps_that_were_dropped_are_not_waited_for(monkeypatch: pyte
     for kv_tokens in [480, 480, 480, 10, 480, 480, 10, 480, 480]:
         engine.scheduler.kv_tokens = kv_tokens
         engine.step()
-        most = max(most, controller._chains.under_way)
+        most = max(most, controller._device.under_way)
     assert engine._preemptions
     assert most <= 2
 

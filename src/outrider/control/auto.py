@@ -11,7 +11,7 @@ they meet:
     choose       of all that was proposed, the nodes whose chance is worth their row
     observe      hold everything proposed against the tokens that came
 
-Where a device takes the steps, it is told how long its chains are (`chains`) and what was looked up (`offers`).
+Where a device takes the steps, it is told how long its chains are and what was looked up (`device_steps`).
 
 Where drafts bring less than all this takes, it is done less often (`thrift`).
 
@@ -21,25 +21,25 @@ No verdict is final: a paid drafter that is not asked is tried again, as often a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-from outrider.control.acceptance import Acceptance, Leanings
+from outrider.control.acceptance import Acceptance
 from outrider.control.belief import Belief
-from outrider.control.chains import LEAST_OFFERED, LENGTHS, OFFERED_LENGTHS, Chains, ChainState, time_to_look_up
+from outrider.control.chains import LENGTHS, OFFERED_LENGTHS
 from outrider.control.choice import floor, joined, kept
 from outrider.control.costs import ROWS, CostTable
+from outrider.control.device_steps import DeviceSteps
 from outrider.control.forced import all_carried_on, allowed, forced_of_all
-from outrider.control.ledger import Ledger, charges
-from outrider.control.offers import Offers
-from outrider.control.paid import Candidate, PaidDrafters, PaidState
+from outrider.control.ledger import charges
+from outrider.control.paid import PaidDrafters, PaidState
 from outrider.control.prices import Prices
 from outrider.control.silence import Silence
+from outrider.control.states import EMPTY, State, States
 from outrider.control.survey import Survey
 from outrider.control.thrift import Thrift
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.request import RequestView
-from outrider.core.step import PLAIN, StepPlan, StepShape
+from outrider.core.step import StepPlan, StepShape
 from outrider.errors import InvalidRequest
 
 _PROMISED_NODES = 4
@@ -48,24 +48,6 @@ _SELDOM = 4
 """Steps after which what changes slowly is looked at again."""
 _LATELY = 1 / 64
 """How much the last step counts among those that lately were."""
-_EMPTY = Draft()
-
-
-@dataclass(slots=True)
-class _State:
-    """What is known of one request. Only their own parts change `chain`, `paid` and `leanings`."""
-
-    chain: ChainState
-    promised: bool
-    """Whether a draft is owed in its next step: what the caller predicts is tried once, whatever is believed of it."""
-    ledger: Ledger = field(default_factory=Ledger)
-    paid: PaidState = field(default_factory=PaidState)
-    leanings: Leanings = field(default_factory=dict)
-    proposed: Draft = _EMPTY
-    """In the step under way: everything, also what was not worth a row."""
-    nodes: int = 0
-    expected: float = 0.0
-    """Of its draft in the step under way: its size, and the tokens expected of it."""
 
 
 class AutoLength:
@@ -103,9 +85,8 @@ class AutoLength:
         """Whether nothing was thought about in the step under way, to save the time."""
         self._thinking = False
         """Whether drafts were thought about in it."""
-        self._chains = Chains(nodes, self._silence, next(iter(self._known.values()), ()))
-        self._offers = Offers(self._acceptance)
-        self._states: dict[int, _State] = {}
+        self._device = DeviceSteps(nodes, self._silence, self._acceptance, next(iter(self._known.values()), ()))
+        self._states = States(self._newcomer)
         self._steps = 0
         self._usual = 0.0
         """Requests that lately shared a step."""
@@ -114,24 +95,22 @@ class AutoLength:
         self._best = 0.0
         """The likeliest node proposed in the last step."""
         self._away = False
-        self._on_device = False
-        """Whether a device drafts: it has no costs in the table."""
 
     # -- deciding
 
     def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
-        states, nodes = self._states_of(requests), self.nodes
+        states, nodes = self._states.of(requests), self.nodes
         limits = [nodes if most > nodes else most if most > 0 else 0 for most in room]
         if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
             self._resting, self.issued = True, limits
-            return [_EMPTY] * len(states)
+            return [EMPTY] * len(states)
         owed, plain_due = any(state.promised for state in states), self._prices.plain_due(self._steps)
         # A grammar may leave no choice at any step.
         silent = self._silence.settled and all(s.params.grammar is None for s in requests)
         self._resting = not owed and self._thrift.rests(silent)
         self._thinking = owed or not (self._resting or plain_due or self._paid is None or len(states) >= self.rows)
         if not self._thinking:
-            return self._given([_EMPTY] * len(states))
+            return self._given([EMPTY] * len(states))
         costs = self._prices.step(len(states), _context(requests))
         # What grammars force is so sure that there may be more of it than of other drafts.
         known = forced_of_all(requests, room, self.rows - len(requests))
@@ -163,13 +142,13 @@ class AutoLength:
         budgets = {limit: Budget(limit, limit, least, tree) for limit in set(limits)}
         found = drafter.look_up(requests, [budgets[limit] for limit in limits])
         both = zip(known, map(allowed, requests, found), strict=True)
-        return [joined(mine, more, tree) if mine.tokens else more if more.tokens else _EMPTY for mine, more in both]
+        return [joined(mine, more, tree) if mine.tokens else more if more.tokens else EMPTY for mine, more in both]
 
     def _paid_for(
         self,
         drafter: Drafter,
         requests: Sequence[RequestView],
-        states: Sequence[_State],
+        states: Sequence[State],
         limits: Sequence[int],
         found: list[Draft],
         chances: Sequence[Sequence[float]],
@@ -184,14 +163,14 @@ class AutoLength:
             names = [drafter.paid(s) for s in requests]
             if not any(names):
                 return found
-            candidates = list(map(_candidate, requests, states, names, limits, found, chances))
+            candidates = list(map(State.candidate, states, requests, names, limits, found, chances))
             drafts = self._paid.drafts(drafter, requests, candidates, self._prices, tree) or found
         self._away = all(state.paid.away for state in states)
         return drafts
 
     def _chosen(
         self,
-        states: Sequence[_State],
+        states: Sequence[State],
         drafts: Sequence[Draft],
         chances: Sequence[Sequence[float]],
         limits: Sequence[int],
@@ -211,7 +190,7 @@ class AutoLength:
         chosen = []
         for state, draft, mine, taken in zip(states, drafts, chances, nodes, strict=True):
             state.proposed, state.nodes, state.expected = draft, len(taken), sum([mine[i] for i in taken])
-            chosen.append(draft if len(taken) == len(mine) else draft.only(sorted(taken)) if taken else _EMPTY)
+            chosen.append(draft if len(taken) == len(mine) else draft.only(sorted(taken)) if taken else EMPTY)
             if self._paid is not None and state.paid.drafter is not None:
                 self._paid.rate(state.paid, draft, mine, taken)
         return chosen
@@ -228,23 +207,8 @@ class AutoLength:
         limit: int,
         lookup: Drafter | None = None,
     ) -> StepPlan:
-        self._on_device = True
-        if lookup is not None and not time_to_look_up(len(requests), seconds[PLAIN]):
-            lookup = None
-        allowed = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
-        most = min([limit, self.nodes, *allowed])
-        if lookup is None and (shape := self._chains.again(len(requests), most)) is not None:
-            self.issued = [shape.verified] * len(requests)
-            return StepPlan(shape)
-        states = self._states_of(requests)
-        chains = [state.chain for state in states]
-        ledgers, found = [state.ledger for state in states], {}
-        longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
-        if lookup is not None and longest >= LEAST_OFFERED:
-            reach = [self._chains.ahead(chain) + longest for chain in chains]
-            found = self._offers.step(lookup, requests, [r.leanings for r in states], reach)
-        plan = self._chains.plan(chains, ledgers, seconds, most, found)
-        self.issued = [plan.shape.verified] * len(states)
+        plan = self._device.plan(requests, self._states, seconds, limit, lookup)
+        self.issued = [plan.shape.verified] * len(requests)
         return plan
 
     # -- learning
@@ -252,31 +216,32 @@ class AutoLength:
     def observe(
         self, verified: Sequence[VerifiedDraft], rows: int, draft_seconds: float, target_seconds: float
     ) -> None:
-        device = self._chains.under_way > 0
-        chains = self._chains.over() if device else None
+        device = self._device.under_way > 0
+        issued = self._device.over() if device else None
         if not verified:
             return
         self._steps += 1
         self._usual += max(_LATELY, 1 / self._steps) * (len(verified) - self._usual)
-        if device and chains is None:
+        if device and issued is None:
             return
         requests = [each.request for each in verified]
-        states = self._states_of(requests)
+        states = self._states.of(requests)
         timed = target_seconds > 0
-        context = _context(requests) if chains is None or self._paid is None else 0.0
+        context = _context(requests) if issued is None or self._paid is None else 0.0
         if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
-        if chains is not None:
-            ledgers = [state.ledger for state in states]
-            self._chains.observe(chains, [state.chain for state in states], ledgers, verified)
+        if issued is not None:
+            self._device.observe(issued, states, verified)
             return
         if self._resting:
-            self._rested(states)
+            self._prices.rested()
+            for state in states:
+                state.rest()
             return
         if self._paid is None or not timed:
             for state in states:
-                state.proposed, state.nodes = _EMPTY, 0
+                state.clear()
             return
         self._prices.observe(len(states), rows, context, target_seconds)
         if self._thinking and not any(state.paid.drafter for state in states):
@@ -292,21 +257,13 @@ class AutoLength:
             gained = len(each.tokens) - 1
             state.ledger.step(charge, gained, gained - share)
             state.paid.end_step()
-            state.proposed, state.nodes, state.expected = _EMPTY, 0, 0.0
+            state.clear()
         self._prices.value(len(states), total, expected, self._steps)
-
-    def _rested(self, states: Sequence[_State]) -> None:
-        """A plain step that nothing was thought about is over."""
-        self._prices.rested()
-        for state in states:
-            state.ledger.rest(1)
-            state.paid.end_step()
-            state.paid.rest -= 1
 
     def _charges(
         self,
         paid: PaidDrafters,
-        states: Sequence[_State],
+        states: Sequence[State],
         context: float,
         rows: int,
         drafting: float,
@@ -322,27 +279,20 @@ class AutoLength:
         return charges(nodes, asked, paid.expected_seconds(drafters), rows, (drafting + target) / level, costs)
 
     def lost(self, request: RequestView) -> None:
-        if state := self._states.get(request.id):
+        if state := self._states.get(request):
             state.chain.since = None
 
     def abandon(self) -> None:
-        self._chains.abandon()
+        self._device.abandon()
 
     def forget(self, request: RequestView) -> None:
-        if self._states.pop(request.id, None) and self._paid is not None:
+        if self._states.forget(request) and self._paid is not None:
             self._paid.ended(len(request.tokens) - request.prompt_length)
-        self._offers.forget(request)
+        self._device.forget(request)
 
-    def _states_of(self, requests: Sequence[RequestView]) -> list[_State]:
-        known = self._states
-        try:
-            return [known[request.id] for request in requests]
-        except KeyError:  # a newcomer
-            for request in requests:
-                if request.id not in known:
-                    paid = self._paid.newcomer() if self._paid else PaidState()
-                    known[request.id] = _State(self._chains.newcomer(), bool(request.speculation.prediction), paid=paid)
-            return [known[request.id] for request in requests]
+    def _newcomer(self, request: RequestView) -> State:
+        paid = self._paid.newcomer() if self._paid else PaidState()
+        return State(self._device.newcomer(), bool(request.speculation.prediction), paid=paid)
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:
         return PaidDrafters(table, self.nodes, self._acceptance, self._known) if table else None
@@ -367,14 +317,14 @@ class AutoLength:
             drafting={name: cost.per_level / prices.plain_token for name, cost in drafting},
             acceptance=self._acceptance.rates(),
             best=self._best,
-            ledger=min((state.ledger.left for state in self._states.values()), default=0.0),
+            ledger=min((state.ledger.left for state in self._states), default=0.0),
             drafted=sum(self.issued),
             passes={rows: costs[rows] / costs[1] for rows in ROWS if rows < len(costs)},
         )
 
     def pays(self, requests: int, prompt: float) -> bool:
-        if self._on_device:
-            return self._chains.reads()
+        if self._device.any:
+            return self._device.reads()
         # Newcomers often come together and leave one by one: those few would miss what was not read for the many.
         few = min(requests, max(1, round(self._usual or requests)))
         return self._paid is None or self._paid.pays(self._prices.efficiency, few, prompt)
@@ -386,14 +336,6 @@ class AutoLength:
     @property
     def paused(self) -> bool:
         return self._silence.settled
-
-
-def _candidate(
-    request: RequestView, state: _State, name: str | None, limit: int, found: Draft, chances: Sequence[float]
-) -> Candidate:
-    # What is drawn to be rejected or not may not be dropped, nor joined with what was found.
-    exclusive = request.params.verify == "rejection"
-    return Candidate(state.paid, state.ledger, name, limit, found, chances, exclusive)
 
 
 def _owed(draft: Draft) -> int:
