@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from torch import Tensor
 
 from outrider.core.draft import Budget
 from outrider.core.drafter import VerifiedDraft
-from outrider.core.model import DraftHead, NoiseKey, Rows
+from outrider.core.model import DraftHead, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
+from outrider.drafters.backlog import Backlog, keep_last
 from outrider.drafters.best_first_tree import WIDTH, BestFirstTree
-from outrider.drafters.cached import CachedDrafter, Chance, Held, Plan, growing
-from outrider.drafters.candidates import Candidates, in_turn, ranked_candidates, sampled_candidates, samples
-from outrider.drafters.draft_vocab import IMPRECISELY, ReducedVocabulary, fp32_temperature, plainly_ranked
-from outrider.drafters.host_rows import Kept, chosen, copied, joined, kept
+from outrider.drafters.cached import CachedDrafter, Chance, Plan, growing
+from outrider.drafters.candidates import Candidates, samples
+from outrider.drafters.head_candidates import HeadCandidates
+from outrider.drafters.host_rows import chosen, copied, joined, kept
 from outrider.drafters.tree_builder import TreeBuilder
 from outrider.errors import DrafterError
 from outrider.sampling.history import History
-from outrider.sampling.noise import row_key
 from outrider.sampling.random_source import KeyedRandom
 
 WAITING = 32
@@ -48,43 +48,7 @@ class HeadDrafterConfig:
             raise DrafterError(f"depth of the head's trees must be at least 1, not {self.depth}")
 
 
-@dataclass(slots=True)
-class _Held(Held):
-    """And what the target has run of it that the head has not yet.
-
-    Token i of `tokens` follows the position whose features are row i of `features`, all pieces together. Tokens before
-    these are in the cache, one row each, but for the first of the text, which has none, and `dropped` others.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    features: list[Kept] = field(default_factory=list)
-    passed: Kept | None = None
-    """Features of the last pass: of the last token, then of every draft node."""
-    unseen: bool = False
-    """Whether the last pass was not looked at."""
-    drafted: bool = False
-    """Whether rows of a draft are pending in the head's cache."""
-    dropped: int = 0
-    """Tokens the cache lacks, anywhere before those that wait."""
-    whole: int | None = None
-    """Rows before the first of them: of those alone row i holds token i + 1. None: nothing is missing."""
-
-    def wait(self, tokens: Sequence[int], features: Kept) -> None:
-        self.tokens += tokens
-        self.features.append(features)
-
-    def drop(self, count: int) -> None:
-        """The oldest `count` of what waits, unread."""
-        self.dropped += count
-        del self.tokens[:count]
-        while count >= len(self.features[0]):
-            count -= len(self.features.pop(0))
-            if not count:
-                return
-        self.features[0] = self.features[0][count:]
-
-
-class HeadDrafter(CachedDrafter[_Held]):
+class HeadDrafter(CachedDrafter[Backlog]):
     """Grows a tree from the head's own guesses, one head pass per level for all requests together.
 
     Coupled: children are the Gumbel top-k under the target's own noise (temperature 0: the top-k). Rejection: drawn
@@ -110,8 +74,7 @@ class HeadDrafter(CachedDrafter[_Held]):
         super().__init__(head, config.branching or (1 if head.steps_on_device else 8), chance)
         self._head = head
         self._depth = config.depth
-        self._ranks = self._branching <= head.most_ranked
-        self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
+        self._candidates = HeadCandidates(head, vocab_size, self._branching)
 
     @property
     def head(self) -> DraftHead:
@@ -145,14 +108,14 @@ class HeadDrafter(CachedDrafter[_Held]):
             self._head.rollback(held.slot, held.whole)
         super().close(request)
 
-    def _settle(self, held: _Held) -> None:
+    def _settle(self, held: Backlog) -> None:
         """Before others take over its rows: what waits is read, unless the head is not in use here anyway."""
         if held.whole is None and self._head.length(held.slot):
             self._catch_up([held])
 
-    def _hold(self, request: RequestView, slot: int) -> _Held:
+    def _hold(self, request: RequestView, slot: int) -> Backlog:
         prompt = request.tokens[: request.prompt_length]
-        held = self._held[request.id] = _Held(slot, len(prompt), History(prompt))
+        held = self._held[request.id] = Backlog(slot, len(prompt), History(prompt))
         return held
 
     def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
@@ -160,14 +123,14 @@ class HeadDrafter(CachedDrafter[_Held]):
         begins. A step's wait until it is known what was accepted, and then for a draft. What comes while no draft is
         expected leaves a gap; of a prompt the last few wait all the same, unless they would have to be brought to a
         device, which keeps those of its own steps."""
-        prompts: list[_Held] = []
+        prompts: list[Backlog] = []
         if not soon and (self.chains or all(rows.logits is None for rows in batch)):
             for request, rows in zip(requests, batch, strict=True):
                 held = self._held[request.id]
                 if rows.logits is None:
                     held.unseen = True
                 else:
-                    self._miss(held, len(rows.tokens))
+                    held.miss(len(rows.tokens), self._head.length(held.slot))
             return
         seen = kept(features)
         shared = len(seen) == len(batch)  # a row each, and all will be kept
@@ -186,9 +149,9 @@ class HeadDrafter(CachedDrafter[_Held]):
             prompts.append(held)
         if soon:
             self._catch_up(prompts)
-            _keep_last(prompts)
+            keep_last(prompts)
         for held in prompts:
-            self._forget_old(held, WAITING)
+            held.forget(WAITING, self._head.length(held.slot))
 
     def observe(self, verified: Sequence[VerifiedDraft]) -> None:
         """What is not drafted for runs no pass here, however long: it leaves a gap."""
@@ -197,29 +160,14 @@ class HeadDrafter(CachedDrafter[_Held]):
             if held is None:
                 continue
             if held.unseen:
-                self._miss(held, len(each.tokens))
+                held.miss(len(each.tokens), self._head.length(held.slot))
             if held.passed is None:
                 continue
             passed, held.passed = held.passed, None
             if len(passed) > 1:
                 passed = passed[[0, *(1 + node for node in each.path[: len(each.tokens) - 1])]]
             held.wait(each.tokens, passed)
-            self._forget_old(held, WAITING)
-
-    def _miss(self, held: _Held, count: int) -> None:
-        """So many tokens came unseen: what waits does not go together with what will."""
-        held.unseen = False
-        if held.whole is None:
-            held.whole = self._head.length(held.slot)
-        held.dropped += len(held.tokens) + count
-        held.tokens, held.features = [], []
-
-    def _forget_old(self, held: _Held, most: int) -> None:
-        """Of what waits, keep the last few."""
-        if len(held.tokens) > most:
-            if held.whole is None:
-                held.whole = self._head.length(held.slot)
-            held.drop(len(held.tokens) - most)
+            held.forget(WAITING, self._head.length(held.slot))
 
     def hand_over(self, requests: Sequence[RequestView], soon: bool) -> list[HandedOver]:
         """Bring the caches up to all rows but the last token's, for steps on the device, which begin with that; where
@@ -230,7 +178,7 @@ class HeadDrafter(CachedDrafter[_Held]):
         handed = []
         for held in all_held:
             self._drop_draft(held)
-            self._forget_old(held, most=1)
+            held.forget(1, self._head.length(held.slot))
             handed.append(HandedOver(held.slot, joined(held.features)[0] if held.features else None, held.dropped))
             held.tokens, held.features = [], []
         return handed
@@ -253,16 +201,16 @@ class HeadDrafter(CachedDrafter[_Held]):
         if more > 0 and self._head.steps_on_device:
             self._head.advance(held.slot, more)
 
-    def _rows(self, held: _Held) -> int:
+    def _rows(self, held: Backlog) -> int:
         """In the cache, and about to be."""
         return self._head.length(held.slot) + len(held.tokens)
 
-    def _grow(self, plans: list[Plan[_Held]]) -> None:
+    def _grow(self, plans: list[Plan[Backlog]]) -> None:
         self._absorb(plans)
         while plans := growing(plans):
             self._run_level(plans)
 
-    def _plan(self, request: RequestView, budget: Budget) -> Plan[_Held]:
+    def _plan(self, request: RequestView, budget: Budget) -> Plan[Backlog]:
         held = self._held[request.id]
         held.count(request.tokens)
         room = self._head.max_context - self._rows(held)
@@ -276,7 +224,7 @@ class HeadDrafter(CachedDrafter[_Held]):
             given = replace(given, depth=min(depth, 1 + max(room, 0) // WIDTH))
         return Plan(request, held, kind(given, branching), self._chance)
 
-    def _catch_up(self, all_held: Sequence[_Held]) -> None:
+    def _catch_up(self, all_held: Sequence[Backlog]) -> None:
         """Put what the target has run into the cache, all but the last row: a draft begins with that."""
         for held in all_held:
             self._drop_draft(held)
@@ -286,14 +234,14 @@ class HeadDrafter(CachedDrafter[_Held]):
             for rows in batch:
                 self._head.commit(rows.slot, range(len(rows.tokens)))
 
-    def _absorb(self, plans: Sequence[Plan[_Held]]) -> None:
+    def _absorb(self, plans: Sequence[Plan[Backlog]]) -> None:
         """Bring the cache up to each request's last token, and grow the first level from there."""
         for plan in plans:
             self._drop_draft(plan.held)
         while waiting := [plan for plan in plans if plan.held.tokens]:
             batch, features = self._next_rows([plan.held for plan in waiting])
             ready = [plan for plan, rows in zip(waiting, batch, strict=False) if rows.logits]
-            candidates, states = self._candidates(ready, batch, features=features)
+            candidates, states = self._candidates.after(ready, batch, features=features)
             row = 0
             for plan, rows in zip(waiting, batch, strict=False):
                 self._head.commit(rows.slot, range(len(rows.tokens)))
@@ -301,7 +249,7 @@ class HeadDrafter(CachedDrafter[_Held]):
                 if rows.logits:
                     _grow(plan, [next(candidates)], states[row - 1 : row])
 
-    def _next_rows(self, waiting: Sequence[_Held], leave: int = 0) -> tuple[list[Rows], Tensor]:
+    def _next_rows(self, waiting: Sequence[Backlog], leave: int = 0) -> tuple[list[Rows], Tensor]:
         """As many rows as one pass takes, all but the last `leave` of each, and their features; what follows the last
         row of a request is wanted."""
         batch, features, room = [], [], self._head.chunk
@@ -312,17 +260,15 @@ class HeadDrafter(CachedDrafter[_Held]):
             room -= count
             last = count == len(held.tokens)
             batch.append(Rows.chain(held.slot, held.tokens[:count], logits=[count - 1] if last else []))
-            merged = joined(held.features)
-            features.append(merged[:count])
-            held.tokens, held.features = held.tokens[count:], [merged[count:]] if count < len(merged) else []
+            features.append(held.take(count))
         return batch, joined(features)
 
-    def _drop_draft(self, held: _Held) -> None:
+    def _drop_draft(self, held: Backlog) -> None:
         if held.drafted:
             self._head.commit(held.slot, [])
             held.drafted = False
 
-    def _run_level(self, plans: Sequence[Plan[_Held]]) -> None:
+    def _run_level(self, plans: Sequence[Plan[Backlog]]) -> None:
         """Run the level each tree grew last, and grow the next."""
         batch, before = [], []
         for plan in plans:
@@ -330,71 +276,15 @@ class HeadDrafter(CachedDrafter[_Held]):
             batch.append(Rows(plan.held.slot, level.tokens, level.parents))
             before.append(chosen(plan.states, level.places))
             plan.held.drafted = True
-        candidates, states = self._candidates(plans, batch, states=joined(before))
+        candidates, states = self._candidates.after(plans, batch, states=joined(before))
         start = 0
         for plan, rows in zip(plans, batch, strict=True):
             stop = start + len(rows.tokens)
             _grow(plan, list(islice(candidates, stop - start)), states if len(plans) == 1 else states[start:stop])
             start = stop
 
-    def _candidates(
-        self,
-        plans: Sequence[Plan[_Held]],
-        batch: Sequence[Rows],
-        *,
-        features: Tensor | None = None,
-        states: Tensor | None = None,
-    ) -> tuple[Iterator[Candidates], Tensor]:
-        """One head pass: what may follow each row wanted, which are the last levels of `plans`; the states of all rows.
 
-        A head that ranks tokens itself does, unless the sampling parameters ask for more than it knows.
-        """
-        if self._ranks and all(map(_plainly_ranked, plans)):
-            keys = [key for plan in plans for key in _noise_keys(plan)]
-            ranked, after = self._head.rank(batch, keys, self._branching, features=features, states=states)
-            each = zip(ranked, keys, strict=True)
-            return (Candidates(found.likely, in_turn(found.drawn), key is not None) for found, key in each), after
-        output = self._head.forward(batch, features=features, states=states)
-        candidates: list[Candidates] = []
-        for plan in plans:
-            logits = output.logits[len(candidates) : len(candidates) + len(plan.growth.level)]
-            candidates += self._from_logits(plan, logits)
-        return iter(candidates), output.states
-
-    def _from_logits(self, plan: Plan[_Held], logits: Tensor) -> list[Candidates]:
-        """What may follow the last level's nodes, given their logits [nodes, draft vocabulary]."""
-        params, history, paths, count = plan.request.params, plan.held.history, plan.paths(), self._branching
-        if samples(params):
-            wide = self._vocabulary.widened(logits)
-            return sampled_candidates(wide, params, history, paths, count, plan.chance, plan.q)
-        if not params.features <= IMPRECISELY:
-            return ranked_candidates(self._vocabulary.widened(logits), params, history, paths, count)
-        return self._vocabulary.ranked_candidates(logits, params, history, paths, count)
-
-
-def _keep_last(all_held: Sequence[_Held]) -> None:
-    """The one row that waits of each is still the target's, whose next pass writes over it: copied, all at once."""
-    waiting = [held for held in all_held if held.features]
-    if waiting:
-        rows = joined([copied(held.features[0]) if len(waiting) == 1 else held.features[0] for held in waiting])
-        for i, held in enumerate(waiting):
-            held.features = [kept(rows[i : i + 1])]
-
-
-def _plainly_ranked(plan: Plan[_Held]) -> bool:
-    return plainly_ranked(plan.request.params, plan.growth.depth) and not samples(plan.request.params)
-
-
-def _noise_keys(plan: Plan[_Held]) -> list[NoiseKey | None]:
-    """The noise each node of the last level draws its children with. A level's nodes stand at one position."""
-    params, level = plan.request.params, plan.growth.level
-    if params.temperature == 0:
-        return [None] * len(level)
-    position = plan.held.history.generated + plan.growth.depth
-    return [NoiseKey(fp32_temperature(params), *row_key(params.seed, params.choice, position))] * len(level)
-
-
-def _grow(plan: Plan[_Held], candidates: Sequence[Candidates], states: Tensor) -> None:
+def _grow(plan: Plan[Backlog], candidates: Sequence[Candidates], states: Tensor) -> None:
     """Add a level, given what may follow the last one's nodes and the states after them."""
     plan.states = states
     plan.growth.grow(candidates)
