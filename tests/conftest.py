@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LONG = (
+    "train_faults",
     "train",
     "server_openai",
     "equality",
