@@ -9,9 +9,10 @@ import pytest
 from control_world import PASS, Drafts, Running, World
 from numpy.typing import NDArray
 
-from outrider.core.draft import Draft
-from outrider.core.drafter import VerifiedDraft
-from outrider.core.request import Forced
+from outrider.control.controller import FixedLength
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import Drafter, VerifiedDraft
+from outrider.core.request import Forced, RequestView
 
 RUN, FREE = 24, 4
 FORCED, SAID = 5, 7
@@ -95,3 +96,28 @@ def test_forced_drafts_are_as_long_as_rows_and_room_allow(rows: int, requests: i
     assert not any(controller.draft(drafter, running, True, [room] * requests))  # what it costs is seen first
     controller.observe(plain, requests, 0.0, PASS)
     assert sum(map(len, controller.draft(drafter, running, True, [room] * requests))) == drafted
+
+
+class Guesses(Drafter):
+    """That something is said at once, which is forbidden, or after what is forced, which is not."""
+
+    name = "guesses"
+
+    def __init__(self, looks_up: bool) -> None:
+        self.looks_up = looks_up
+
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        guess = Draft([SAID, FORCED, SAID, SAID], [-1, -1, 0, 1], [0.9, 0.8, 0.7, 0.6], self.name)
+        return [guess if budget.nodes else Draft() for budget in budgets]
+
+    look_up = propose
+
+
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_a_fixed_length_drops_what_a_grammar_forbids_too(looks_up: bool) -> None:
+    """Forbidden nodes would take the places of others."""
+    walk = Turns()
+    walk.advance([FORCED] * (RUN - 1))
+    (draft,) = FixedLength(2).draft(Guesses(looks_up), [Running(0, walk=walk)], True, [99])
+    assert list(draft.tokens) == [FORCED, SAID]
+    assert list(draft.parents) == [-1, 0]

@@ -8,7 +8,7 @@ from typing import Protocol
 from outrider.control.acceptance import Acceptance, Leanings
 from outrider.control.belief import Belief
 from outrider.control.choice import joined
-from outrider.control.forced import forced
+from outrider.control.forced import allowed, forced
 from outrider.control.offers import Offers
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter, VerifiedDraft
@@ -122,12 +122,12 @@ class FixedLength:
         sizes = [max(0, min(self.nodes, most)) for most in room]
         budgets = [Budget(size, size, 0.0, tree and self._tree) for size in sizes]
         if not drafter.looks_up:
-            drafts = drafter.propose(requests, budgets)
+            drafts = list(map(allowed, requests, drafter.propose(requests, budgets)))
         else:
-            drafts = drafter.look_up(requests, budgets)
+            drafts = list(map(allowed, requests, drafter.look_up(requests, budgets)))
             left = [b if drafter.paid(s) else Budget(0, 0) for s, b in zip(requests, budgets, strict=True)]
             if any(budget.nodes for budget in left):
-                guessed = drafter.propose(requests, left)
+                guessed = map(allowed, requests, drafter.propose(requests, left))
                 drafts = [joined(*pair, tree and self._tree) for pair in zip(drafts, guessed, strict=True)]
         known = [
             Draft() if s.walk is None else forced(s.walk.forced(), n) for s, n in zip(requests, sizes, strict=True)
@@ -148,8 +148,8 @@ class FixedLength:
         lookup: Drafter | None = None,
     ) -> StepPlan:
         """What is found is offered where it promises more than what is drafted there claims."""
-        allowed = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
-        length = min([self.nodes, limit, *allowed])
+        most = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
+        length = min([self.nodes, limit, *most])
         self.issued = [length] * len(requests)
         drafts = any(shape.drafted for shape in seconds)
         offers = {}
