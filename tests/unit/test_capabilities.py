@@ -44,6 +44,7 @@ FOREIGN = {
 GIVEN = {
     "asked.py": "what people hand to LLM: a sentence says what is wrong with it",
     "request_builder.py": "what people hand to LLM: a sentence says what is wrong with it",
+    "drafters/router.py": "what people's own drafters propose: a sentence says what is wrong with it",
 }
 """Where `isinstance` of a class of core is."""
 

@@ -97,6 +97,28 @@ class Draft:
         """The nodes proposed to follow `node`, in the order they were drawn."""
         return [i for i, parent in enumerate(self.parents) if parent == node]
 
+    def fault(self, vocab: int, tree: bool) -> str | None:
+        """Why no target with such a vocabulary can verify it, in words; None where one can. `tree`: whether branches
+        may be verified."""
+        count, tokens, parents = len(self.tokens), self.tokens, self.parents
+        if len(parents) != count or len(self.confidence) != count:
+            return f"{count} tokens have {len(parents)} parents and {len(self.confidence)} confidences"
+        if not count:
+            return None
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            token = next(token for token in tokens if not 0 <= token < vocab)
+            return f"token {token} is not among the target's {vocab}"
+        for node, parent in enumerate(parents):
+            if not ROOT <= parent < node:
+                return f"node {node} follows node {parent}, which does not come before it"
+            if parent != node - 1 and not tree:
+                return f"node {node} branches off, and only a single path can be verified"
+        if len(set(zip(parents, tokens, strict=True))) < count:
+            return "two nodes propose the same token in the same place"
+        if self.q is not None and tuple(self.q.shape) != (count, vocab):
+            return f"q is {list(self.q.shape)}, not [{count}, {vocab}]"
+        return None
+
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node` itself; empty for ROOT."""
         path = []

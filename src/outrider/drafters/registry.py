@@ -87,7 +87,7 @@ def build_router(default: str | Drafter, also: Sequence[str], parts: Parts) -> R
             raise DrafterError(f"drafter {spec!r}: requests could not tell it from the other {name!r}; leave one out")
         if name not in named:
             named[name] = build(spec, shared)
-    return RouterDrafter(first, named)
+    return RouterDrafter(first, named, None if isinstance(default, str) else parts.vocab_size)
 
 
 class _SharedParts:

@@ -14,7 +14,7 @@ from outrider.core.request import RequestView
 from outrider.drafters.host_rows import joined
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.errors import DrafterError
+from outrider.errors import DrafterError, shown
 
 
 class RouterDrafter(Drafter):
@@ -29,9 +29,11 @@ class RouterDrafter(Drafter):
     name = "router"
     looks_up = continues = True
 
-    def __init__(self, default: Drafter, others: Mapping[str, Drafter]) -> None:
-        """`others` by the names requests use; the same one may have several."""
+    def __init__(self, default: Drafter, others: Mapping[str, Drafter], checked: int | None = None) -> None:
+        """`others` by the names requests use; the same one may have several. `checked`: the width of the target's
+        logits, where the default is somebody's own: what that proposes is held against what it may."""
         self._default = default
+        self._checked = checked
         self._named = dict(others)
         self._prediction = PredictionDrafter()
         self._nobody = default if _drafts_on_device(default) else NoDrafter()
@@ -105,7 +107,8 @@ class RouterDrafter(Drafter):
         found = self._prediction.propose(requests, budgets)
         for drafter, members in self._groups(requests):
             if drafter.looks_up:
-                drafts = drafter.look_up([requests[i] for i in members], [budgets[i] for i in members])
+                asked = [requests[i] for i in members], [budgets[i] for i in members]
+                drafts = self._looked_over(drafter, drafter.look_up(*asked), asked[1])
                 for i, draft in zip(members, drafts, strict=True):
                     if not found[i].tokens:
                         found[i] = draft
@@ -115,7 +118,10 @@ class RouterDrafter(Drafter):
 
     def continuation(self, request: RequestView, count: int) -> Draft:
         """What the prediction says; where it is lost, what its drafter finds."""
-        return self._prediction.continuation(request, count) or self._route[request.id].continuation(request, count)
+        found, drafter = self._prediction.continuation(request, count), self._route[request.id]
+        if found.tokens:
+            return found
+        return self._looked_over(drafter, [drafter.continuation(request, count)], [Budget(count, count, 0.0, False)])[0]
 
     def paid(self, request: RequestView) -> str | None:
         return self._route[request.id].paid(request)
@@ -124,14 +130,29 @@ class RouterDrafter(Drafter):
         drafts = [Draft()] * len(requests)
         for drafter, members in self._groups(requests):
             if any(budgets[i].nodes for i in members):
-                proposed = drafter.propose([requests[i] for i in members], [budgets[i] for i in members])
-                if len(proposed) != len(members):
-                    raise DrafterError(
-                        f"drafter {drafter.name!r} proposed {len(proposed)} drafts for {len(members)} requests; "
-                        "propose must return one for each"
-                    )
+                asked = [requests[i] for i in members], [budgets[i] for i in members]
+                proposed = self._looked_over(drafter, drafter.propose(*asked), asked[1])
                 for i, draft in zip(members, proposed, strict=True):
                     drafts[i] = draft
+        return drafts
+
+    def _looked_over(self, drafter: Drafter, drafts: list[Draft], budgets: Sequence[Budget]) -> list[Draft]:
+        """The same; where they are not what was asked for, a sentence says so."""
+        if len(drafts) != len(budgets):
+            raise DrafterError(
+                f"drafter {drafter.name!r} proposed {len(drafts)} drafts for {len(budgets)} requests; "
+                "propose must return one for each"
+            )
+        if self._checked is None or drafter is not self._default:
+            return drafts
+        for draft, budget in zip(drafts, budgets, strict=True):
+            if not isinstance(draft, Draft):
+                raise DrafterError(f"drafter {drafter.name!r} proposed {shown(draft)}, which is no Draft")
+            fault = draft.fault(self._checked, budget.tree)
+            if fault is None and len(draft) > budget.nodes:
+                fault = f"{len(draft)} nodes were proposed where {budget.nodes} were asked for"
+            if fault is not None:
+                raise DrafterError(f"drafter {drafter.name!r}: {fault}")
         return drafts
 
     def observe(self, verified: Sequence[VerifiedDraft]) -> None:

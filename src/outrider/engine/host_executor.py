@@ -11,6 +11,7 @@ from outrider.core.model import LanguageModel, Rows
 from outrider.engine.executor import Executor, StepOutput
 from outrider.engine.request import Request
 from outrider.engine.target_pass import TargetPass
+from outrider.errors import DrafterError
 from outrider.sampling.random_source import KeyedRandom
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.verify import RULES, Rules
@@ -36,6 +37,9 @@ class HostExecutor(Executor):
         """What is to be verified, one draft per request, and the seconds it took to find."""
         started = perf_counter()
         drafts = self.controller.draft(self.drafter, running, self.model.supports_trees, [s.room for s in running])
+        for draft in drafts:  # a network would look such a token up beyond its embeddings
+            if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < self.model.vocab_size:
+                raise DrafterError(f"drafter {draft.source!r}: {draft.fault(self.model.vocab_size, tree=True)}")
         return drafts, perf_counter() - started
 
     def verify(self, running: list[Request], drafts: list[Draft], draft_seconds: float) -> StepOutput:
