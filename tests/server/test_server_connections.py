@@ -181,6 +181,17 @@ def test_what_is_no_http_is_told_so_in_our_form(live: Live) -> None:
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+def test_a_body_that_ends_in_no_http_is_no_fault_of_the_server_s(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """It is answered while the application is about to: its answer is then nobody's."""
+    with connect(live) as connection, caplog.at_level(logging.INFO, "outrider.server"):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"no length\r\n")
+        assert b"this is not HTTP that can be read" in connection.recv(65536)
+        assert hung_up(connection)
+        assert soon(lambda: any(record.getMessage() == "request" for record in caplog.records))
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 def test_connections_are_limited_in_all_and_per_address(live: Live, caplog: Any) -> None:
     assert soon(lambda: not served(live))
 

@@ -188,6 +188,12 @@ def test_wrong_prompts_are_named(live: Live, body: dict[str, Any], param: str) -
     refused(live.post("/v1/completions", **body), 400, param)
 
 
+def test_what_a_value_must_be_is_told_as_it_is_written(live: Live) -> None:
+    tools = [{"type": "function", "function": {"name": "a b"}}]
+    error = refused(live.post("/v1/chat/completions", **SAY, tools=tools), 400, "tools[0].function.name")
+    assert error["message"] == "tools[0].function.name: string should match pattern '^[a-zA-Z0-9_.:-]{1,64}$'"
+
+
 def test_extreme_but_valid_parameters_work(live: Live) -> None:
     for extreme in (
         {"temperature": 1e300},

@@ -148,6 +148,9 @@ class Connection(H11Protocol):
             head = h11.Response(status_code=error.status, headers=headers)
             events = (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage())
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        if self.answering:  # nobody is left to answer, as the application learns when a client leaves
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self._hang_up()
 
     def _hang_up(self) -> None:

@@ -145,7 +145,7 @@ def _first_fault(error: ValidationError, data: dict[str, Any]) -> ApiError:
     field = params[0][0].partition(".")[0].partition("[")[0]
     mine = [(place, each) for place, each in params if place.partition(".")[0].partition("[")[0] == field]
     place, fault = max(mine, key=lambda pair: len(pair[0]))
-    messages = dict.fromkeys(each["msg"].lower() for where, each in mine if where == place)
+    messages = dict.fromkeys(each["msg"][0].lower() + each["msg"][1:] for where, each in mine if where == place)
     if fault["type"] == "missing":
         return ApiError(400, f"{place} is required", param=place, reason="missing")
     return ApiError(400, f"{place}: {', or '.join(messages)}", param=place, reason=fault["type"])
