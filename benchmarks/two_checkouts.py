@@ -108,7 +108,7 @@ def steps() -> dict[str, Job]:
 
     def profile(requests: int, manner: str) -> float:
         found = script.profile(llm, clock, ids[:requests], manner, False, 24)
-        return median(sum(step.values()) for step in found)
+        return float(median(sum(step.values()) for step in found))
 
     return {job: partial(profile, *asked) for job, asked in STEPS.items()}
 
@@ -119,7 +119,7 @@ def passes() -> dict[str, Job]:
     arms = {dtype: script.Arm(dtype) for dtype in ("bf16", "int8")}
 
     def run(dtype: str, rows: int, context: int) -> float:
-        return median(arms[dtype].seconds(rows, context) for _ in range(9))
+        return float(median(arms[dtype].seconds(rows, context) for _ in range(9)))
 
     return {job: partial(run, *asked) for job, asked in PASSES.items()}
 
