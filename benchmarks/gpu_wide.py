@@ -87,12 +87,18 @@ def following(model: CudaDecoder, slot: int, logits: torch.Tensor, tokens: int) 
     return said
 
 
+def held(model: CudaDecoder, slot: int, length: int) -> torch.Tensor:
+    """What the cache has of a slot's first tokens: [2, layers, kv_heads, length, head_dim]."""
+    blocks = model.network.cache.pool[:, :, list(model.blocks(slot))]
+    return blocks.transpose(2, 3).flatten(3, 4)[:, :, :, :length].contiguous()
+
+
 def equality(kept: list[Found], model: CudaDecoder, lengths: list[int]) -> None:
     for length in lengths:
         tokens = prompt(length)
         slots = model.open(), model.open()
         logits = [fed(model, slot, tokens, piece) for slot, piece in zip(slots, (length, PIECE), strict=True)]
-        caches = [model.network.cache[:, :, slot, :, :length].view(torch.int16) for slot in slots]
+        caches = [held(model, slot, length).view(torch.int16) for slot in slots]
         differing = sum(int((one != other).sum()) for one, other in zip(caches[0], caches[1], strict=True))
         texts = [following(model, slot, each, 24) for slot, each in zip(slots, logits, strict=True)]
         same = not differing and torch.equal(*logits) and texts[0] == texts[1]
@@ -119,7 +125,7 @@ def mixed(kept: list[Found], model: CudaDecoder) -> None:
                 model.commit(slot, range(rows))
         else:
             logits = torch.cat([fed(model, s, t[b:], PIECE) for s, t, (b, _) in zip(slots, texts, parts, strict=True)])
-        cells = [model.network.cache[:, :, s, :, : len(t)].clone() for s, t in zip(slots, texts, strict=True)]
+        cells = [held(model, slot, len(text)) for slot, text in zip(slots, texts, strict=True)]
         found.append([logits, *cells])
         for slot in slots:
             model.close(slot)

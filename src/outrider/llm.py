@@ -58,6 +58,7 @@ class LLM:
     `device`: auto, cpu, cuda or cuda:N. `threads`: of the CPU. `bitwise` None: on where it is nearly free.
     `max_batch`: requests that run together; more wait. `max_context`: tokens of prompt and answer to make room for.
     `kv_tokens`: the most tokens that running requests may have together (None: what the cache has room for).
+    `gpu_memory`: the part of the whole GPU that weights, buffers and cache may take together.
     `remember`: lookup may draft from the answers to earlier requests; not for requests of different owners, who could
     tell by the time it takes. `progress`: told what takes long (None: nobody is). `quiet`: a context in which nothing
     else runs; what passes cost is then measured at once, inside of it, unless an earlier process has.
@@ -80,6 +81,7 @@ class LLM:
         max_batch: int = 8,
         max_context: int | None = None,
         kv_tokens: int | None = None,
+        gpu_memory: float = 0.9,
         remember: bool = True,
         progress: Progress | None = None,
         quiet: Callable[[], AbstractContextManager[None]] | None = None,
@@ -97,6 +99,7 @@ class LLM:
             threads=threads,
             max_batch=max_batch,
             max_context=max_context,
+            gpu_memory=gpu_memory,
         )
         length = asked.draft_length(draft_length)
         parts = TargetParts.load(asked.model_name(model), place, remember, progress)

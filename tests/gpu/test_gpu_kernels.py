@@ -80,17 +80,20 @@ def test_linear(rows: int, split: int, epilogue: str) -> None:
 @pytest.mark.parametrize("window", [0, 70])
 @pytest.mark.parametrize("together", [1, 4])
 def test_attention(window: int, together: int) -> None:
-    """Rows of two slots: one at the very start, others deep in the cache with scattered ancestors."""
+    """Rows of two slots: one at the very start, others deep in the cache with scattered ancestors; with scratch for
+    all, for some of the groups, and for none. The blocks of a slot lie anywhere."""
     heads, kv_heads, dim, capacity = 6, 2, 32, 512
     rows = [  # slot, position, base, path
         (0, 0, 1, []),
         (1, 300, 299, [310, 305]),
-        (1, 301, 299, [310, 306, 320]),
+        (1, 301, 299, [310, 306, 390]),
         (1, 299, 299, [311]),
         (1, 301, 302, []),
     ]
     qkv = random(len(rows), (heads + 2 * kv_heads) * dim)
-    keys, values = (random(2, kv_heads, capacity, dim, seed=seed) for seed in (1, 2))
+    blocks, groups = capacity // BLOCK, -(-len(rows) // together)
+    keys, values = (random(2 * blocks, kv_heads, BLOCK, dim, seed=seed) for seed in (1, 2))
+    table = torch.tensor([[5, 1, 7, 2], [4, 6, 3, 0]], dtype=torch.int32, device=DEVICE)
 
     def column(i: int) -> Tensor:
         return torch.tensor([row[i] for row in rows], dtype=torch.int32, device=DEVICE)
@@ -98,28 +101,30 @@ def test_attention(window: int, together: int) -> None:
     paths = torch.zeros(len(rows), 64, dtype=torch.int32, device=DEVICE)
     for r, (*_, path) in enumerate(rows):
         paths[r, : len(path)] = torch.tensor(path, dtype=torch.int32)
-    blocks, groups = capacity // BLOCK, -(-len(rows) // together)
     cells = groups * kv_heads * blocks * TILE
     counter = torch.zeros(groups * kv_heads, dtype=torch.int32, device=DEVICE)
 
-    def attended(spread: int) -> torch.Tensor:
-        """With so many programs to share out a row's blocks."""
+    def attended(spread: int, known: int = groups * blocks) -> torch.Tensor:
+        """With so many programs to share out a row's blocks, and so many cells of scratch."""
         out = torch.full((len(rows), heads * dim), torch.nan, dtype=DTYPE, device=DEVICE)
         attend_kernel[(groups, kv_heads, spread * together)](
-            qkv, keys, values, out, column(0), column(1), column(2), paths,
+            qkv, keys, values, out, table, column(0), column(1), column(2), paths,
+            torch.arange(groups, dtype=torch.int32, device=DEVICE) * blocks,
             torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE), counter,
-            len(rows), capacity, blocks, window, 0.3 / math.log(2), HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PATH=64,
+            len(rows), blocks, known, window, 0.3 / math.log(2), HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PATH=64,
             TOGETHER=together, TILE=TILE, BLOCK=BLOCK, DEPENDENT=False,
         )  # fmt: skip
         return out
 
     out = attended(blocks)
     assert all(torch.equal(attended(spread), out) for spread in (1, 2, 3))
+    assert all(torch.equal(attended(2, known), out) for known in (0, blocks, blocks + 1))
     for r, (slot, position, base, path) in enumerate(rows):
         index = [*range(base), *path][: position + 1][-window or None :]
         for head in range(heads):
             q = qkv[r, head * dim : (head + 1) * dim].float()
-            k, v = (cache[slot, head // 3, index].float() for cache in (keys, values))
+            at = table[slot, torch.tensor(index) // BLOCK], head // 3, torch.tensor(index) % BLOCK
+            k, v = (cache[at].float() for cache in (keys, values))
             expected = torch.softmax(k @ q * 0.3, 0) @ v
             torch.testing.assert_close(out[r, head * dim : (head + 1) * dim].float(), expected, **CLOSE)
     assert not counter.any()

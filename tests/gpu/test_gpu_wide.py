@@ -99,29 +99,42 @@ def test_wide_products_have_the_bits_of_narrow_ones(kind: str, how: str) -> None
     assert not differing(kind, 100, how)
 
 
+def in_blocks(cache: Tensor, lie: list[list[int]]) -> Tensor:
+    """[slots, heads, capacity, dim] as [blocks, heads, BLOCK, dim]."""
+    slots, heads, capacity, dim = cache.shape
+    pool = torch.empty(slots * capacity // BLOCK, heads, BLOCK, dim, dtype=cache.dtype, device=cache.device)
+    for slot, blocks in enumerate(lie):
+        for place, block in enumerate(blocks):
+            pool[block] = cache[slot, :, place * BLOCK : (place + 1) * BLOCK]
+    return pool
+
+
 def attention(begin: int, count: int, window: int, rows: int) -> Tensor:
     """`rows` of a tile, 0: one row at a time by the kernel for few."""
     heads, kv_heads, dim, capacity = 4, 2, 16, 512
     qkv = whole(count, (heads + 2 * kv_heads) * dim)
-    keys, values = (whole(2, kv_heads, capacity, dim, seed=seed) for seed in (1, 2))
+    blocks = capacity // BLOCK
+    lie = [[0, 1, 2, 4], [6, 3, 7, 5]]  # the blocks of two slots
+    keys, values = (in_blocks(whole(2, kv_heads, capacity, dim, seed=seed), lie) for seed in (1, 2))
     out = torch.zeros(count, heads * dim, dtype=DTYPE, device=DEVICE)
     numbers: dict[str, Any] = {"dtype": torch.int32, "device": DEVICE}
     positions = torch.arange(begin, begin + count, **numbers)
     slots, scale = torch.ones(count, **numbers), 0.25 / math.log(2)
+    where = torch.tensor(lie, **numbers)
     shape: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "BLOCK": BLOCK, **UNFUSED}
     if rows:
         cuts = [[at, min(rows, count - at)] for at in range(0, count, rows)]
         table = torch.tensor([*cuts, [0, 0]], **numbers)
         prompt.prompt_kernel[(heads, len(table))](
-            qkv, keys, values, out, slots, positions, table, capacity, window, scale, M=rows, **shape
+            qkv, keys, values, out, where, slots, positions, table, blocks, window, scale, M=rows, **shape
         )
         return out
-    blocks = capacity // BLOCK
     cells = count * kv_heads * blocks * TILE
     attend_kernel[(count, kv_heads, 1)](
-        qkv, keys, values, out, slots, positions, positions + 1, torch.zeros(count, 64, **numbers),
-        torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE),
-        torch.zeros(count * kv_heads, **numbers), count, capacity, blocks, window, scale,
+        qkv, keys, values, out, where, slots, positions, positions + 1, torch.zeros(count, 64, **numbers),
+        torch.arange(count, **numbers) * blocks, torch.zeros(cells * dim, device=DEVICE),
+        torch.zeros(cells * 2, device=DEVICE), torch.zeros(count * kv_heads, **numbers), count, blocks,
+        count * blocks, window, scale,
         PATH=64, TOGETHER=1, TILE=TILE, DEPENDENT=False, **shape,
     )  # fmt: skip
     return out

@@ -93,7 +93,7 @@ def right_drafts(draft: CudaDecoder, one: Any) -> tuple[int, int]:
 
 def test_a_draft_model_has_run_what_plain_steps_on_the_device_added(target: CudaDecoder, draft: CudaDecoder) -> None:
     """Plain steps on the device, then the host drafts: the draft model has not run the tokens of those steps."""
-    draft.network.cache.zero_()  # or what another test has left there may be right by chance
+    draft.network.cache.pool.zero_()  # or what another test has left there may be right by chance
     controller = FixedLength(2)
     controller.nodes = 0
     engine = Engine(target, ModelDrafter(draft), controller)
@@ -118,7 +118,7 @@ def test_a_draft_model_catches_up_though_the_batch_grows(
     target: CudaDecoder, draft: CudaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lane may miss more tokens than a pass of more lanes can catch up with."""
-    draft.network.cache.zero_()  # or what another test has left there may be right by chance
+    draft.network.cache.pool.zero_()  # or what another test has left there may be right by chance
     monkeypatch.setattr(draft.network, "max_rows", 8)  # 8 tokens of one lane, 4 of each of two
     controller = FixedLength(2)
     controller.nodes = 0

@@ -72,9 +72,12 @@ class Fickle(FixedLength):
         return super().plan(*args)
 
 
-def decoder(salt: int = 0) -> CudaDecoder:
+def decoder(salt: int = 0, *, batch: int = BATCH, context: int = CONTEXT, blocks: int | None = None) -> CudaDecoder:
+    """`blocks` of its cache; None: as many as all slots could fill."""
     weights = random_weights(SHAPE, CPU, torch.float32, seed=1)
-    made = CudaDecoder.load(SHAPE, weights, torch.float32, CPU, max_batch=BATCH, max_context=CONTEXT)
+    made = CudaDecoder.load(SHAPE, weights, torch.float32, CPU, max_batch=batch, max_context=context)
+    if blocks is not None:
+        made.provide(blocks, context)
     simulated: Any = made.network
     simulated.salt, simulated.width = salt, VOCAB
     return made

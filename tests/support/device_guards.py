@@ -19,7 +19,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> None:
         t = self.tables
         for name, table, most in (
             ("token", t.tokens, self._weights.embedding.shape[0]),
-            ("slot", t.slots, self.cache.shape[2]),
+            ("slot", t.slots, self.cache.table.shape[0]),
             ("position", t.positions, self.capacity),
             ("index", t.indices, self.capacity),
         ):

@@ -14,7 +14,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from outrider.kvcache.blocks import SPARE
 from outrider.models.cuda.head_network import HeadNetwork
+from outrider.models.cuda.kernels.attention import BLOCK
 from outrider.models.cuda.network import Network
 
 only_interpreted = pytest.mark.skipif(
@@ -40,22 +42,29 @@ def _checked(self: Any, rows: int) -> tuple[Any, ...]:
     assert rows <= self.max_rows, f"{rows} rows in tables of {self.max_rows}"
     t = self.tables
     columns = tuple(table[:rows].numpy() for table in t.columns)
-    limits = (self._weights.embedding.shape[0], self.cache.shape[2], self.capacity, self.capacity, self.capacity + 1)
+    slots = self.cache.table.shape[0]
+    limits = (self._weights.embedding.shape[0], slots, self.capacity, self.capacity, self.capacity + 1)
     for column, most in zip(columns, limits, strict=True):
         assert 0 <= column.min() <= column.max() < most, (column, most)
+    written = self.cache.table.numpy()[columns[1], columns[3] // BLOCK]
+    assert (written[columns[1] < slots - 1] != SPARE).all(), "a row is written to no block of its slot"
     return (*columns, t.paths[:rows].numpy())
 
 
+def _at(self: Any, slots: Any, indices: Any) -> tuple[Any, Any]:
+    """Blocks of the cache, and places in them."""
+    return self.cache.table.numpy()[slots, indices // BLOCK], indices % BLOCK
+
+
 def _seen(self: Any, slot: int, position: int, base: int, path: Any) -> Any:
-    cells = self.cache.numpy()[0, 0, slot, 0]
     beyond = path[: max(0, position + 1 - base)]
-    return np.concatenate([cells[: min(base, position + 1)], cells[beyond]])
+    indices = np.concatenate([np.arange(min(base, position + 1)), beyond])
+    return self.cache.pool.numpy()[0, 0, :, 0][_at(self, slot, indices)]
 
 
 def body(self: Any, rows: int, together: bool, tiled: bool = False) -> None:
     tokens, slots, positions, indices, bases, paths = _checked(self, rows)
-    cells = self.cache.numpy()[0, 0, :, 0]
-    cells[slots, indices, 0] = tokens
+    self.cache.pool.numpy()[0, 0, :, 0, :, 0][_at(self, slots, indices)] = tokens
     self.hashes = [
         hashed(_seen(self, s, p, b, path)[:, 0]) for s, p, b, path in zip(slots, positions, bases, paths, strict=True)
     ]
@@ -86,9 +95,9 @@ def fuse(self: Any, rows: int, features: Any = None, index: Any = None) -> None:
 def run(self: Any, rows: int, together: bool, states: Any, index: Any = None, tiled: bool = False) -> None:
     tokens, slots, positions, indices, bases, paths = _checked(self, rows)
     before = (states[:rows] if index is None else states[index[:rows].long()])[:, :2].clone()
-    cells = self.cache.numpy()[0, 0, :, 0]
-    cells[slots, indices, 0] = tokens
-    cells[slots, indices, 1:3] = before.numpy()
+    cells, places = self.cache.pool.numpy()[0, 0, :, 0], _at(self, slots, indices)
+    cells[..., 0][places] = tokens
+    cells[..., 1:3][places] = before.numpy()
     joined = [int(hi) * 65536 + int(lo) for hi, lo in before.tolist()]
     after = [hashed([token], h) for token, h in zip(tokens, joined, strict=True)]
     seen = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -335,3 +336,26 @@ def test_nobody_makes_way_where_it_would_not_be_room_enough() -> None:
     scheduler.add(job(9, 380, 10, "large"))
     step(scheduler)
     assert [each.sent_back for each in many] == [0] * 4
+
+
+def test_what_caches_have_no_room_for_waits_and_what_outgrows_them_gives_way() -> None:
+    """Room for three blocks of a hundred tokens, whatever `kv_tokens` says."""
+
+    def holds(lengths: Sequence[int]) -> bool:
+        return sum(-(-length // 100) for length in lengths) <= 3
+
+    scheduler: Scheduler[Job] = Scheduler(8, 10_000, 64, holds)
+    jobs = [job(i, 20) for i in range(4)]
+    for each in jobs:
+        scheduler.add(each)
+    assert scheduler.preempt() == []
+    assert scheduler.admit() == jobs[:3]
+    jobs[0].tokens.extend([0] * 90)
+    assert scheduler.preempt() == [jobs[2]]
+    assert scheduler.shed() == []
+    assert scheduler.admit() == []
+    jobs[0].tokens.extend([0] * 500)
+    assert scheduler.preempt() == [jobs[1]]
+    assert scheduler.running == [jobs[0]], "one alone goes on"
+    scheduler.remove(jobs[0])
+    assert scheduler.admit() == jobs[1:4]

@@ -91,12 +91,28 @@ class CutVocabulary(LanguageModel):
     def __init__(self, model: LanguageModel, vocab_size: int) -> None:
         self.model = model
         self.vocab_size = vocab_size
-        self.max_context = model.max_context
         self.max_batch = model.max_batch
         self.supports_trees = model.supports_trees
         self.chunk = model.chunk
         self.gives_features = model.gives_features
         self.steps_on_device = model.steps_on_device
+
+    @property
+    def max_context(self) -> int:  # type: ignore[override]
+        return self.model.max_context
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.model.cache_tokens
+
+    def make_room(self, beside: Sequence[CachedNetwork] = ()) -> int:
+        return self.model.make_room(beside)
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        return self.model.holds(lengths)
+
+    def reserve(self, slot: int, length: int) -> int:
+        return self.model.reserve(slot, length)
 
     def open(self) -> int:
         return self.model.open()

@@ -39,6 +39,7 @@ def _open_llm(settings: Settings) -> LLM:
         bitwise=settings.bitwise,
         max_batch=1,
         max_context=settings.max_context,
+        gpu_memory=settings.gpu_memory,
         progress=RichProgress(),
     )
     keep_for_good()

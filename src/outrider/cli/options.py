@@ -81,6 +81,10 @@ class Settings:
         int | None,
         _model(min=1, metavar="N", help="Most tokens of prompt and answer to make room for."),
     ] = None
+    gpu_memory: Annotated[
+        float,
+        _model(min=0.01, max=1, metavar="X", help="Part of the GPU that weights and cache may take."),
+    ] = 0.9
     bitwise: Annotated[
         bool | None,
         _model(

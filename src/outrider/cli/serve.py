@@ -81,6 +81,16 @@ def serve(
         int | None,
         _model("--kv-tokens", min=2, metavar="N", help="Most tokens in the cache over all answers under way."),
     ] = None,
+    gpu_memory: Annotated[
+        float,
+        _model(
+            "--gpu-memory",
+            min=0.01,
+            max=1,
+            metavar="X",
+            help="Part of the GPU that weights and cache may take; several models share it.",
+        ),
+    ] = 0.9,
     remember: Annotated[
         bool,
         _model(
@@ -219,6 +229,7 @@ def serve(
             max_batch=max_batch,
             max_context=max_context,
             kv_tokens=kv_tokens,
+            gpu_memory=gpu_memory / len(model),
             remember=remember,
             progress=RichProgress(),
             quiet=models.quiet if several else None,

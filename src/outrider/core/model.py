@@ -79,6 +79,26 @@ class CachedNetwork(ABC):
         """Open slots: when nothing runs, none may be."""
         return 0
 
+    @property
+    def cache_tokens(self) -> int:
+        """Those that the cache has room for, in all slots together."""
+        return self.max_batch * self.max_context
+
+    def make_room(self, beside: Sequence[CachedNetwork] = ()) -> int:
+        """Take the memory that the cache is to have, before the first slot is opened; together with these networks,
+        which are to work with it. Returns `max_context`, which may be less from now on."""
+        return self.max_context
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Whether the cache has room for requests of so many tokens in slots of its own, and for what a step may add to
+        each; one alone it always has."""
+        return True
+
+    def reserve(self, slot: int, length: int) -> int:
+        """Have room in the slot for so many tokens, before a step on a device is launched that may write them; returns
+        for how many there is."""
+        return self.max_context
+
     def epoch(self, slot: int) -> int:
         """How often the slot was opened: while this stays, a closed slot holds what it held when it was closed."""
         raise NotImplementedError

@@ -22,6 +22,10 @@ MOST_LOGPROBS = 20
 """The most alternatives that it may have reported."""
 
 
+MOST_ROWS = 64
+"""The most rows of a request that one step runs."""
+
+
 class Manner(IntEnum):
     """How the tokens of a step are chosen; each way does what those before it do too."""
 

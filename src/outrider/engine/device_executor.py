@@ -22,6 +22,7 @@ from outrider.core.request import ResolvedParams, TokenLogprob
 from outrider.core.step import (
     MOST_BIASES,
     MOST_LOGPROBS,
+    MOST_ROWS,
     MOST_TOP_K,
     PLAIN,
     Manner,
@@ -82,7 +83,7 @@ class DeviceExecutor(Executor):
             self._controller.lengths if self._drafter else (), self._controller.offered_lengths if self._lookup else ()
         )
         """Those that may be asked for."""
-        self._lanes = DeviceLanes(stepper, self._drafter)
+        self._lanes = DeviceLanes(stepper, host.model, part)
         self._clock = DeviceClock(stepper, self._shapes)
         self._under_way: list[_Launched] = []
         self._burst = 0
@@ -160,6 +161,7 @@ class DeviceExecutor(Executor):
         seated = self._lanes.requests
         shape, offered = self._plan(running)
         self._lanes.renew(sum([launched.shape.verified + 1 for launched in self._under_way]) + shape.verified + 1)
+        self._lanes.reserve(MOST_ROWS * (len(self._under_way) + 1))
         found = {running[i].id: offer for i, offer in offered.items()}
         offers = {number: found[s.id] for number, s in enumerate(seated) if s is not None and s.id in found}
         self._stepper.launch(len(seated), shape, max([manner(s.params) for s in running]), offers)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.drafter import DeviceDrafter
+from outrider.core.drafter import DevicePart
+from outrider.core.model import CachedNetwork, LanguageModel
 from outrider.core.step import HandedOver, Processing, Stepper, StepSlot
 from outrider.engine.request import Request
 from outrider.sampling.noise import words_of
@@ -18,13 +19,15 @@ _AHEAD = 64
 
 class DeviceLanes:
     """Every request keeps its lane for as long as it runs. Who comes and who has gone is told to the device between two
-    launches, and waits for no step; `drafter`, which drafts there, is told whose requests it need not follow."""
+    launches, and waits for no step; what drafts there, `part`, is told whose requests it need not follow."""
 
-    def __init__(self, stepper: Stepper, drafter: DeviceDrafter | None) -> None:
+    def __init__(self, stepper: Stepper, model: LanguageModel, part: DevicePart | None) -> None:
         self.requests: list[Request | None] = []
         """By lane; None: empty."""
         self._stepper = stepper
-        self._drafter = drafter
+        self._drafter = part.drafter if part else None
+        self._networks: list[CachedNetwork] = [model, part.network] if part and part.network else [model]
+        """Those whose caches steps write."""
         self._seated: set[int] = set()
         """Ids of those in lanes."""
         self._keys: dict[int, Tensor] = {}
@@ -35,6 +38,10 @@ class DeviceLanes:
         """Tokens of each that the drafter had run when it drafted for it last."""
         self._skips: dict[int, int] = {}
         """`Stepper.skips` when each was seated: since then the drafter may lack any token."""
+        self._slots: dict[int, tuple[int, ...]] = {}
+        """Of each in its caches."""
+        self._room: dict[int, int] = {}
+        """Tokens of each that those have room for."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -53,8 +60,9 @@ class DeviceLanes:
         self.requests += [None] * (max(numbers) + 1 - len(self.requests))
         slots = [self._slot(s, given) for s, given in zip(newcomers, handed, strict=True)]
         self._stepper.seat(dict(zip(numbers, slots, strict=True)))
-        for number, s in zip(numbers, newcomers, strict=True):
+        for number, s, given in zip(numbers, newcomers, handed, strict=True):
             self.requests[number] = s
+            self._slots[s.id], self._room[s.id] = (s.slot, given.slot), 0
             self._seated.add(s.id)
             self._skips[s.id] = self._stepper.skips
 
@@ -78,6 +86,14 @@ class DeviceLanes:
             if s is not None and min(s.generated + ahead, s.limit) > self._reach.get(s.id, s.limit):
                 self._stepper.renew(number, s.generated, self._noise(s, ahead))
 
+    def reserve(self, ahead: int) -> None:
+        """Room in the caches for the tokens of all and `ahead` rows more, before a step is launched that may write
+        them."""
+        for s in self.requests:
+            if s is not None and (wanted := len(s.tokens) + ahead) > self._room[s.id]:
+                caches = zip(self._networks, self._slots[s.id], strict=False)
+                self._room[s.id] = min([network.reserve(slot, wanted) for network, slot in caches])
+
     def drafted(self, requests: list[Request | None]) -> None:
         """A step that drafted for these is read: the drafter had run all but the last of their tokens."""
         self._seen.update((s.id, len(s.tokens) - 1) for s in requests if s is not None)
@@ -92,8 +108,8 @@ class DeviceLanes:
                 seen, skips = self._seen.pop(request.id, 0), self._skips.pop(request.id)
                 if self._drafter is not None:
                     self._drafter.leave(request, seen if skips == self._stepper.skips else 0)
-        self._keys.pop(request.id, None)
-        self._reach.pop(request.id, None)
+        for kept in (self._keys, self._reach, self._slots, self._room):
+            kept.pop(request.id, None)
 
     def hand_back(self, running: list[Request]) -> None:
         """All leave, while nothing is under way; the drafter gets back those that still run."""
@@ -111,6 +127,7 @@ class DeviceLanes:
     def clear(self) -> None:
         """Nobody sits here."""
         self.requests, self._seated, self._skips = [], set(), {}
+        self._slots, self._room = {}, {}
 
     def _slot(self, s: Request, given: HandedOver) -> StepSlot:
         p = s.params

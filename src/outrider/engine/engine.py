@@ -6,6 +6,7 @@ speculative decoding run the same code and differ by the drafter alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -45,6 +46,9 @@ class Engine:
     ) -> None:
         """`executor`: takes the steps (None: the best for this model and drafter). `kv_tokens`: the most tokens that
         running requests may have together (None: as many as the cache has room for)."""
+        self._networks = [model, *drafter.networks.values()]
+        for network in self._networks:
+            network.make_room(self._networks)
         if kv_tokens is not None and kv_tokens < model.max_context:
             raise InvalidRequest(
                 f"kv_tokens: {kv_tokens} tokens cannot hold one request of max_context {model.max_context}; "
@@ -55,12 +59,12 @@ class Engine:
         self.controller = controller
         self.executor = executor or best_executor(model, drafter, controller)
         self.scheduler: Scheduler[Request] = Scheduler(
-            model.max_batch, kv_tokens or model.max_batch * model.max_context, model.chunk
+            model.max_batch, kv_tokens or model.max_batch * model.max_context, model.chunk, self._hold
         )
         self._slots = SlotManager(model, drafter)
         self._preemptions = 0
         self._target = TargetPass(model, drafter)
-        self.prepares: list[CachedNetwork | Executor] = [model, *drafter.networks.values(), self.executor]
+        self.prepares: list[CachedNetwork | Executor] = [*self._networks, self.executor]
         """What is to be compiled and recorded on a device before the first request."""
 
     def step(self) -> list[Chunk]:
@@ -111,11 +115,12 @@ class Engine:
     @property
     def stats(self) -> Stats:
         running, slots = self.scheduler, self._slots
+        total = min(running.kv_tokens, self.model.cache_tokens)
         return Stats(
             len(running.running),
             running.waiting,
-            running.kv_used,
-            running.kv_tokens,
+            min(running.kv_used, total),
+            total,
             slots.kept,
             slots.hits,
             slots.reused,
@@ -131,9 +136,12 @@ class Engine:
 
     def _allocate(self) -> None:
         """Who comes and goes before a step."""
-        for request in self.scheduler.preempt():
-            self._free(request)
-            self._preemptions += 1
+        gone = self.scheduler.preempt()
+        while gone:
+            for request in gone:
+                self._free(request)
+            self._preemptions += len(gone)
+            gone = self.scheduler.shed()
         self.scheduler.admit()
         for request in self.scheduler.running:
             if request.slot == NO_SLOT:
@@ -142,6 +150,10 @@ class Engine:
                 if request.admitted is None and request.slot != NO_SLOT:
                     request.admitted = asked
         self._slots.trim(self.scheduler.kv_tokens - self.scheduler.kv_used)
+
+    def _hold(self, lengths: Sequence[int]) -> bool:
+        """Whether all caches have room for requests of so many tokens."""
+        return all(network.holds(lengths) for network in self._networks)
 
     def _free(self, request: Request) -> None:
         request.prefix_donor = None

@@ -7,7 +7,7 @@ order in which places were given, and the one to give way when room gets scarce 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.engine.fair_queue import FairQueue, Owned, places
@@ -62,17 +62,26 @@ class Scheduler(Generic[S]):
     """Requests wait, then run until finished or aborted. Per step: `preempt`, `admit`, `schedule`.
 
     Invariants: at most `max_running` run; after `preempt` and `admit` their tokens and what they are about to gain fit
-    into `kv_tokens`, unless only one runs; a request that waits never overtakes one of its principal and priority that
-    came before it; one that makes way for another principal does so at most once in `SPARED` steps.
+    into `kv_tokens`, and the caches hold them, unless only one runs; a request that waits never overtakes one of its
+    principal and priority that came before it; one that makes way for another principal does so at most once in
+    `SPARED` steps.
     """
 
-    def __init__(self, max_running: int, kv_tokens: int, chunk: int) -> None:
-        """`chunk`: rows of prompts per step, while nobody decodes."""
+    def __init__(
+        self,
+        max_running: int,
+        kv_tokens: int,
+        chunk: int,
+        holds: Callable[[Sequence[int]], bool] = lambda lengths: True,
+    ) -> None:
+        """`chunk`: rows of prompts per step, while nobody decodes. `holds`: whether the caches have room for requests
+        of so many tokens, as they are now."""
         if kv_tokens < 1:
             raise InvalidRequest(f"kv_tokens must be at least 1, got {kv_tokens}")
         self.kv_tokens = kv_tokens
         self._max_running = max_running
         self._chunk = chunk
+        self._holds = holds
         self._gained = 1.0
         """Tokens that a step has lately brought each of those in it."""
         self._waiting: FairQueue[S] = FairQueue()
@@ -114,13 +123,21 @@ class Scheduler(Generic[S]):
         hold less; what they hold must be let go. They keep their tokens, and are run again from the first when they are
         admitted again."""
         self._step += 1
+        return self.shed() + self._make_way()
+
+    def shed(self) -> list[S]:
+        """The first part of `preempt`, until nobody has to go: what requests share they have let go of only then."""
         gone: list[S] = []
-        if self.kv_used + LOOKAHEAD * len(self.running) > self.kv_tokens:
-            while len(self.running) > 1 and sum(map(_claim, self.running)) > self.kv_tokens:
-                gone.append(_youngest(self.running, places(self.running)))
-                self.running.remove(gone[-1])
-                self._waiting.put_back(gone[-1])
-        return gone + self._make_way()
+        while len(self.running) > 1 and not self._is_room():
+            gone.append(_youngest(self.running, places(self.running)))
+            self.running.remove(gone[-1])
+            self._waiting.put_back(gone[-1])
+        return gone
+
+    def _is_room(self) -> bool:
+        """For what runs."""
+        lengths = [len(request.tokens) for request in self.running]
+        return sum(map(_claim, self.running)) <= self.kv_tokens and self._holds(lengths)
 
     def _make_way(self) -> list[S]:
         """Requests sent back so that the next in the queue has a place. Its principal holds at least two fewer than
@@ -150,8 +167,9 @@ class Scheduler(Generic[S]):
     def _fits(self, newcomer: S, running: Sequence[S]) -> bool:
         """A newcomer needs room for itself, and leaves the others twice their claim: otherwise it might soon have to go
         again, and its prompt would have been run for nothing."""
-        wanted = sum(len(s.tokens) + min(s.remaining, 2 * LOOKAHEAD) for s in (*running, newcomer))
-        return len(running) < self._max_running and (wanted <= self.kv_tokens or not running)
+        wanted = [len(s.tokens) + min(s.remaining, 2 * LOOKAHEAD) for s in (*running, newcomer)]
+        room = not running or (sum(wanted) <= self.kv_tokens and self._holds(wanted))
+        return len(running) < self._max_running and room
 
     def admit(self) -> list[S]:
         """Move waiting requests, in order, into the running set while they fit; the engine begins them."""

@@ -10,9 +10,9 @@ class Stats(NamedTuple):
     """Requests that hold a place, prompts being run included."""
     waiting: int
     kv_used: int
-    """Tokens of the running requests."""
+    """Tokens of the running requests; where they share some, at most the next."""
     kv_total: int
-    """Tokens that running requests may have together."""
+    """Tokens that running requests may have together if they share none."""
     kv_kept: int
     """Tokens that finished requests have left in slots nobody has needed since."""
     prefix_hits: int

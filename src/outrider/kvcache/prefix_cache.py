@@ -98,7 +98,7 @@ class PrefixCache:
 
     def trim(self, most: int) -> None:
         """Forget what was unused for longest until at most so many tokens are left."""
-        left = sum(map(self.length, self._left.values()))
+        left = sum(map(self.length, self.left))
         for slot in list(self._left):
             if left <= most:
                 return

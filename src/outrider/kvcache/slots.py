@@ -169,10 +169,11 @@ class StaticCache(CachedNetwork):
 
     keeps_prefixes = True
 
-    def __init__(self, max_batch: int, max_context: int) -> None:
+    def __init__(self, max_batch: int, max_context: int, slots: Slots | None = None) -> None:
+        """`slots`: books of another kind."""
         self.max_batch = max_batch
         self.max_context = max_context
-        self._slots = Slots(max_batch, max_context)
+        self._slots = slots or Slots(max_batch, max_context)
 
     def open(self) -> int:
         return self._slots.open()

@@ -17,6 +17,8 @@ from outrider.models.precision import Precision
 
 DEFAULT_CONTEXT = 8192
 """Longest context a cache slot is made for unless asked otherwise."""
+GPU_MEMORY = 0.9
+"""Of a whole GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Placement:
     max_context: int | None
     auto: bool = False
     """Nobody asked for the precision, so the model may change it (`settled`)."""
+    gpu_memory: float = GPU_MEMORY
+    """The part of a whole GPU that a model may take there, cache included."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,6 +76,8 @@ class DecoderBackend(Backend):
     """A decoder of ours: it is told what to compute by an `Architecture`."""
 
     places_heads = True
+    default_context: int | None = DEFAULT_CONTEXT
+    """The longest unless asked otherwise; None: the model's own."""
     known: frozenset[str]
     """Options of an architecture that it computes; it declines the others, whatever they are."""
 
@@ -90,7 +96,7 @@ class DecoderBackend(Backend):
 
     def load(self, checkpoint: Checkpoint, place: Placement) -> LanguageModel:
         architecture = Architecture.from_config(checkpoint.config)
-        context = min(architecture.max_context, place.max_context or DEFAULT_CONTEXT)
+        context = min(architecture.max_context, place.max_context or self.default_context or architecture.max_context)
         return self.load_decoder(checkpoint, architecture, place, Size(place.max_batch, context))
 
     @abstractmethod

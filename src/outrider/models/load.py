@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from outrider.checks import flag, whole
+from outrider.checks import flag, number, whole
 from outrider.core.model import LanguageModel
 from outrider.errors import InvalidRequest, shown
-from outrider.models.backend import Placement
+from outrider.models.backend import GPU_MEMORY, Placement
 from outrider.models.backends import BACKENDS, CUDA_BACKEND, NATIVE_BACKEND
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.cpu import cpu_name, has_bf16
@@ -30,6 +30,7 @@ def placement(
     threads: int | None,
     max_batch: int,
     max_context: int | None,
+    gpu_memory: float = GPU_MEMORY,
 ) -> Placement:
     """Check what was asked for against this machine; `dtype` by either spelling, or as PyTorch's. Changes nothing."""
     if threads is not None:
@@ -39,13 +40,15 @@ def placement(
         whole("max_context", max_context, 1)
     if bitwise is not None:
         flag("bitwise", bitwise)
+    number("gpu_memory", gpu_memory, 0, 1, above=True)
     place = _device(device)
     name = short_name(dtype)
     auto = name == "auto"
     precision = automatic(place, kernels=library() is not None, bf16=has_bf16()) if auto else PRECISIONS[name]
     if precision is FP8 and place.type != "cuda":
         raise InvalidRequest("dtype: fp8 is for GPUs; use int8 on the CPU, which takes as little memory")
-    return Placement(place, precision, bitwise, threads or torch.get_num_threads(), max_batch, max_context, auto)
+    cores = threads or torch.get_num_threads()
+    return Placement(place, precision, bitwise, cores, max_batch, max_context, auto, gpu_memory)
 
 
 def set_process_threads(place: Placement) -> None:

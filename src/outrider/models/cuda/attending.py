@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.architecture import Architecture
+from outrider.models.cuda.cache import BlockCache
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
@@ -23,10 +24,14 @@ ROTATED = 8
 """Heads a program rotates."""
 
 SCRATCH = 1 << 26
-"""Attention's scratch, in floats: longer contexts are attended to in several launches."""
+"""Attention's scratch, in floats, for the blocks of a pass: of an 8B model 4,096 for each key head, as 64 rows have
+behind 8,192 tokens. Rows that find none left are attended to without, by fewer programs each; there are many then."""
 
 PROGRAMS = 1024
 """Programs of attention that fill a GPU; more would mostly find nothing to do where contexts are short."""
+
+SPREAD = 64
+"""Those that share out one row's blocks, at most, for the same reason."""
 
 LOG2E = 1 / math.log(2)
 
@@ -52,19 +57,24 @@ class Attention:
 
         self._architecture = a = architecture
         self._launch = dependent(gpu)
-        self._slots, self._capacity = slots, capacity
+        self._slots = slots
         known = gpu.interpreted or a.head_dim in (64, 128)
         self._prompt = prompt_tiling(a.head_dim, gpu.shared) if gpu.widens(dtype) and known else None
         self.tiles = room(max_rows // self.tile_rows + slots if self.tile_rows else 0, 2, dtype=torch.int32)
         """Of a tiled pass: the first row of each tile and how many it has, 0 for none."""
         self.attended = room(max_rows, a.q_width, dtype=dtype)
         self._rotations = [rotation_table(rope, capacity, device) for rope in a.ropes]
-        self._blocks = blocks = -(-capacity // BLOCK)
-        self._rows = max(1, min(narrow, SCRATCH // (a.kv_heads * blocks * TILE * a.head_dim)))
-        cells = self._rows * a.kv_heads * blocks * TILE
-        self._partial = room(cells * a.head_dim)
-        self._stats = room(cells * 2)
-        self._counter = room(self._rows * a.kv_heads, dtype=torch.int32)
+        self._blocks = -(-capacity // BLOCK)
+        self._cells = min(SCRATCH // (a.kv_heads * TILE * a.head_dim), narrow * self._blocks)
+        self._partial = room(a.kv_heads * self._cells * TILE * a.head_dim)
+        self._stats = room(a.kv_heads * self._cells * TILE * 2)
+        self._counter = room(narrow * a.kv_heads, dtype=torch.int32)
+        self.scratch = room(narrow, dtype=torch.int32)
+        """Of each group of rows that are attended to together: the first cell that is its own."""
+
+    def group(self, together: bool) -> int:
+        """Neighbouring rows that are attended to at once."""
+        return TILE // power_of_two(self._architecture.heads // self._architecture.kv_heads) if together else 1
 
     @property
     def tile_rows(self) -> int:
@@ -81,7 +91,7 @@ class Attention:
         i: int,
         layer: LayerWeights,
         qkv: Tensor,
-        cache: Tensor,
+        cache: BlockCache,
         tables: Tables,
         rows: int,
         together: bool,
@@ -89,7 +99,7 @@ class Attention:
     ) -> None:
         """Layer `i` of the first `rows` rows, from `qkv` into `attended`."""
         a = self._architecture
-        keys, values = cache[0, i], cache[1, i]
+        keys, values = cache.pool[0, i], cache.pool[1, i]
         rotate_kernel[(rows, -(-(a.heads + 2 * a.kv_heads) // ROTATED))](
             qkv,
             *self._rotations[a.layers[i].rope],
@@ -97,35 +107,38 @@ class Attention:
             layer.k_norm,
             keys,
             values,
+            cache.table,
             tables.slots,
             tables.positions,
             tables.indices,
-            self._capacity,
+            self._blocks,
             a.norm_eps,
             HEADS=a.heads,
             KV_HEADS=a.kv_heads,
             DIM=a.head_dim,
+            BLOCK=BLOCK,
             TOGETHER=ROTATED,
             **self._launch,
         )
         if tiled:
-            self._by_tiles(i, qkv, keys, values, tables, rows)
+            self._by_tiles(i, qkv, cache, tables, rows)
         else:
-            self._by_rows(i, qkv, keys, values, tables, rows, together)
+            self._by_rows(i, qkv, cache, tables, rows, together)
 
-    def _by_tiles(self, i: int, qkv: Tensor, keys: Tensor, values: Tensor, tables: Tables, rows: int) -> None:
+    def _by_tiles(self, i: int, qkv: Tensor, cache: BlockCache, tables: Tables, rows: int) -> None:
         """Rows that only fill up the pass are in no tile: they keep what they had."""
         a, cut = self._architecture, self._prompt
         assert cut is not None, "heads too large for tiled passes"
         prompt_kernel[(a.heads, min(len(self.tiles), self.most_tiles(rows)))](
             qkv,
-            keys,
-            values,
+            cache.pool[0, i],
+            cache.pool[1, i],
             self.attended,
+            cache.table,
             tables.slots,
             tables.positions,
             self.tiles,
-            self._capacity,
+            self._blocks,
             a.layers[i].window,
             a.attention_scale * LOG2E,
             HEADS=a.heads,
@@ -138,37 +151,35 @@ class Attention:
             **UNFUSED,
         )
 
-    def _by_rows(self, i: int, qkv: Tensor, keys: Tensor, values: Tensor, t: Tables, rows: int, together: bool) -> None:
-        a = self._architecture
-        group = TILE // power_of_two(a.heads // a.kv_heads) if together else 1
-        for start in range(0, rows, self._rows):
-            some = slice(start, min(rows, start + self._rows))
-            count = some.stop - start
-            groups = -(-count // group)
-            spread = min(self._blocks, max(4, PROGRAMS // (groups * a.kv_heads * group)))
-            attend_kernel[(groups, a.kv_heads, spread * group)](
-                qkv[some],
-                keys,
-                values,
-                self.attended[some],
-                t.slots[some],
-                t.positions[some],
-                t.bases[some],
-                t.paths[some],
-                self._partial,
-                self._stats,
-                self._counter,
-                count,
-                self._capacity,
-                self._blocks,
-                a.layers[i].window,
-                a.attention_scale * LOG2E,
-                PATH=PATH,
-                TOGETHER=group,
-                TILE=TILE,
-                BLOCK=BLOCK,
-                HEADS=a.heads,
-                KV_HEADS=a.kv_heads,
-                DIM=a.head_dim,
-                **self._launch,
-            )
+    def _by_rows(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, together: bool) -> None:
+        a, group = self._architecture, self.group(together)
+        groups = -(-rows // group)
+        spread = min(self._blocks, SPREAD, max(4, PROGRAMS // (groups * a.kv_heads * group)))
+        attend_kernel[(groups, a.kv_heads, spread * group)](
+            qkv,
+            cache.pool[0, i],
+            cache.pool[1, i],
+            self.attended,
+            cache.table,
+            t.slots,
+            t.positions,
+            t.bases,
+            t.paths,
+            self.scratch,
+            self._partial,
+            self._stats,
+            self._counter,
+            rows,
+            self._blocks,
+            self._cells,
+            a.layers[i].window,
+            a.attention_scale * LOG2E,
+            PATH=PATH,
+            TOGETHER=group,
+            TILE=TILE,
+            BLOCK=BLOCK,
+            HEADS=a.heads,
+            KV_HEADS=a.kv_heads,
+            DIM=a.head_dim,
+            **self._launch,
+        )

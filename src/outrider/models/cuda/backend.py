@@ -28,6 +28,7 @@ HEAD_IN_FP8 = torch.int8
 
 class CudaBackend(DecoderBackend):
     known = USUAL | {"residual_scale", "logit_scale"}
+    default_context = None  # a cache in blocks sets nothing aside for contexts that nobody has
 
     def unsuited_reason(self, architecture: Architecture, place: Placement) -> str | None:
         if place.device.type != "cuda" or find_spec("triton") is None:
@@ -42,6 +43,7 @@ class CudaBackend(DecoderBackend):
         self, checkpoint: Checkpoint, architecture: Architecture, place: Placement, size: Size
     ) -> LanguageModel:
         from outrider.models.cuda.decoder import CudaDecoder
+        from outrider.models.cuda.memory import CacheMemory
 
         precision = place.precision
         published = checkpoint.fp8() if precision is FP8 else None
@@ -51,6 +53,7 @@ class CudaBackend(DecoderBackend):
             place.dtype,
             place.device,
             matrices=precision.weights,
+            memory=CacheMemory.on(place.device, place.gpu_memory, place.max_context),
             head=HEAD_IN_FP8 if precision is FP8 and published is None else None,
             **size._asdict(),
         )

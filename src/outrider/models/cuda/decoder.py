@@ -10,10 +10,12 @@ from torch import Tensor
 
 from outrider.core.model import CachedNetwork, LanguageModel, Rows
 from outrider.models.architecture import Architecture
+from outrider.models.cuda.cache import SLACK
 from outrider.models.cuda.graphs import Graphs
 from outrider.models.cuda.head import CudaHead
+from outrider.models.cuda.memory import CacheMemory
 from outrider.models.cuda.network import Network
-from outrider.models.cuda.passes import MAX_ROWS, SLACK, Launched, Passes
+from outrider.models.cuda.passes import MAX_ROWS, Launched, Passes
 from outrider.models.cuda.stepper import DeviceStepper
 from outrider.models.cuda.tiling import word_group
 from outrider.models.cuda.words import arranged
@@ -47,12 +49,14 @@ class CudaDecoder(Passes[Network], LanguageModel):
         *,
         max_batch: int,
         max_context: int,
+        memory: CacheMemory | None = None,
     ) -> None:
+        """`memory`: what the cache may take, once it is asked for; None: as much as all slots could fill."""
         self.architecture = architecture
         self.vocab_size = architecture.vocab_size
         self._embedding = weights.embedding
         network = Network(architecture, weights, max_batch + 1, max_context + SLACK, MAX_ROWS)
-        super().__init__(network, max_batch, max_context)
+        super().__init__(network, max_batch, max_context, memory)
         self.features = network.features
 
     @staticmethod
@@ -64,6 +68,7 @@ class CudaDecoder(Passes[Network], LanguageModel):
         *,
         max_batch: int,
         max_context: int,
+        memory: CacheMemory | None = None,
         matrices: torch.dtype | None = None,
         head: torch.dtype | None = None,
     ) -> CudaDecoder:
@@ -80,7 +85,7 @@ class CudaDecoder(Passes[Network], LanguageModel):
         )
         if weights.head_scales is not None:
             arranged(weights.head, word_group(*weights.head.shape))
-        return CudaDecoder(architecture, weights, max_batch=max_batch, max_context=max_context)
+        return CudaDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, memory=memory)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> Tensor:
@@ -109,9 +114,11 @@ class CudaDecoder(Passes[Network], LanguageModel):
             self.architecture.embed_scale,
             max_batch=self.max_batch,
             max_context=self.max_context,
+            memory=None if self.memory is None else self.memory._replace(context=None),
         )
 
     def stepper(self, draft: CachedNetwork | None, vocab_size: int | None = None) -> DeviceStepper | None:
         if draft is not None and not (isinstance(draft, CudaDecoder | CudaHead) and draft.device == self.device):
             return None
+        self.make_room([draft] if draft else [])
         return DeviceStepper(self, draft, vocab_size or self.vocab_size)

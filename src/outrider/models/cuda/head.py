@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.model import DraftHead, HeadOutput, Rows
+from outrider.models.cuda.cache import SLACK
 from outrider.models.cuda.head_network import HeadNetwork
-from outrider.models.cuda.passes import MAX_ROWS, SLACK, Launched, Passes
+from outrider.models.cuda.memory import CacheMemory
+from outrider.models.cuda.passes import MAX_ROWS, Launched, Passes
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 
@@ -26,14 +28,16 @@ class CudaHead(Passes[HeadNetwork], DraftHead):
         *,
         max_batch: int,
         max_context: int,
+        memory: CacheMemory | None,
     ) -> None:
+        """`memory`: as of a `CudaDecoder`."""
         self.config = config
         self.aux_hidden_layers = config.aux_hidden_layers
         self.acceptance = config.acceptance
         self.ids = weights.ids
         slots, capacity = max_batch + 1, max_context + SLACK
         network = HeadNetwork(config, weights, embedding, embed_scale, slots, capacity, MAX_ROWS)
-        super().__init__(network, max_batch, max_context)
+        super().__init__(network, max_batch, max_context, memory)
 
     def _kinds(self) -> Mapping[str, Launched]:
         return {"fused": self._fused, "own": self._own}

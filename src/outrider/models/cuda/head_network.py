@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outrider.models.cuda.kernels.attention import BLOCK
 from outrider.models.cuda.kernels.rows import pair_kernel
 from outrider.models.cuda.launches import power_of_two
 from outrider.models.cuda.network import Network
@@ -61,6 +62,7 @@ class HeadNetwork(Network):
         """As `body`; row r starts from `states[index[r]]` (None: `states[r]`)."""
         pair_kernel[(rows,)](
             self.tables.tokens,
+            self.tables.positions,
             self._weights.embedding,
             states,
             index,
@@ -68,8 +70,11 @@ class HeadNetwork(Network):
             self._hidden_norm,
             self._products.residual,
             self._pair,
+            self._attention.scratch,
+            self._group(together, tiled),
             self._embed_scale,
             self.architecture.norm_eps,
+            BLOCK=BLOCK,
             HIDDEN=self.architecture.hidden,
             WIDTH=power_of_two(self.architecture.hidden),
             NORMED=self._config.norm_before_residual,

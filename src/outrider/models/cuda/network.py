@@ -13,7 +13,9 @@ from torch import Tensor
 
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.attending import Attention
+from outrider.models.cuda.cache import BlockCache
 from outrider.models.cuda.device import GPU
+from outrider.models.cuda.kernels.attention import BLOCK
 from outrider.models.cuda.kernels.rows import embed_kernel, tap_kernel
 from outrider.models.cuda.launches import dependent, is_shallow, power_of_two
 from outrider.models.cuda.products import Matrix, Products
@@ -29,10 +31,7 @@ HEAD_ROWS = 256
 
 
 class Network:
-    """Weights, cache and buffers of one decoder on one GPU.
-
-    The cache is [2, layers, slots, kv_heads, capacity, head_dim], keys then values.
-    """
+    """Weights, cache and buffers of one decoder on one GPU. The cache has no blocks before they are made."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Network:
         def room(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        self.cache = room(2, len(a.layers), slots, a.kv_heads, capacity, a.head_dim)
+        self.cache = BlockCache(a, self.dtype, self.device, slots, capacity)
         self.tables = Tables.over(room(Tables.size(max_rows), dtype=torch.int32))
         self.logits = room(HEAD_ROWS, a.vocab_size, dtype=torch.float32)
         self.kept_hidden_layers: tuple[int, ...] = ()
@@ -111,18 +110,26 @@ class Network:
         a, w, t = self.architecture, self._weights, self.tables
         embed_kernel[(rows,)](
             t.tokens,
+            t.positions,
             w.embedding,
             w.layers[0].attention_norm,
             self._products.residual,
             self._x,
             self._products.squares,
+            self._attention.scratch,
+            self._group(together, tiled),
             a.embed_scale,
+            BLOCK=BLOCK,
             HIDDEN=a.hidden,
             WIDTH=power_of_two(a.hidden),
             TILES=self._products.tiles,
             **self._launch,
         )
         self._layers(rows, together, tiled)
+
+    def _group(self, together: bool, tiled: bool) -> int:
+        """Rows of one group of attention; 0: its tiles need no scratch."""
+        return 0 if tiled else self._attention.group(together)
 
     def _layers(self, rows: int, together: bool, tiled: bool, first: Tensor | None = None) -> None:
         """All layers, from the residual on. `first`: what the first one reads, normalised, instead of the residual."""

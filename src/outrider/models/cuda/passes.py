@@ -12,9 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.core.model import Rows
+from outrider.core.model import CachedNetwork, Rows
+from outrider.kvcache.blocks import BlockSlots
 from outrider.kvcache.slots import Span, StaticCache
+from outrider.models.cuda.cache import SLACK
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
+from outrider.models.cuda.kernels.attention import BLOCK
+from outrider.models.cuda.memory import CacheMemory, divide
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, Network
 from outrider.models.cuda.tables import PATH, Tables
 from outrider.models.cuda.tiling import FEW_ROWS
@@ -25,8 +29,6 @@ TILE = 64
 """Passes of more rows than this are recorded for every multiple of it: what a matrix product takes at once."""
 TILED = (*range(256, 1025, 128), *range(1536, MAX_ROWS + 1, 512))
 """Sizes that passes of prompts in tiles are recorded for."""
-SLACK = 256
-"""Cache rows beyond the context, for a step that is under way when its request turns out to have ended."""
 
 N = TypeVar("N", bound=Network)
 Launched = Callable[[int, bool, bool], None]
@@ -69,13 +71,17 @@ class Described(NamedTuple):
 
 
 class Passes(StaticCache, Generic[N]):
-    """A network over a static cache whose last slot is a spare: rows that only fill up a pass write there."""
+    """A network over a cache of blocks whose last slot is a spare: rows that only fill up a pass write there."""
 
     supports_trees = steps_on_device = True
 
-    def __init__(self, network: N, max_batch: int, max_context: int) -> None:
-        super().__init__(max_batch, max_context)
+    def __init__(self, network: N, max_batch: int, max_context: int, memory: CacheMemory | None) -> None:
+        """`memory`: what the cache may take, once it is asked for (`make_room`); None: as much as all slots could
+        fill."""
+        self._book = BlockSlots(max_batch, max_context, BLOCK)
+        super().__init__(max_batch, max_context, self._book)
         self.network = network
+        self.memory = memory
         self.chunk = MAX_ROWS if network.tile_rows else NARROW_ROWS
         self.device, self.dtype = network.device, network.dtype
         self.graphs = Graphs(self.device)
@@ -84,13 +90,57 @@ class Passes(StaticCache, Generic[N]):
         self._staging = [Staging(Tables.size(MAX_ROWS), self.device) for _ in range(4)]
         self._tiles = [Staging(network.tiles.numel(), self.device) for _ in range(4)]
 
+    @property
+    def cache_tokens(self) -> int:
+        return self._book.count * BLOCK
+
+    def make_room(self, beside: Sequence[CachedNetwork] = ()) -> int:
+        here = [each for each in (self, *beside) if isinstance(each, Passes) and each.device == self.device]
+        if waiting := [each for each in dict.fromkeys(here) if not each.network.cache.made]:
+            divide(waiting, late=len(waiting) < len(set(here)))
+        return self.max_context
+
+    @property
+    def block_bytes(self) -> int:
+        return self.network.cache.block_bytes
+
+    def provide(self, blocks: int, max_context: int) -> None:
+        """As `memory.Waiting.provide`."""
+        self.network.cache.make(blocks)
+        self._book.provide(blocks)
+        self.max_context = self._book.capacity = max_context
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        return self._book.holds(lengths)
+
+    @torch.inference_mode()
+    def reserve(self, slot: int, length: int) -> int:
+        there = self._book.reserve(slot, min(length, self.max_context + SLACK, self.network.capacity))
+        self._apply()
+        return there
+
+    def blocks(self, slot: int) -> Sequence[int]:
+        """Those of the cache that the slot's tokens lie in."""
+        return self._book.blocks(slot)
+
+    def open(self) -> int:
+        self.make_room()
+        return super().open()
+
     def advance(self, slot: int, count: int) -> None:
         self._slots.advance(slot, count)
+
+    def _apply(self) -> None:
+        """What the books have changed, to the cache itself."""
+        changes = self._book.drain()
+        self.network.cache.copy(changes.copies)
+        self.network.cache.point(changes.entries)
 
     def _described(self, batch: Sequence[Rows]) -> Iterator[tuple[Described, bool]]:
         """Room in the cache for all rows of the batch, one after the other, and what they are; a pass at a time, and
         whether it is the last."""
         spans = [self._slots.extend(rows) for rows in batch]
+        self._apply()
         counts = [len(rows.tokens) for rows in batch]
         columns = np.empty((5, sum(counts)), dtype=np.int32)
         wanted = np.zeros(sum(counts), dtype=np.bool_)
@@ -120,6 +170,7 @@ class Passes(StaticCache, Generic[N]):
 
     def recordings(self) -> Iterator[GraphRecording]:
         """Passes over the spare slot."""
+        self.make_room()
         for table, value in zip(self.network.tables.columns, self._padding, strict=True):
             table.fill_(value)
         return self.graphs.recordings(self._all_launches())
@@ -193,14 +244,14 @@ class Passes(StaticCache, Generic[N]):
         for r, path in rows.scattered.items():
             paths[r, : len(path)] = path
 
+    @torch.inference_mode()
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
-        source, target = (torch.tensor(side, device=self.device) for side in (sources, targets))
-        cache = self.network.cache[:, :, slot]
-        cache.index_copy_(3, target, cache.index_select(3, source))
+        self.network.cache.move(self._book.blocks(slot), sources, targets)
 
+    @torch.inference_mode()
     def _copy(self, source: int, target: int, length: int) -> None:
-        cache = self.network.cache  # [2, layers, slots, kv_heads, capacity, head_dim]
-        cache[:, :, target, :, :length] = cache[:, :, source, :, :length]
+        """What is not shared: the books say what that is."""
+        self._apply()
 
 
 def _in_order(span: Span, path: Sequence[int]) -> int:
