@@ -60,11 +60,12 @@ def step(scheduler: Scheduler[Job], gain: int = 1) -> SchedulerOutput[Job]:
 
 
 @pytest.mark.parametrize(("decoding", "prompts", "length", "rows"), [
-    (0, 1, 30_000, 4096), (16, 1, 30_000, 256), (1, 1, 30_000, 512), (16, 48, 256, 2048), (60, 1, 256, 128),
+    (0, 1, 30_000, 8192), (16, 1, 30_000, 512), (1, 1, 30_000, 512), (16, 3, 30_000, 1536), (16, 48, 256, 2048),
+    (60, 1, 257, 256),
 ])  # fmt: skip
 def test_a_large_chunk_is_for_those_whom_nobody_waits_for(decoding: int, prompts: int, length: int, rows: int) -> None:
-    """Beside decoding one prompt gets little, many short ones as large a part as they are of all, up to half."""
-    scheduler: Scheduler[Job] = Scheduler(64, 100_000, 4096)
+    """Beside decoding a prompt gets a part that is not too small, whoever decodes, and all together a quarter."""
+    scheduler: Scheduler[Job] = Scheduler(64, 200_000, 8192)
     for number in range(decoding):
         scheduler.add(job(number, 2, generate=100))
     step(scheduler)

@@ -17,6 +17,9 @@ _LATELY = 1 / 16
 """What a step counts for in the average of them."""
 _BESIDE = 512
 """Rows of one prompt beside decoding, at most: what decodes waits no longer for them, however large a chunk is."""
+_LARGE = 8
+"""A chunk of so many times that is one of a device on which a pass of those rows takes little longer than a short one:
+there prompts get them whatever decodes."""
 _PIECES = 8
 """They come in so many parts of that: passes are made for few sizes, and one that fits none is filled up."""
 LOOKAHEAD = 32
@@ -188,9 +191,10 @@ class Scheduler(Generic[S]):
         """The next step of what runs.
 
         While some decode, prompts get as large a part of `chunk` as there are requests with prompts among all, or
-        principals that have nothing but prompts, but at least a quarter of what one may bring beside decoding, at most
-        that for each, and of a larger chunk at most half: decoding goes on, and so does every prompt. Steps that bring
-        several tokens each leave as much more to prompts, which would otherwise wait for requests that finish sooner.
+        principals that have nothing but prompts, but at least a quarter of what one may bring beside decoding, and at
+        most that for each: decoding goes on, and so does every prompt. Steps that bring several tokens each leave as
+        much more to prompts, which would otherwise wait for requests that finish sooner. Of a large chunk every prompt
+        gets what it may bring, all together a quarter: what is given in small pieces takes longer for all.
         Half of the rows go to the prompt that came first, so that a long one progresses; the rest to principals by
         turns, and of each to the prompt with the least to do, so that short ones overtake it.
         """
@@ -198,11 +202,7 @@ class Scheduler(Generic[S]):
         ready = len(self.running) - len(joining)
         rows = self._chunk
         if ready and joining:
-            beside = min(rows, _BESIDE)
-            piece = max(1, beside // _PIECES)
-            part = max(beside // 4, _share(rows, self.running, joining)) * max(1.0, self._gained)
-            most = min(beside * len(joining), max(beside, rows // 2))
-            rows = min(most, max(1, round(part / piece)) * piece)
+            rows = self._beside_decoding(joining)
         able = [s for s in joining if s.prefix_donor is None]
         given = {id(s): 0 for s in able}
         turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in _by_turns(able)]
@@ -213,6 +213,15 @@ class Scheduler(Generic[S]):
         prefill = [(s, given[id(s)]) for s in able if given[id(s)]]
         complete = {id(s) for s, count in prefill if count == s.num_uncomputed_tokens}
         return SchedulerOutput(prefill, [s for s in self.running if not s.num_uncomputed_tokens or id(s) in complete])
+
+    def _beside_decoding(self, joining: Sequence[S]) -> int:
+        """Rows of prompts in a step in which others decode."""
+        beside = min(self._chunk, _BESIDE)
+        if self._chunk >= _LARGE * beside:
+            return min(beside * len(joining), self._chunk // 4)
+        piece = max(1, beside // _PIECES)
+        part = max(beside // 4, _share(self._chunk, self.running, joining)) * max(1.0, self._gained)
+        return min(beside, max(1, round(part / piece)) * piece)
 
 
 def _youngest(requests: Sequence[S], held: Mapping[str, int]) -> S:

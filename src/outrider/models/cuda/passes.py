@@ -23,11 +23,11 @@ from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, Network
 from outrider.models.cuda.tables import PATH, Tables
 from outrider.models.cuda.tiling import FEW_ROWS
 
-MAX_ROWS = 4096
+MAX_ROWS = 8192
 """Rows of one pass of prompts; more are run in several, which changes nothing but the time. Of others NARROW_ROWS."""
 TILE = 64
 """Passes of more rows than this are recorded for every multiple of it: what a matrix product takes at once."""
-TILED = (*range(256, 1025, 128), *range(1536, MAX_ROWS + 1, 512))
+TILED = (*range(256, 1025, 128), *range(1536, 4097, 512), *range(5120, MAX_ROWS + 1, 1024))
 """Sizes that passes of prompts in tiles are recorded for."""
 
 N = TypeVar("N", bound=Network)
