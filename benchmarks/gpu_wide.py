@@ -3,7 +3,7 @@ token, decoding at long contexts, and how long others wait while a long prompt a
 
     python benchmarks/gpu_wide.py [--quick] [--out benchmarks/results/gpu_wide.json]
 
-A pass of at most 128 rows runs the kernels for few rows, so a prompt given in pieces of 128 is what a whole one must
+A pass of at most 64 rows runs the kernels for few rows, so a prompt given in pieces of 64 is what a whole one must
 equal: every key and value of every layer, the logits, and the tokens that follow. Exits with 1 where they differ.
 """
 
@@ -33,7 +33,7 @@ from outrider.sampling.history import History
 from outrider.sampling.params import SamplingParams
 
 GPU = torch.device("cuda")
-PIECE = 128
+PIECE = 64
 SEEDS = count()
 
 Found = dict[str, object]

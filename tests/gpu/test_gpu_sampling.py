@@ -25,9 +25,11 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.device_executor import _told, steppable
 from outrider.engine.device_lanes import _processing
 from outrider.engine.request import Request
+from outrider.models.cuda import attending, stepper
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.lanes import MAX_LENGTH
+from outrider.models.cuda.network import HEAD_ROWS
 from outrider.models.cuda.reports import Reports
 from outrider.models.cuda.said import Said
 from outrider.sampling.draw import choices, perturb
@@ -253,10 +255,19 @@ def plain(target: CudaDecoder) -> list[Request]:
     return run(target, NoDrafter(), FixedLength(0), on_device=False)
 
 
-@pytest.mark.parametrize("length", [0, 3])
+@pytest.mark.parametrize(("length", "at_once"), [(0, HEAD_ROWS), (3, HEAD_ROWS), (3, 3)])
 def test_every_parameter_runs_on_the_device(
-    target: CudaDecoder, draft: CudaDecoder, plain: list[Request], length: int
+    target: CudaDecoder,
+    draft: CudaDecoder,
+    plain: list[Request],
+    length: int,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also where a step has more rows than logits are computed for at once, and enough to be attended to as chains."""
+    monkeypatch.setattr(stepper, "HEAD_ROWS", at_once)
+    if at_once == 3:
+        monkeypatch.setattr(attending, "ENOUGH", 0)
     drafter = ModelDrafter(draft) if length else NoDrafter()
     found = run(target, drafter, FixedLength(length), on_device=True)
     assert tokens(found) == tokens(plain)

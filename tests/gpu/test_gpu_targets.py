@@ -13,7 +13,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-CARDS = {"A100": (80, 166_912), "RTX 3060": (86, 101_376), "RTX 4090": (89, 101_376), "RTX 5090": (120, 101_376)}
+CARDS = {
+    "A100": (80, 166_912), "RTX 3060": (86, 101_376), "RTX 4090": (89, 101_376), "H200": (90, 232_448),
+    "RTX 5090": (120, 101_376),
+}  # fmt: skip
 SHAPES = ("8b", "135m", "heads of 256")
 
 
@@ -48,7 +51,7 @@ def test_one_token_of_fp8_on_a_consumer_card() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", [card for card in CARDS if card != "H200"])
 def test_passes_of_every_size_fit(card: str, shape: str, dtype: str) -> None:
     check(card, shape, dtype, "1,24,64,512,2048")
 
@@ -60,3 +63,14 @@ def test_choices_of_every_manner_fit() -> None:
     assert {"mass_kernel", "next_kernel", "check_kernel", "weigh_kernel", "report_kernel"} <= names
     for kernel in kernels:
         assert kernel["shared"] <= CARDS["RTX 3060"][1], kernel
+
+
+@pytest.mark.slow
+def test_products_and_prompts_by_the_roles_of_warps() -> None:
+    capability, shared = CARDS["H200"]
+    kernels = compiled(capability, str(shared), "8b", "bf16", "80,320,2048")
+    names = {kernel["kernel"] for kernel in kernels}
+    assert {"wide_hopper_kernel", "prompt_hopper_kernel", "attend_chains_kernel"} <= names
+    assert not names & {"wide_kernel", "prompt_kernel"}
+    for kernel in kernels:
+        assert kernel["shared"] <= shared, kernel

@@ -29,13 +29,16 @@ from outrider.core.model import Rows
 from outrider.models.architecture import Rope
 from outrider.models.cuda import network, passes, products
 from outrider.models.cuda.decoder import CudaDecoder
+from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels import attention as attention_kernels
-from outrider.models.cuda.kernels import prompt, wide
+from outrider.models.cuda.kernels import prompt, prompt_hopper, wide, wide_hopper
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.chain_attention import attend_chains_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
+from outrider.models.cuda.launches import swizzled
 from outrider.models.cuda.passes import Described
-from outrider.models.cuda.tiling import depth_split, prompt_tiling, wide_tiling
+from outrider.models.cuda.tiling import FINISHING, depth_split, hopper_tiling, prompt_tiling, wide_tiling
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
@@ -68,6 +71,13 @@ def product(kind: str, rows: int, how: str) -> list[Tensor]:
             x, w, None, bias, None, *ends, scratch, counter, rows, 1e-5,
             M=16, BLOCK_N=64, BLOCK_K=64, PREFETCH=0, DEPENDENT=False, **common,
         )  # fmt: skip
+    elif how == "apart":
+        wide_hopper.wide_hopper_kernel[(2,)](
+            swizzled(x, 128, 64), swizzled(w, 128, 64), bias, *ends,
+            torch.zeros(2 * 128 * 128, device=DEVICE) if split == 2 else None, rows, 1e-5,
+            M=128, BLOCK_N=128, STEP=64, STAGES=3, GROUP=1, num_warps=4, maxnreg=wide_hopper.REGISTERS,
+            **{**common, "EPILOGUE": common["EPILOGUE"].value},
+        )  # fmt: skip
     else:
         copied = "copied" in how
         sources: Any = (x, w)
@@ -80,8 +90,9 @@ def product(kind: str, rows: int, how: str) -> list[Tensor]:
     return [y, residual, squares_out]
 
 
-WAYS = ["pointers", "paired", "copied", "copied paired"]
+WAYS = ["pointers", "paired", "copied", "copied paired", "apart"]
 COPIES = DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (9, 0)
+APART = DEVICE.type == "cuda" and torch.cuda.get_device_capability()[0] == 9
 
 
 def differing(kind: str, rows: int, how: str) -> bool:
@@ -94,8 +105,8 @@ def test_wide_products_have_the_bits_of_narrow_ones(kind: str, how: str) -> None
     """Bias, norm, residual, gate; rows and columns that do not fill the last tile."""
     if kind == "gated" and "paired" in how:
         pytest.skip("gated products are not split")
-    if "copied" in how and not COPIES:
-        pytest.skip("no copy engine here")
+    if ("copied" in how and not COPIES) or (how == "apart" and not APART):
+        pytest.skip("not on this GPU, or not by the interpreter")
     assert not differing(kind, 100, how)
 
 
@@ -109,9 +120,12 @@ def in_blocks(cache: Tensor, lie: list[list[int]]) -> Tensor:
     return pool
 
 
-def attention(begin: int, count: int, window: int, rows: int) -> Tensor:
-    """`rows` of a tile, 0: one row at a time by the kernel for few."""
-    heads, kv_heads, dim, capacity = 4, 2, 16, 512
+def attention(
+    begin: int, count: int, window: int, rows: int, dim: int = 16, chains: tuple[int, int, int, int] | None = None
+) -> Tensor:
+    """`rows` of a tile, 0: one row at a time by the kernel for few; 128: by groups of warps. `chains`: of so many rows,
+    by so many programs for each, so many blocks by one alone, so many cells of scratch."""
+    heads, kv_heads, capacity = 4, 2, 512
     qkv = whole(count, (heads + 2 * kv_heads) * dim)
     blocks = capacity // BLOCK
     lie = [[0, 1, 2, 4], [6, 3, 7, 5]]  # the blocks of two slots
@@ -122,9 +136,29 @@ def attention(begin: int, count: int, window: int, rows: int) -> Tensor:
     slots, scale = torch.ones(count, **numbers), 0.25 / math.log(2)
     where = torch.tensor(lie, **numbers)
     shape: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "BLOCK": BLOCK, **UNFUSED}
+    if chains:
+        per, spread, few, left = chains
+        tile, number = max(TILE, per * 2), count // per
+        cells = kv_heads * left * tile
+        attend_chains_kernel[(number, kv_heads, spread)](
+            qkv, keys, values, out, where, slots, positions, torch.arange(number, **numbers) * blocks,
+            torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE),
+            torch.zeros(number * kv_heads, **numbers), blocks, left, window, scale,
+            PER=per, TILE=tile, FEW=few, DEPENDENT=False, **shape,
+        )  # fmt: skip
+        return out
     if rows:
         cuts = [[at, min(rows, count - at)] for at in range(0, count, rows)]
         table = torch.tensor([*cuts, [0, 0]], **numbers)
+        if rows == 128:
+            for block in range(blocks):  # what nobody has written yet may be anything
+                values[lie[1][block], :, max(0, begin + count - block * BLOCK) :] = math.nan
+            cache = (swizzled(each.view(-1, dim), BLOCK, dim) for each in (keys, values))
+            prompt_hopper.prompt_hopper_kernel[(heads, len(table))](
+                swizzled(qkv, 128, dim), *cache, out, where, slots, positions, table, blocks, window, scale,
+                M=128, STAGES=2, num_warps=4, maxnreg=wide_hopper.REGISTERS, **shape,
+            )  # fmt: skip
+            return out
         prompt.prompt_kernel[(heads, len(table))](
             qkv, keys, values, out, where, slots, positions, table, blocks, window, scale, M=rows, **shape
         )
@@ -149,6 +183,23 @@ def test_attention_of_a_tile_has_the_bits_of_its_rows(begin: int, count: int, wi
     expected = attention(begin, count, window, 0)
     for rows in (16, 32):
         assert torch.equal(attention(begin, count, window, rows), expected)
+
+
+@pytest.mark.parametrize("per", [1, 4])
+@pytest.mark.parametrize(("begin", "count", "window"), CASES)
+def test_attention_of_chains_has_the_bits_of_rows(begin: int, count: int, window: int, per: int) -> None:
+    """By one program, by several, and where some find no scratch left."""
+    expected = attention(begin, count, window, 0)
+    for spread, few, left in ((1, 8, 0), (3, 8, 200), (3, 1, 200), (3, 1, 20)):
+        found = attention(begin, count, window, 0, chains=(per, spread, few, left))
+        assert torch.equal(found, expected), (spread, few, left)
+
+
+@pytest.mark.skipif(not APART, reason="compute capability 9.0 alone")
+@pytest.mark.parametrize(("begin", "count", "window"), [*CASES, (0, 300, 0), (100, 200, 0), (130, 250, 170)])
+def test_attention_by_groups_of_warps_has_the_bits_of_rows(begin: int, count: int, window: int) -> None:
+    """Also of tiles that are not full, or whose second half is empty."""
+    assert torch.equal(attention(begin, count, window, 128, 128), attention(begin, count, window, 0, 128))
 
 
 def test_a_block_merged_out_of_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,9 +246,9 @@ def test_passes_in_tiles_say_what_others_do(monkeypatch: pytest.MonkeyPatch) -> 
     ran: list[tuple[int, bool]] = []
     body = network.Network.body
 
-    def noted(self: Any, rows: int, together: bool, tiled: bool = False) -> None:
+    def noted(self: Any, rows: int, together: bool, tiled: bool = False, chain: int = 0) -> None:
         ran.append((rows, tiled))
-        body(self, rows, together, tiled)
+        body(self, rows, together, tiled, chain)
 
     monkeypatch.setattr(network.Network, "body", noted)
     expected = said(decoder())
@@ -233,6 +284,29 @@ def test_tiles_hold_neighbours_of_one_slot_and_every_row_once() -> None:
     assert rows.tiles(64).tolist() == [[0, 64], [64, 6], [70, 1], [71, 64], [135, 3]]
     rows.columns[4, 3] = 1
     assert not rows.in_order
+
+
+H200 = GPU(shared=232_448, multiprocessors=132, capability=(9, 0))
+
+
+def test_products_by_groups_of_warps_are_for_one_kind_of_gpu() -> None:
+    """And for depths that whole steps make up, in two parts at most; in narrower tiles where few wide ones would leave
+    multiprocessors idle."""
+    cut = hopper_tiling(4096, 14336, 2048, H200, gated=False, split=2)
+    narrower = hopper_tiling(4096, 14336, 512, H200, gated=False, split=2)
+    assert cut is not None
+    assert narrower is not None
+    assert (cut.block_n, narrower.block_n) == (256, 128)
+    for gated in (False, True):
+        for rows in (256, 2048):
+            cut = hopper_tiling(6144, 4096, rows, H200, gated=gated, split=1)
+            assert cut is not None
+            assert cut.stages >= 3
+            assert cut.stages * (cut.rows + (2 if gated else 1) * cut.block_n) * 2 * 64 + FINISHING <= H200.shared
+    assert hopper_tiling(960, 576, 2048, H200, gated=False, split=3) is None
+    assert hopper_tiling(64, 96, 2048, H200, gated=False, split=1) is None
+    for capability in ((8, 0), (12, 0), None):
+        assert hopper_tiling(4096, 4096, 2048, replace(H200, capability=capability), gated=False, split=2) is None
 
 
 @pytest.mark.parametrize("shared", [101_376, 166_912, 232_448])

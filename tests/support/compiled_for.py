@@ -101,6 +101,9 @@ def main(capability: int, shared: int, shape: str, dtype: str, rows: list[int]) 
         for count in rows:
             if count <= network.NARROW_ROWS:
                 made.body(count, together=count > 1)
+                for chain in (1, 4):
+                    if count % chain == 0:
+                        made.body(count, together=chain > 2, chain=chain)
                 made.head(min(count, network.HEAD_ROWS))
             elif made.tile_rows:
                 made.body(count, together=True, tiled=True)

@@ -11,10 +11,13 @@ from outrider.models.architecture import Architecture
 from outrider.models.cuda.cache import BlockCache
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.chain_attention import attend_chains_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.prompt import prompt_kernel
+from outrider.models.cuda.kernels.prompt_hopper import prompt_hopper_kernel
 from outrider.models.cuda.kernels.rows import rotate_kernel
-from outrider.models.cuda.launches import dependent, power_of_two
+from outrider.models.cuda.kernels.wide_hopper import REGISTERS
+from outrider.models.cuda.launches import dependent, power_of_two, swizzled
 from outrider.models.cuda.tables import PATH, Tables
 from outrider.models.cuda.tiling import prompt_tiling
 from outrider.models.rotary import rotation_table
@@ -32,6 +35,16 @@ PROGRAMS = 1024
 
 SPREAD = 64
 """Those that share out one row's blocks, at most, for the same reason."""
+
+ENOUGH = 264
+"""Rows times key heads from which on chains are attended to as such: a program takes all blocks of one where they are
+few, one after the other, and among fewer rows most multiprocessors would have nothing to do."""
+
+FEW_BLOCKS = 8
+"""Blocks of a chain that one program folds as they come: sharing them out would take longer."""
+
+WIDEST = 64
+"""Query vectors that a program takes of a chain, at most."""
 
 LOG2E = 1 / math.log(2)
 
@@ -60,6 +73,11 @@ class Attention:
         self._slots = slots
         known = gpu.interpreted or a.head_dim in (64, 128)
         self._prompt = prompt_tiling(a.head_dim, gpu.shared) if gpu.widens(dtype) and known else None
+        self._apart = self._prompt is not None and gpu.multiplies_apart and a.head_dim == 128
+        """Whether groups of warps share a tile of a prompt."""
+        block = 2 * BLOCK * a.head_dim * dtype.itemsize  # bytes of its keys and values
+        self._stages = 2 if 3 * block <= gpu.shared else 1
+        """Of a chain's loop: whether the next block is fetched while this one is looked at."""
         self.tiles = room(max_rows // self.tile_rows + slots if self.tile_rows else 0, 2, dtype=torch.int32)
         """Of a tiled pass: the first row of each tile and how many it has, 0 for none."""
         self.attended = room(max_rows, a.q_width, dtype=dtype)
@@ -72,9 +90,19 @@ class Attention:
         self.scratch = room(narrow, dtype=torch.int32)
         """Of each group of rows that are attended to together: the first cell that is its own."""
 
-    def group(self, together: bool) -> int:
-        """Neighbouring rows that are attended to at once."""
+    def group(self, rows: int, together: bool, chain: int) -> int:
+        """Neighbouring rows that are attended to at once. `chain`: as of `run`."""
+        if self._tile(rows, chain):
+            return chain
         return TILE // power_of_two(self._architecture.heads // self._architecture.kv_heads) if together else 1
+
+    def _tile(self, rows: int, chain: int) -> int:
+        """Query vectors of a program that takes such chains; 0: none does."""
+        a = self._architecture
+        if not chain or rows * a.kv_heads < ENOUGH:
+            return 0
+        tile = max(TILE, power_of_two(chain) * power_of_two(a.heads // a.kv_heads))
+        return tile if tile <= WIDEST else 0
 
     @property
     def tile_rows(self) -> int:
@@ -96,8 +124,10 @@ class Attention:
         rows: int,
         together: bool,
         tiled: bool,
+        chain: int,
     ) -> None:
-        """Layer `i` of the first `rows` rows, from `qkv` into `attended`."""
+        """Layer `i` of the first `rows` rows, from `qkv` into `attended`. `chain`: they come in chains of so many, each
+        of one slot and in order; 0: anyhow."""
         a = self._architecture
         keys, values = cache.pool[0, i], cache.pool[1, i]
         rotate_kernel[(rows, -(-(a.heads + 2 * a.kv_heads) // ROTATED))](
@@ -122,6 +152,8 @@ class Attention:
         )
         if tiled:
             self._by_tiles(i, qkv, cache, tables, rows)
+        elif self._tile(rows, chain):
+            self._by_chains(i, qkv, cache, tables, rows, chain)
         else:
             self._by_rows(i, qkv, cache, tables, rows, together)
 
@@ -129,30 +161,58 @@ class Attention:
         """Rows that only fill up the pass are in no tile: they keep what they had."""
         a, cut = self._architecture, self._prompt
         assert cut is not None, "heads too large for tiled passes"
-        prompt_kernel[(a.heads, min(len(self.tiles), self.most_tiles(rows)))](
+        programs = a.heads, min(len(self.tiles), self.most_tiles(rows))
+        where = self.attended, cache.table, tables.slots, tables.positions, self.tiles, self._blocks
+        how = a.layers[i].window, a.attention_scale * LOG2E
+        shape = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "DIM": a.head_dim, "M": cut.rows, "BLOCK": BLOCK, **UNFUSED}
+        keys, values = cache.pool[0, i], cache.pool[1, i]
+        if self._apart:
+            prompt_hopper_kernel[programs](
+                swizzled(qkv, cut.rows, a.head_dim),
+                swizzled(keys.view(-1, a.head_dim), BLOCK, a.head_dim),
+                swizzled(values.view(-1, a.head_dim), BLOCK, a.head_dim),
+                *where,
+                *how,
+                STAGES=2,
+                num_warps=4,
+                maxnreg=REGISTERS,
+                **shape,
+            )
+            return
+        prompt_kernel[programs](qkv, keys, values, *where, *how, num_warps=cut.warps, num_stages=cut.stages, **shape)
+
+    def _by_chains(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, chain: int) -> None:
+        a, tile, chains = self._architecture, self._tile(rows, chain), rows // chain
+        spread = max(1, min(self._blocks, SPREAD, PROGRAMS // (chains * a.kv_heads)))
+        attend_chains_kernel[(chains, a.kv_heads, spread)](
             qkv,
             cache.pool[0, i],
             cache.pool[1, i],
             self.attended,
             cache.table,
-            tables.slots,
-            tables.positions,
-            self.tiles,
+            t.slots,
+            t.positions,
+            self.scratch,
+            self._partial,
+            self._stats,
+            self._counter,
             self._blocks,
+            self._cells * TILE // tile,
             a.layers[i].window,
             a.attention_scale * LOG2E,
             HEADS=a.heads,
             KV_HEADS=a.kv_heads,
             DIM=a.head_dim,
-            M=cut.rows,
+            PER=chain,
+            TILE=tile,
             BLOCK=BLOCK,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-            **UNFUSED,
+            FEW=FEW_BLOCKS,
+            num_stages=self._stages,
+            **self._launch,
         )
 
     def _by_rows(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, together: bool) -> None:
-        a, group = self._architecture, self.group(together)
+        a, group = self._architecture, self.group(rows, together, 0)
         groups = -(-rows // group)
         spread = min(self._blocks, SPREAD, max(4, PROGRAMS // (groups * a.kv_heads * group)))
         attend_kernel[(groups, a.kv_heads, spread * group)](

@@ -116,7 +116,7 @@ class ModelChains:
         for depth in range(length):
             start, count = (-1, 2) if depth == 0 else (depth, 1)
             board.place(network, DRAFT_SLOT, lanes, start, count, wanted=1)
-            network.body(lanes * count, together=False)
+            network.body(lanes * count, together=False, chain=1)
             network.head(lanes)
             noise, said = board.chosen_by(manner)
             self._chooser.choose(network.logits, lanes, noise, board.drafts[:, depth], said)
@@ -231,7 +231,7 @@ class HeadChains:
         network = self._network
         for depth in range(1, length):
             self._lanes.place(network, DRAFT_SLOT, lanes, depth, 1, wanted=1, head=True)
-            network.run(lanes, False, network.states, self._last if depth == 1 else None)
+            network.run(lanes, False, network.states, self._last if depth == 1 else None, chain=1)
             self._choose(lanes, depth, manner)
 
     def _choose(self, lanes: int, depth: int, manner: Manner) -> None:

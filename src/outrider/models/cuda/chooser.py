@@ -57,16 +57,19 @@ class Chooser:
         self._above = room(torch.int64)
         self._weight, self._mass = room(torch.float64, 1)[0], room(torch.int64, 1)[0]
 
-    def choose(self, logits: Tensor, rows: int, noise: Noise | None, chosen: Tensor, said: Said | None = None) -> None:
-        """Fill `chosen[:rows]` (int32, any stride). `noise` None: every row greedily. `said`: scores are processed
-        first, of the rows that it marks."""
+    def choose(
+        self, logits: Tensor, rows: int, noise: Noise | None, chosen: Tensor, said: Said | None = None, first: int = 0
+    ) -> None:
+        """Fill `chosen` from `first` on (int32, any stride) by the first `rows` logits. `noise` None: every row
+        greedily. `said`: scores are processed first, of the rows that it marks."""
+        chosen = chosen[first:]
         grid = (rows, self._blocks)
         ids = self._ids
         if said is None:
             given: tuple[Tensor | None, ...] = logits, None, None, None, None, ids
             sizes, longest = (logits.stride(0), 0, self._vocab), 1
         else:
-            given = logits, said.table, said.numbers, said.marks, said.drafts, ids
+            given = logits, said.table, said.numbers, said.marks[first:], said.drafts, ids
             sizes, longest = (logits.stride(0), said.stride, self._vocab), said.drafts.shape[1]
         width = 1 << (self._blocks - 1).bit_length()
         blocks: dict[str, Any] = {"LONGEST": longest, "BLOCK": BLOCK, "BLOCKS": width, **UNFUSED}
@@ -77,7 +80,7 @@ class Chooser:
                 peaks, peak_which, ids, chosen, chosen.stride(0), self._blocks, BLOCKS=width, num_warps=1
             )
             return
-        words, numbers, weight, mass = noise.words, noise.numbers, self._weight, self._mass
+        words, numbers, weight, mass = noise.words[first:], noise.numbers[first:], self._weight, self._mass
         all_sizes = *sizes, self._blocks
         top_k_kernel[(rows,)](given, peaks, peak_which, numbers, limit, *all_sizes, **blocks)
         best, which, above = self._best[0], self._which[0], self._above[0]

@@ -37,6 +37,11 @@ class GPU:
         """Whether it has a copy engine, and kernels that start before the one they follow has ended."""
         return self.capability is not None and self.capability >= (9, 0)
 
+    @property
+    def multiplies_apart(self) -> bool:
+        """Whether groups of four warps multiply while others do something else: compute capability 9.0 alone."""
+        return self.capability is not None and self.capability[0] == 9
+
     def widens(self, dtype: torch.dtype) -> bool:
         """Whether tiles of any size give the same bits: measured in bf16 for compute capability 9.0; 8.x has one
         instruction for all of them. Not known of others."""

@@ -58,7 +58,15 @@ class HeadNetwork(Network):
         source = self.inbox if features is None else features
         self._products.linear(source, self._fc, None, rows, self.given, index=index)
 
-    def run(self, rows: int, together: bool, states: Tensor, index: Tensor | None = None, tiled: bool = False) -> None:
+    def run(
+        self,
+        rows: int,
+        together: bool,
+        states: Tensor,
+        index: Tensor | None = None,
+        tiled: bool = False,
+        chain: int = 0,
+    ) -> None:
         """As `body`; row r starts from `states[index[r]]` (None: `states[r]`)."""
         pair_kernel[(rows,)](
             self.tables.tokens,
@@ -71,7 +79,7 @@ class HeadNetwork(Network):
             self._products.residual,
             self._pair,
             self._attention.scratch,
-            self._group(together, tiled),
+            self._group(rows, together, tiled, chain),
             self._embed_scale,
             self.architecture.norm_eps,
             BLOCK=BLOCK,
@@ -80,4 +88,4 @@ class HeadNetwork(Network):
             NORMED=self._config.norm_before_residual,
             **self._launch,
         )
-        self._layers(rows, together, tiled, first=self._pair)
+        self._layers(rows, together, tiled, chain, first=self._pair)

@@ -7,8 +7,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.fold import UNFUSED
+
+_SWIZZLED = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+"""How tiles of bf16 lie in shared memory for groups of warps to multiply."""
 
 _SHALLOW = ContextVar("shallow", default=False)
 
@@ -30,6 +37,11 @@ def is_shallow() -> bool:
 def dependent(gpu: GPU) -> dict[str, Any]:
     """Options of a kernel that may start before the one it follows has ended, where the GPU can do that."""
     return {**UNFUSED, **({"DEPENDENT": True, "launch_pdl": True} if gpu.copies else {"DEPENDENT": False})}
+
+
+def swizzled(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """For the copy engine to fetch tiles of so many, as groups of warps multiply them."""
+    return TensorDescriptor.from_tensor(matrix, [rows, columns], _SWIZZLED)
 
 
 def power_of_two(n: int) -> int:

@@ -101,11 +101,12 @@ class Network:
             width = len(wanted) * self.architecture.hidden
             self.features = torch.zeros(self.max_rows, width, dtype=self.dtype, device=self.device)
 
-    def body(self, rows: int, together: bool, tiled: bool = False) -> None:
+    def body(self, rows: int, together: bool, tiled: bool = False, chain: int = 0) -> None:
         """Run the first `rows` rows of the tables; fills the cache.
 
         `together`: neighbouring rows mostly belong to one slot, so attention takes several at once. `tiled`: they are
-        all in `tiles`. Either changes nothing but the time.
+        all in `tiles`. `chain`: they come in chains of so many, each of one slot and in order. None of that changes
+        anything but the time.
         """
         a, w, t = self.architecture, self._weights, self.tables
         embed_kernel[(rows,)](
@@ -117,7 +118,7 @@ class Network:
             self._x,
             self._products.squares,
             self._attention.scratch,
-            self._group(together, tiled),
+            self._group(rows, together, tiled, chain),
             a.embed_scale,
             BLOCK=BLOCK,
             HIDDEN=a.hidden,
@@ -125,13 +126,13 @@ class Network:
             TILES=self._products.tiles,
             **self._launch,
         )
-        self._layers(rows, together, tiled)
+        self._layers(rows, together, tiled, chain)
 
-    def _group(self, together: bool, tiled: bool) -> int:
+    def _group(self, rows: int, together: bool, tiled: bool, chain: int) -> int:
         """Rows of one group of attention; 0: its tiles need no scratch."""
-        return 0 if tiled else self._attention.group(together)
+        return 0 if tiled else self._attention.group(rows, together, chain)
 
-    def _layers(self, rows: int, together: bool, tiled: bool, first: Tensor | None = None) -> None:
+    def _layers(self, rows: int, together: bool, tiled: bool, chain: int, first: Tensor | None = None) -> None:
         """All layers, from the residual on. `first`: what the first one reads, normalised, instead of the residual."""
         w, scale, linear = self._weights, self.architecture.residual_scale, self._products.linear
         self._keep(0, rows)
@@ -146,7 +147,7 @@ class Network:
                 linear(self._x, qkv, layer.qkv_bias, rows, self._qkv, normed=True)
             else:
                 linear(source, qkv, layer.qkv_bias, rows, self._qkv)
-            self._attention.run(i, layer, self._qkv, self.cache, self.tables, rows, together, tiled)
+            self._attention.run(i, layer, self._qkv, self.cache, self.tables, rows, together, tiled, chain)
             attended = self._attention.attended
             linear(attended, o, layer.o_bias, rows, self._x, gain=layer.mlp_norm, multiplier=scale)
             linear(self._x, gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
@@ -165,8 +166,8 @@ class Network:
                 **self._launch,
             )
 
-    def head(self, count: int) -> None:
-        """`logits[:count]`, fp32, of the rows named by the first `count` entries of `tables.wanted`."""
+    def head(self, count: int, first: int = 0) -> None:
+        """`logits[:count]`, fp32, of the rows named by `count` entries of `tables.wanted` from `first` on."""
         scale = self.architecture.logit_scale
-        head, wanted = Matrix(self._weights.head, self._weights.head_scales), self.tables.wanted
+        head, wanted = Matrix(self._weights.head, self._weights.head_scales), self.tables.wanted[first:]
         self._products.linear(self._x, head, None, count, self.logits, normed=True, index=wanted, multiplier=scale)

@@ -14,8 +14,9 @@ from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
 from outrider.models.cuda.kernels.wide import wide_kernel
-from outrider.models.cuda.launches import dependent
-from outrider.models.cuda.tiling import FEW_ROWS, depth_split, tiling, wide_tiling
+from outrider.models.cuda.kernels.wide_hopper import REGISTERS, STEP, wide_hopper_kernel
+from outrider.models.cuda.launches import dependent, swizzled
+from outrider.models.cuda.tiling import FEW_ROWS, HopperTiling, depth_split, hopper_tiling, tiling, wide_tiling
 
 
 class Matrix(NamedTuple):
@@ -56,6 +57,8 @@ class Products:
         self._architecture = architecture
         self._gpu = gpu
         self._launch = dependent(gpu)
+        waiting = gpu.multiprocessors * 128 * 256 if self.widens and gpu.multiplies_apart else 0
+        self._waiting = torch.zeros(waiting, dtype=torch.float32, device=device)
         row_tiles = -(-narrow // 64)
         parts = max(-(-n // BLOCK_N) * s for n, s in splits) * row_tiles * BLOCK_N * 64
         self._partial = torch.zeros(parts, dtype=torch.float32, device=device)
@@ -102,9 +105,14 @@ class Products:
             "PACKED": not self._gpu.interpreted,
             "MULTIPLIER": multiplier,
         }
-        if rows > FEW_ROWS and index is None and self.widens:
-            self._wide(x, weight, bias, squares, ends, rows, common)
-            return
+        if index is None and self.widens:
+            apart = None if weight.words else hopper_tiling(columns, depth, rows, self._gpu, gated=gated, split=split)
+            if apart is not None:
+                self._apart(apart, x, weight.values, bias, squares, ends, rows, common)
+                return
+            if rows > FEW_ROWS:
+                self._wide(x, weight, bias, squares, ends, rows, common)
+                return
         cut = tiling(columns, depth, rows, self._gpu, gated=gated, split=split, size=size)
         linear_kernel[(-(-rows // cut.rows), -(-columns // cut.block_n), cut.split)](
             x,
@@ -123,6 +131,7 @@ class Products:
             BLOCK_K=cut.block_k,
             UNROLLED=cut.unrolled,
             PREFETCH=2,
+            num_warps=cut.warps,
             num_stages=cut.stages,
             **common,
             **self._launch,
@@ -167,5 +176,39 @@ class Products:
             num_warps=cut.warps,
             num_stages=cut.stages,
             **common,
+            **UNFUSED,
+        )
+
+    def _apart(
+        self,
+        cut: HopperTiling,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        squares: Tensor | None,
+        ends: tuple[Tensor | None, ...],
+        rows: int,
+        common: dict[str, Any],
+    ) -> None:
+        """As `linear`, for more rows than few of x as they come."""
+        tiles = -(-rows // cut.rows) * -(-common["N"] // cut.block_n)
+        wide_hopper_kernel[(min(self._gpu.multiprocessors, tiles),)](
+            swizzled(x, cut.rows, STEP),
+            swizzled(weight, cut.block_n, STEP),
+            bias,
+            squares,
+            *ends,
+            self._waiting if common["SPLIT"] > 1 else None,
+            rows,
+            self._architecture.norm_eps,
+            **{name: common[name] for name in ("N", "K", "GELU", "TILES", "LEVELS", "SPLIT", "MULTIPLIER")},
+            EPILOGUE=common["EPILOGUE"].value,
+            M=cut.rows,
+            BLOCK_N=cut.block_n,
+            STEP=STEP,
+            STAGES=cut.stages,
+            GROUP=cut.group,
+            num_warps=4,
+            maxnreg=REGISTERS,
             **UNFUSED,
         )

@@ -27,16 +27,18 @@ class Reports:
         self._which = torch.zeros(rows, self._blocks, dtype=torch.int32, device=device)
         self.table = torch.zeros(rows, ROW, dtype=torch.int32, device=device)
 
-    def fill(self, logits: Tensor, rows: int, marks: Tensor, chosen: Tensor) -> None:
-        """`chosen` [rows] int32: the tokens to report; `marks`: which rows report how much (`kernels/scores.py`)."""
-        weighed = logits, marks, self._best, self._which, self._weight
+    def fill(self, logits: Tensor, rows: int, marks: Tensor, chosen: Tensor, first: int = 0) -> None:
+        """Rows of the table from `first` on, by the first `rows` logits. `chosen` int32: the tokens to report; `marks`:
+        which rows report how much (`kernels/scores.py`)."""
+        weighed = logits, marks[first:], self._best, self._which, self._weight
+        table = self.table[first:]
         stride = logits.stride(0)
         report.weigh_kernel[(rows, self._blocks)](*weighed, stride, self._vocab, BLOCK=BLOCK)
         report.report_kernel[(rows,)](
             *weighed,
-            chosen,
-            self.table.view(torch.float64),
-            self.table[:, _INTEGERS:],
+            chosen[first:],
+            table.view(torch.float64),
+            table[:, _INTEGERS:],
             stride,
             self._vocab,
             self._blocks,

@@ -24,7 +24,7 @@ from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, b
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.kernels.steps import accept_kernel
 from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, OUT, STRIDE, TARGET_SLOT, WIDTH, Lanes
-from outrider.models.cuda.network import HEAD_ROWS
+from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS
 from outrider.models.cuda.offers import Offers
 from outrider.models.cuda.reports import Reports
 from outrider.models.cuda.results import Result
@@ -50,7 +50,7 @@ class DeviceStepper:
         spares = target.max_batch, draft.max_batch if draft else 0
         self._board = Lanes(lanes, *spares, target.network.capacity, vocab_size, device)
         self._offers = Offers(self._board)
-        self._reports = Reports(HEAD_ROWS, vocab_size, device)
+        self._reports = Reports(NARROW_ROWS, vocab_size, device)
         self._chosen = torch.zeros(lanes * (MAX_LENGTH + 1), dtype=torch.int32, device=device)
         self._chooser = Chooser(HEAD_ROWS, vocab_size, device)
         self._chains: Chains | None = None
@@ -67,8 +67,8 @@ class DeviceStepper:
         """By bucket of lanes: what steps of each shape prepared take."""
 
     def limit(self, lanes: int) -> int:
-        """The longest chain that fits one pass of the target with its logits."""
-        return min(MAX_LENGTH, HEAD_ROWS // bucket(lanes) - 1)
+        """The longest chain that fits one pass of the target."""
+        return min(MAX_LENGTH, NARROW_ROWS // bucket(lanes) - 1)
 
     def seconds(self, lanes: int) -> Mapping[StepShape, float]:
         return self._seconds.get(bucket(lanes), {})
@@ -185,19 +185,23 @@ class DeviceStepper:
 
     def _verify(self, lanes: int, length: int, manner: Manner) -> None:
         network, count = self._target, length + 1
+        rows = lanes * count
         if length:
             self._offers.align(lanes, length)
         self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
-        network.body(lanes * count, together=count > 2)
-        network.head(lanes * count)
+        network.body(rows, together=count > 2, chain=count)
         noise, said = self._board.chosen_by(manner)
-        self._chooser.choose(network.logits, lanes * count, noise, self._chosen, said)
+        for first in range(0, rows, HEAD_ROWS):
+            some = min(HEAD_ROWS, rows - first)
+            network.head(some, first)
+            self._chooser.choose(network.logits, some, noise, self._chosen, said, first)
+            if said is not None:
+                self._reports.fill(network.logits, some, said.marks, self._chosen, first)
         if self._chains is not None:
             self._chains.verify(network, lanes, length)
         self._accept(lanes, length)
         if said is not None:
             self._board.count(lanes)
-            self._reports.fill(network.logits, lanes * count, said.marks, self._chosen)
 
     def _accept(self, lanes: int, length: int) -> None:
         board = self._board

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.attention import BLOCK
 from outrider.models.cuda.kernels.linear import BLOCK_N
+from outrider.models.cuda.kernels.wide_hopper import STEP
 
 PROGRAMS = 120
 """Fewer programs than this leave multiprocessors without work: the depth is split."""
@@ -22,6 +23,8 @@ SHORTEST = 192
 """A part of the depth below this is not worth adding up."""
 WIDE = 65_536
 """Columns from which on a matrix fills the machine with double tiles: the vocabulary."""
+FINISHING = 20_480
+"""Bytes of shared memory that `wide_hopper_kernel` needs beside its stages."""
 FEW_ROWS = 128
 """Up to so many rows weights are read at memory speed; more are multiplied as fast as that goes."""
 
@@ -36,6 +39,7 @@ class Tiling:
     stages: int
     unrolled: int = 1
     """Tiles of a stage."""
+    warps: int = 4
 
     def shared(self, size: int, gated: bool) -> int:
         """Bytes of shared memory for all stages, with weights of `size` bytes: tiles of W and of x."""
@@ -70,6 +74,10 @@ def tiling(
     """`size`: bytes of a weight."""
     tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
     few = tile_rows == 16
+    if rows > 64 and size == 2 and gpu.multiplies_apart and not gated:
+        block_n, stages = (2 * BLOCK_N, 4) if columns >= WIDE else (BLOCK_N, 5)
+        cut = Tiling(128, block_n, math.gcd(64, depth // split), split, stages, warps=8)
+        return cut.fitted(size, gated, gpu.shared)
     if size == 1:
         group, programs = word_group(columns, depth, gated=gated), -(-columns // BLOCK_N) * split
         short = (depth // split) % (2 * group) != 0 or (not gated and programs > 2 * gpu.multiprocessors)
@@ -107,6 +115,36 @@ def wide_tiling(depth: int, shared: int, *, gated: bool, split: int, size: int =
     paired = split == 2 and not gated and 2 * 2 * (of_x + of_w) <= shared
     fetched = of_x + 2 * of_w if gated else (2 if paired else 1) * (of_x + of_w)
     return WideTiling(side, side, block_k, paired, 8, max(1, min(3 if paired or gated else 4, shared // fetched)), 8)
+
+
+@dataclass(frozen=True, slots=True)
+class HopperTiling:
+    """Of products of many rows by `wide_hopper_kernel`."""
+
+    rows: int
+    block_n: int
+    stages: int
+    group: int
+
+
+def hopper_tiling(columns: int, depth: int, rows: int, gpu: GPU, *, gated: bool, split: int) -> HopperTiling | None:
+    """None: not for this product, or not for so few rows. Of two widths the one that leaves less undone: where tiles
+    are as many as multiprocessors, or a multiple, none waits for the others; narrow ones take a tenth longer."""
+    if not gpu.multiplies_apart or rows <= 64 or split > 2 or depth % (split * STEP):
+        return None
+    side = 128
+
+    def used(block_n: int) -> float:
+        tiles = -(-rows // side) * -(-columns // block_n)
+        return tiles / (-(-tiles // gpu.multiprocessors) * gpu.multiprocessors)
+
+    block_n = side if gated or used(2 * side) < 0.9 * used(side) else 2 * side
+    if (
+        rows <= FEW_ROWS and used(block_n) < 1 / 3
+    ):  # more programs read the weights where parts of the depth have theirs
+        return None
+    stage = 2 * STEP * (side + (2 * block_n if gated else block_n))
+    return HopperTiling(side, block_n, min(6, (gpu.shared - FINISHING) // stage), 8 if gated else 16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def attend_kernel(
                         its_row = group * TOGETHER + used // LANES
                         kept = (used % LANES < HEADS_EACH) & (its_row < rows)
                         at = (its_row * HEADS + head * HEADS_EACH + used % LANES)[:, None] * DIM + d[None, :]
-                        merged = _merge_all(partial_ptr, stats_ptr, scratch, first, last, USED, TILE, DIM)
+                        merged = merge_all(partial_ptr, stats_ptr, scratch, first, last, USED, TILE, DIM)
                         tl.store(out_ptr + at, merged, mask=kept[:, None])
             home = following
     elif start == 0:
@@ -186,7 +186,7 @@ def _attend_block(
 
 
 @triton.jit
-def _merge_all(
+def merge_all(
     partial_ptr,
     stats_ptr,
     scratch,
