@@ -60,6 +60,7 @@ FAULTS = {
     "5 nodes were proposed where 4 were asked for": chain(1, 2, 3, 4, 5),
     "2 tokens have 1 parents and 2 confidences": Draft([1, 2], [-1], [0.5, 0.5], "mine"),
     "2 tokens have 2 parents and 0 confidences": Draft([1, 2], [-1, 0], [], "mine"),
+    "2 tokens have 1 sources": chain(1, 2, sources=["mine"]),
     "node 1 follows node 1, which does not come before it": Draft([1, 2], [-1, 1], [0.5, 0.5], "mine"),
     "node 0 follows node -2, which does not come before it": Draft([1], [-2], [0.5], "mine"),
     "node 1 branches off, and only a single path": Draft([1, 2], [-1, -1], [0.5, 0.5], "mine"),

@@ -103,6 +103,8 @@ class Draft:
         count, tokens, parents = len(self.tokens), self.tokens, self.parents
         if len(parents) != count or len(self.confidence) != count:
             return f"{count} tokens have {len(parents)} parents and {len(self.confidence)} confidences"
+        if self.sources and len(self.sources) != count:
+            return f"{count} tokens have {len(self.sources)} sources"
         if not count:
             return None
         if min(tokens) < 0 or max(tokens) >= vocab:
