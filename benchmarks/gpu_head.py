@@ -1,14 +1,15 @@
 """A drafting head on one GPU.
 
     python benchmarks/gpu_head.py [--out benchmarks/results/gpu_head.json]
-        [--head DIR --questions FILE --model MODEL --seconds 90]
+        [--head DIR --questions FILE --model MODEL --seconds 90 --lengths 4,tree16]
 
 Always: the 8B shape with random weights and a random head of the shape such models usually have (one layer as wide as
 the target's, 32,000 draft ids), chains of 4, acceptance length set to 3.0; 256 random tokens in, 256 out.
 
-With a head: the 8B cost twin of its target with the head grown alike, real text: chains and trees against plain
-decoding, greedy and T=1, interleaved question by question for so many seconds. Every answer is checked to be plain
-decoding's, token by token. A first round over a short and a long question records everything and is not counted.
+With a head: the 8B cost twin of its target with the head grown alike. What steps take of each length, drafting and the
+rest, with nothing in the cache. Then real text: chains and trees against plain decoding, greedy and T=1, interleaved
+question by question for so many seconds. Every answer is checked to be plain decoding's, token by token. A first round
+over a short and a long question records everything and is not counted.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from outrider.bench.synthetic import SyntheticAcceptance
 from outrider.bench.timing import Sampling, Timing
 from outrider.control.controller import FixedLength
 from outrider.core.drafter import VerifiedDraft
+from outrider.core.step import Manner, StepShape, tree_of
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.device_executor import DeviceExecutor
@@ -48,7 +50,8 @@ from outrider.models.head.config import HeadConfig
 from outrider.models.head.load import place_head
 from outrider.provenance import provenance
 
-LENGTHS = ("4", "5", "tree16", "tree32")
+LENGTHS = "4,5,tree8,tree16,tree32"
+STEPS = 20
 NEW = 128
 CONTEXT = 1536
 
@@ -57,7 +60,7 @@ class Timed(FixedLength):
     """Notes how long the halves of each step took on the device."""
 
     def __init__(self, nodes: int) -> None:
-        super().__init__(nodes)
+        super().__init__(nodes, tree=False)
         self.steps: list[tuple[float, float]] = []
 
     def observe(
@@ -84,17 +87,42 @@ def synthetic(batches: Sequence[int]) -> list[dict[str, Any]]:
     return found
 
 
-def real(head: Path, questions: list[Question], model: str, seconds: float) -> dict[str, Any]:
+def shape_of(length: str) -> StepShape:
+    """As an arm's name spells it."""
+    return tree_of(int(length[4:])) if length.startswith("tree") else StepShape(int(length), int(length))
+
+
+def steps(target: MeasuredModel, head: Path, lengths: Sequence[str]) -> list[dict[str, Any]]:
+    """Milliseconds of steps of one request, drafting and the rest."""
+    llm = target.load(None)
+    stepper = llm.model.stepper(target.head(str(head), None, llm))
+    assert stepper is not None
+    found: list[dict[str, Any]] = []
+    for length in ("0", *lengths):
+        for manner in (Manner.GREEDY, Manner.DRAWN):
+            outcomes = []
+            for _ in range(STEPS):
+                stepper.launch(1, shape_of(length), manner)
+                outcomes.append(stepper.collect())
+            drafting = statistics.median(outcome.draft_seconds for outcome in outcomes) * 1e3
+            rest = statistics.median(outcome.target_seconds for outcome in outcomes) * 1e3
+            print(f"{length:7} {manner.name:7} drafting {drafting:6.3f} ms, the rest {rest:6.3f} ms", flush=True)
+            found.append({"length": length, "manner": manner.name, "draft_ms": drafting, "target_ms": rest})
+    return found
+
+
+def real(head: Path, questions: list[Question], model: str, seconds: float, lengths: Sequence[str]) -> dict[str, Any]:
     target = MeasuredModel(model, "bf16", "cuda", None, SilentProgress(), max_context=CONTEXT, twin="8b")
-    arms = [OurArm(parse(name), target) for name in ("plain", *(f"head:{head}:{length}" for length in LENGTHS))]
-    names = ["plain", *(f"head:{length}" for length in LENGTHS)]
+    measured = steps(target, head, lengths)
+    arms = [OurArm(parse(name), target) for name in ("plain", *(f"head:{head}:{length}" for length in lengths))]
+    names = ["plain", *(f"head:{length}" for length in lengths)]
     started = perf_counter()
     for arm in arms:
         arm.prepare()
     prompts = [(q, target.encode([{"role": "user", "content": q.turns[0]}])) for q in interleaved(questions)]
     prompts = [(q, prompt) for q, prompt in prompts if len(prompt) + NEW <= CONTEXT]
-    lengths = [len(prompt) for _, prompt in prompts]
-    warm = [prompts[lengths.index(min(lengths))][1], prompts[lengths.index(max(lengths))][1]]
+    sizes = [len(prompt) for _, prompt in prompts]
+    warm = [prompts[sizes.index(min(sizes))][1], prompts[sizes.index(max(sizes))][1]]
     warm += [prompt for _, prompt in prompts if 512 <= len(prompt) + NEW <= 900][:1]
     for prompt in warm:
         for temperature in (0.0, 1.0):
@@ -117,6 +145,7 @@ def real(head: Path, questions: list[Question], model: str, seconds: float) -> d
         "head": head.name,
         "questions": asked,
         "max_tokens": NEW,
+        "steps": measured,
         "arms": [
             _arm(name, temperature, timings[name, temperature], timings["plain", temperature])
             for temperature in (0.0, 1.0)
@@ -168,6 +197,7 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, help="in Spec-Bench's format")
     parser.add_argument("--model", default="smollm2-135m", help="the head's target")
     parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--lengths", default=LENGTHS, help="of the head's drafts: chains, and trees of so many nodes")
     options = parser.parse_args()
     result: dict[str, Any] = {"provenance": provenance()}
 
@@ -184,7 +214,8 @@ def main() -> None:
     if options.head:
         if options.questions is None:
             parser.error("--head needs --questions")
-        result["real"] = real(options.head, read_questions(options.questions), options.model, options.seconds)
+        questions, lengths = read_questions(options.questions), options.lengths.split(",")
+        result["real"] = real(options.head, questions, options.model, options.seconds, lengths)
         keep()
 
 

@@ -31,7 +31,6 @@ from outrider.drafters.head import HeadDrafter, HeadDrafterConfig
 from outrider.drafters.none import NoDrafter
 from outrider.engine.device_executor import DeviceExecutor
 from outrider.engine.engine import Engine
-from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.head import CudaHead
@@ -172,8 +171,8 @@ def test_steps_on_the_device_draft_what_the_host_drafts(
     """Late comers make the device hand requests back and take them again, in the middle of their text."""
     drafter = HeadDrafter(head, VOCAB)
     assert drafter.chains
-    here = run(target, drafter, FixedLength(length), on_device=False)
-    there = run(target, drafter, FixedLength(length), on_device=True, late=True)
+    here = run(target, drafter, FixedLength(length, tree=False), on_device=False)
+    there = run(target, drafter, FixedLength(length, tree=False), on_device=True, late=True)
     assert tokens(here) == tokens(there) == plain
     assert alike(drafted(here), drafted(there))
     for side in (here, there):
@@ -186,7 +185,7 @@ def test_the_host_may_step_in_and_noise_is_renewed(
     """A short horizon; a second request of one token, whose logprobs only the host computes."""
     found = []
     for on_device in (True, False):
-        engine = stepped(target, HeadDrafter(head, VOCAB), FixedLength(2), on_device=on_device)
+        engine = stepped(target, HeadDrafter(head, VOCAB), FixedLength(2, tree=False), on_device=on_device)
         if on_device:
             monkeypatch.setattr(device_of(engine)._stepper, "horizon", 4)
             monkeypatch.setattr(device_of(engine)._stepper, "limit", lambda lanes: 2)
@@ -210,7 +209,7 @@ def test_the_device_goes_on_after_a_gap(target: CudaDecoder, head: CudaHead, mon
     monkeypatch.setattr(head_module, "WAITING", 2)
     found = []
     for on_device in (True, False):
-        controller = FixedLength(2)
+        controller = FixedLength(2, tree=False)
         engine = stepped(target, HeadDrafter(head, VOCAB), controller, on_device=on_device)
         if on_device:
             stepper = device_of(engine)._stepper
@@ -249,8 +248,6 @@ def test_lengths_may_change_and_a_prompt_may_be_one_token(target: CudaDecoder, h
 
 def test_trees_through_the_host(target: CudaDecoder, head: CudaHead, plain: list[list[int]]) -> None:
     drafter = HeadDrafter(head, VOCAB, HeadDrafterConfig(branching=2))
-    engine = Engine(target, drafter, FixedLength(4))
-    assert isinstance(engine.executor, HostExecutor)
     assert tokens(run(target, drafter, FixedLength(4), on_device=False, lanes=1)) == plain[:1]
 
 
@@ -260,7 +257,7 @@ def test_padding_ids_are_never_drafted(target: CudaDecoder) -> None:
     target.keep_hidden_layers(wide.config.aux_hidden_layers)
     padded = target.head(wide.config, HeadWeights.of(wide.config, wide.tensors, DEVICE, DTYPE))
     found = [
-        drafted(run(target, HeadDrafter(padded, VOCAB), FixedLength(2), on_device=on_device, lanes=1))
+        drafted(run(target, HeadDrafter(padded, VOCAB), FixedLength(2, tree=False), on_device=on_device, lanes=1))
         for on_device in (True, False)
     ]
     assert {token for steps in found[0] for step in steps for token in step} <= {1, 2, 4, 5, 8, 9, 11}

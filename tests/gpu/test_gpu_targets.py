@@ -74,3 +74,12 @@ def test_products_and_prompts_by_the_roles_of_warps() -> None:
     assert not names & {"wide_kernel", "prompt_kernel"}
     for kernel in kernels:
         assert kernel["shared"] <= shared, kernel
+
+
+def test_trees_fit() -> None:
+    kernels = compiled(CARDS["RTX 3060"][0], "trees")
+    names = {kernel["kernel"] for kernel in kernels}
+    assert {"sift_kernel", "rank_kernel", "measure_kernel", "trim_kernel", "grow_kernel", "keep_kernel"} <= names
+    assert {"place_tree_kernel", "accept_tree_kernel", "move_kernel", "wait_tree_kernel"} <= names
+    for kernel in kernels:
+        assert kernel["shared"] <= CARDS["RTX 3060"][1], kernel

@@ -85,10 +85,10 @@ def test_scores_that_are_not_numbers_end_one_request_only(
     target = decoder()
     mock = simulated.head
 
-    def broken(self: Any, count: int) -> None:
-        mock(self, count)
+    def broken(self: Any, count: int, first: int = 0) -> None:
+        mock(self, count, first)
         if self is target.network:
-            for i, row in enumerate(self.tables.wanted[:count].tolist()):
+            for i, row in enumerate(self.tables.wanted[first : first + count].tolist()):
                 if self.tables.slots[row] == bad.slot and self.tables.positions[row] >= 6:
                     self.logits[i, 3] = np.nan
 

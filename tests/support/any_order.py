@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from device_requests import device_of, host_engine
+from draft_trees import grown, walked
+from numpy.typing import NDArray
 from simulated import hashed, said, simulate
 from tiny_gpu_head import CPU, VOCAB, loud_head
 from tiny_gpu_head import TARGET as SHAPE
@@ -21,7 +23,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.core.draft import Speculation
 from outrider.core.drafter import Drafter
-from outrider.core.step import StepPlan
+from outrider.core.step import StepPlan, tree_of
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
@@ -40,14 +42,16 @@ from outrider.sampling.warp import REPORTED
 
 BATCH, CONTEXT = 5, 96
 
+DRAWN_BY = {"temperature", "top_k", "top_p", "min_p"}
+
 DRAFT_SALT, HEAD_SALT = 0x5BD1E995, 0x1B873593
 
 
 class Fickle(FixedLength):
     """Another length at every launch, but for long stretches of none."""
 
-    def __init__(self, rng: random.Random, most: int) -> None:
-        super().__init__(most)
+    def __init__(self, rng: random.Random, most: int, tree: bool = False) -> None:
+        super().__init__(most, tree)
         self.most, self.rng, self.silent = most, rng, 0
         self.away = False
 
@@ -94,7 +98,7 @@ def drafters(kind: str, target: CudaDecoder) -> Drafter:
         head_drafter = drafters("head", target)
         assert isinstance(head_drafter, HeadDrafter)
         return MixDrafter(head_drafter, SuffixDrafter())
-    if kind == "head":
+    if kind in ("head", "trees"):
         head: Any = place_head(loud_head(), target)
         network: Any = head.network
         network.salt, network.width, network.ids = HEAD_SALT, VOCAB, head.ids.numpy()
@@ -169,7 +173,7 @@ def expected(target: CudaDecoder, one: Request) -> list[int]:
 
 
 def check_drafts(one: Request, source: str, bad: list[str]) -> int:
-    """At temperature 0: every draft is what a drafter says that has seen all of the text."""
+    """At temperature 0: every chain is what a drafter says that has seen all of the text."""
     at, count = one.prompt_length, 0
     for number, step in enumerate(one.trace):
         draft = list(step.draft.tokens)
@@ -179,6 +183,26 @@ def check_drafts(one: Request, source: str, bad: list[str]) -> int:
             if draft != ideal:
                 bad.append(f"request {one.id} step {number} at {at}: drafted {draft}, whole {ideal}")
         at += len(step.path) + (step.token is not None)
+    return count
+
+
+def check_trees(one: Request, whole: list[int], bad: list[str]) -> int:
+    """Every tree is what a head grows that has seen all of the text, and is followed for as long as it goes on like
+    that; where scores are processed there are chains."""
+    at, count = one.prompt_length, 0
+    for number, step in enumerate(one.trace):
+        draft, come = step.draft, len(step.path) + (step.token is not None)
+        tokens, parents = list(draft.tokens), list(draft.parents)
+        if step.path != walked(tokens, parents, whole[at:])[: len(step.path) if step.token is None else None]:
+            bad.append(f"request {one.id} step {number} at {at}: {draft} followed by {step.path}, not {whole[at:]}")
+        generated = at - one.prompt_length
+        known = not one.params.temperature or generated + tree_of(len(tokens)).drafted <= one.limit  # no noise beyond
+        if parents != [*range(-1, len(parents) - 1)] and at > 1 and one.params.features <= DRAWN_BY and known:
+            count += 1
+            ideal = grown(HeadSays(one.tokens[:at]), IDS, len(tokens), one.params, generated)
+            if (tokens, parents) != ideal:
+                bad.append(f"request {one.id} step {number} at {at}: grown {tokens, parents}, whole {ideal}")
+        at += come
     return count
 
 
@@ -192,17 +216,30 @@ def whole_model(text: list[int], count: int) -> list[int]:
 IDS = [1, 2, 4, 5, 8, 9, 11]
 
 
+class HeadSays:
+    """What a head says that has seen all of a text, after some more tokens."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+        self.entries: list[list[int]] = []
+        for i in range(1, len(text)):
+            h = hashed(text[:i])
+            self.entries.append([text[i], h >> 16, h & 0xFFFF])
+
+    def __call__(self, path: Sequence[int]) -> NDArray[np.float32]:
+        entries, text = list(self.entries), list(self.text)
+        for token in path:
+            h = hashed(text)
+            text.append(token)
+            entries.append([token, h >> 16, h & 0xFFFF])
+        logits: NDArray[np.float32] = said(hashed(text), VOCAB, HEAD_SALT, hashed(np.array(entries)))[IDS]
+        return logits
+
+
 def whole_head(text: list[int], count: int) -> list[int]:
-    found: list[int] = []
-    entries: list[list[int]] = []
-    for i in range(1, len(text)):
-        h = hashed(text[:i])
-        entries.append([text[i], h >> 16, h & 0xFFFF])
+    says, found = HeadSays(text), list[int]()
     for _ in range(count):
-        after = hashed(text + found)
-        seen = hashed(np.array(entries))
-        found.append(IDS[int(said(after, VOCAB, HEAD_SALT, seen)[IDS].argmax())])
-        entries.append([found[-1], after >> 16, after & 0xFFFF])
+        found.append(IDS[int(says(found).argmax())])
     return found
 
 
@@ -215,9 +252,9 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
     target = decoder()
     drafter = drafters(kind, target)
     lengths: dict[str, Callable[[], Controller]] = {
-        "fickle": lambda: Fickle(rng, rng.choice([1, 3, 32])),
+        "fickle": lambda: Fickle(rng, rng.choice([5, 12, 32] if kind == "trees" else [1, 3, 32]), kind == "trees"),
         "auto": AutoLength,
-        "fixed": lambda: FixedLength(3),
+        "fixed": lambda: FixedLength(3, kind == "trees"),
     }
     chosen: Controller = lengths[controller]()
     engine = Engine(target, drafter, chosen, kv_tokens=rng.choice([None, CONTEXT, 2 * CONTEXT]))
@@ -268,7 +305,9 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
         else:
             assert one.tokens == whole[: len(one.tokens)], (one.id, one.params)
         assert len(one.logprobs) == (one.generated if one.params.logprobs is not None else 0)
-        if controller != "auto" and kind in ("model", "head", "router", "mix"):  # `auto` may leave gaps
+        if kind == "trees":
+            count += check_trees(one, whole, bad)
+        elif controller != "auto" and kind in ("model", "head", "router", "mix"):  # `auto` may leave gaps
             count += check_drafts(one, {"router": "model", "mix": "head"}.get(kind, kind), bad)
     assert not bad, f"{len(bad)} of {count} drafts: {bad[:3]}"
     return count

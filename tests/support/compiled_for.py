@@ -1,7 +1,7 @@
-"""Compiles what a pass, or a choice of tokens, launches for a GPU that is not there, and says what each kernel needs.
+"""Compiles what a pass, a choice of tokens or a tree launches for a GPU that is not there, and says what kernels need.
 
     python compiled_for.py CAPABILITY SHARED SHAPE DTYPE ROWS[,ROWS…]
-    python compiled_for.py CAPABILITY choices
+    python compiled_for.py CAPABILITY choices|trees
 
 In a process of its own, since Triton decides when it is imported whether it compiles or interprets. Tensors are on no
 device: only their types count. One JSON line for each kernel.
@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,15 +24,19 @@ from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime import driver
 
 from outrider.bench.shapes import SHAPES
+from outrider.core.step import Manner, tree_of
 from outrider.models.architecture import Architecture, Rope
 from outrider.models.cuda import network
 from outrider.models.cuda.backend import HEAD_IN_FP8
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.device import GPU
-from outrider.models.cuda.lanes import MAX_LENGTH
+from outrider.models.cuda.growth import TreeGrowth
+from outrider.models.cuda.lanes import MAX_LENGTH, Lanes
 from outrider.models.cuda.network import Network
 from outrider.models.cuda.reports import Reports
 from outrider.models.cuda.said import Said
+from outrider.models.cuda.tables import Tables
+from outrider.models.cuda.trees import Trees
 from outrider.models.precision import FP8, PRECISIONS
 from outrider.models.weights import DecoderWeights, LayerWeights
 
@@ -125,6 +130,34 @@ def choices() -> None:
     Reports(rows, vocab, NOWHERE).fill(logits, rows, said.marks, chosen)
 
 
+def trees() -> None:
+    """Grown, run and judged, greedy and drawn."""
+    lanes, shape, a = 2, tree_of(16), SHAPES["8b"]
+    board = Lanes(lanes, lanes, lanes, 256, a.vocab_size, NOWHERE)
+    last = torch.empty(lanes, dtype=torch.int32, device=NOWHERE)
+    head: Any = SimpleNamespace(
+        logits=torch.empty(lanes * 8, 4000, device=NOWHERE),
+        head=lambda count: None,
+        run=lambda *args: None,
+        states=None,
+        tokens=4000,
+        tables=Tables.over(torch.empty(Tables.size(64), dtype=torch.int32, device=NOWHERE)),
+    )
+    found, ids = Trees(board), torch.empty(4000, dtype=torch.int32, device=NOWHERE)
+    growth = TreeGrowth(head, board, found, 4000, ids)
+    for manner in (Manner.GREEDY, Manner.DRAWN):
+        growth.begin(lanes, last, manner)
+        growth.grow(lanes, shape, last, manner)
+    a = replace(a, layers=a.layers[:1])
+    target = Network(a, weights(a, torch.bfloat16, torch.bfloat16), lanes + 1, 256, 64)
+    target.cache.make(4)
+    found.place(target, lanes, shape)
+    found.accept(torch.empty(lanes * 17, dtype=torch.int32, device=NOWHERE), lanes, shape)
+    found.keep(target, lanes)
+    features = torch.empty(64, 1024, dtype=torch.bfloat16, device=NOWHERE)
+    found.keep_features(features, torch.empty(lanes, 65, 1024, dtype=torch.bfloat16, device=NOWHERE), lanes, shape)
+
+
 def replace_of(gpu: GPU) -> type[GPU]:
     class Given(GPU):
         @staticmethod
@@ -135,9 +168,10 @@ def replace_of(gpu: GPU) -> type[GPU]:
 
 
 if __name__ == "__main__":
-    if sys.argv[2] == "choices":
+    if sys.argv[2] in ("choices", "trees"):
         driver.set_active(Absent(int(sys.argv[1])))
-        compiled(choices)
+        network.GPU = replace_of(GPU(101_376, 100, divmod(int(sys.argv[1]), 10)))  # type: ignore[attr-defined]
+        compiled({"choices": choices, "trees": trees}[sys.argv[2]])
     else:
         _, capability, shared, shape, dtype, rows = sys.argv
         main(int(capability), int(shared), shape, dtype, [int(count) for count in rows.split(",")])

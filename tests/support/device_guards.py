@@ -26,13 +26,13 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> None:
             low, high = int(table[:rows].min()), int(table[:rows].max())
             assert 0 <= low <= high < most, f"{name} {low}..{high} of {most}"
 
-    def guarded_layers(self: Any, rows: int, together: bool, tiled: bool, first: Any = None) -> None:
+    def guarded_layers(self: Any, rows: int, together: bool, tiled: bool, chain: int, first: Any = None) -> None:
         check(self, rows)
-        layers(self, rows, together, tiled, first)
+        layers(self, rows, together, tiled, chain, first)
 
-    def guarded_body(self: Any, rows: int, together: bool, tiled: bool = False) -> None:
+    def guarded_body(self: Any, rows: int, together: bool, tiled: bool = False, chain: int = 0) -> None:
         check(self, rows)
-        body(self, rows, together, tiled)
+        body(self, rows, together, tiled, chain)
 
     monkeypatch.setattr(Network, "_layers", guarded_layers)
     monkeypatch.setattr(Network, "body", guarded_body)

@@ -62,7 +62,7 @@ def _seen(self: Any, slot: int, position: int, base: int, path: Any) -> Any:
     return self.cache.pool.numpy()[0, 0, :, 0][_at(self, slot, indices)]
 
 
-def body(self: Any, rows: int, together: bool, tiled: bool = False) -> None:
+def body(self: Any, rows: int, together: bool, tiled: bool = False, chain: int = 0) -> None:
     tokens, slots, positions, indices, bases, paths = _checked(self, rows)
     self.cache.pool.numpy()[0, 0, :, 0, :, 0][_at(self, slots, indices)] = tokens
     self.hashes = [
@@ -73,8 +73,8 @@ def body(self: Any, rows: int, together: bool, tiled: bool = False) -> None:
         self.features[:rows, :2] = _split(self.hashes)
 
 
-def head(self: Any, count: int) -> None:
-    wanted = self.tables.wanted[:count].numpy()
+def head(self: Any, count: int, first: int = 0) -> None:
+    wanted = self.tables.wanted[first : first + count].numpy()
     salt = getattr(self, "salt", 0)
     ids = getattr(self, "ids", None)
     for i, row in enumerate(wanted):
@@ -92,7 +92,9 @@ def fuse(self: Any, rows: int, features: Any = None, index: Any = None) -> None:
     self.given[:rows, :2] = source[:rows, :2] if index is None else source[index[:rows].long(), :2]
 
 
-def run(self: Any, rows: int, together: bool, states: Any, index: Any = None, tiled: bool = False) -> None:
+def run(
+    self: Any, rows: int, together: bool, states: Any, index: Any = None, tiled: bool = False, chain: int = 0
+) -> None:
     tokens, slots, positions, indices, bases, paths = _checked(self, rows)
     before = (states[:rows] if index is None else states[index[:rows].long()])[:, :2].clone()
     cells, places = self.cache.pool.numpy()[0, 0, :, 0], _at(self, slots, indices)

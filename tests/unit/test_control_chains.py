@@ -91,5 +91,5 @@ def test_chains_on_a_device_keep_to_what_a_request_allows() -> None:
     seconds = {length: 1 + 0.01 * length for length in AutoLength.lengths}
     for controller in (AutoLength(), FixedLength(8)):
         some = [Running(0), Running(1, speculation=Speculation(max_nodes=2))]
-        assert controller.plan(some, chains(seconds), 8).shape == (2, 2)
-        assert controller.plan(some, chains(seconds), 1).shape == (1, 1)
+        assert controller.plan(some, chains(seconds), 8).shape == StepShape(2, 2)
+        assert controller.plan(some, chains(seconds), 1).shape == StepShape(1, 1)

@@ -14,7 +14,7 @@ from outrider.engine.host_executor import HostExecutor
 
 def synthetic_engine(model: LanguageModel, drafter: Drafter, acceptance: SyntheticAcceptance) -> Engine:
     """Chains of the acceptance's draft length; on the device wherever the exact engine would step there."""
-    controller = FixedLength(acceptance.draft_length)
+    controller = FixedLength(acceptance.draft_length, tree=False)
     host = HostExecutor(model, drafter, controller, acceptance.rules())
     part = drafter.device_part
     if model.steps_on_device and part is not None and part.drafter is not None and not drafter.continues:

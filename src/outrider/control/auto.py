@@ -65,14 +65,16 @@ class AutoLength:
         table: CostTable | None = None,
         survey: Survey | None = None,
         acceptance: Mapping[str, Sequence[float]] | None = None,
+        trees: Sequence[int] = (),
     ) -> None:
         """Costs are known from a `table`, or will be from a `survey`, until when decoding is plain; with neither they
         are guessed at and learned. `acceptance`: what is known beforehand of drafters, by name
-        (`DraftHead.acceptance`)."""
+        (`DraftHead.acceptance`). `trees`: nodes of those that a device may be asked for, beside chains."""
         if nodes < 1 or rows < 2:
             raise InvalidRequest(f"nodes={nodes} must be at least 1 and rows={rows} at least 2.")
         self.nodes = nodes
         self.rows = rows
+        self.trees = [size for size in trees if size <= nodes]
         self.issued: Sequence[int] = ()
         self._acceptance = Acceptance()
         self._known = acceptance or {}
@@ -208,7 +210,7 @@ class AutoLength:
         lookup: Drafter | None = None,
     ) -> StepPlan:
         plan = self._device.plan(requests, self._states, seconds, limit, lookup)
-        self.issued = [plan.shape.verified] * len(requests)
+        self.issued = [plan.shape.size] * len(requests)
         return plan
 
     # -- learning

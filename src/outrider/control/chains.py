@@ -1,15 +1,15 @@
-"""The chains of steps on a device: how long the next ones are, for all requests of a step alike, and whose.
+"""The drafts of steps on a device: how large the next ones are, for all requests of a step alike, and whose.
 
 A device never waits for the host, so a step is given its shape before those under way are observed, and their outcomes
 come in the order of the shapes. What a step of each shape takes the device has measured itself; estimated here is how
-often each level of the chains drafted there is right. For some requests there is also something looked up to offer
-(`offers`): that is verified where it still holds and is expected to bring more.
+often each level of the chains drafted there is right, and from that what trees bring (`trees`). For some requests there
+is also something looked up to offer (`offers`): that is verified where it still holds and is expected to bring more.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from outrider.control.ledger import Ledger
 from outrider.control.levels import HOPE, Levels, hoped
 from outrider.control.offers import Found
 from outrider.control.silence import LATEST, SOONEST, Silence
+from outrider.control.trees import TreeGains
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.step import PLAIN, StepPlan, StepShape
 
@@ -86,6 +87,7 @@ class Chains:
         first = hoped(acceptance, nodes)
         self._newcomers = {read: Levels(first, HOPE, 1 / 128, 4) for read in (True, False)}
         """What is believed of a request of which nothing is known yet but whether the drafter has read its prompt."""
+        self._trees = TreeGains()
         self._silence = silence
         self._since_plain = _PLAIN_EVERY - _PLAIN_SOON
         self._pause = SOONEST
@@ -111,8 +113,13 @@ class Chains:
         if state.since is None:
             return 0
         own = [issued for issued in self._under_way if issued.number >= state.since]
-        levels = state.levels
-        return sum(1 + (i.shape.verified if state in i.sources else round(levels.total(i.shape.drafted))) for i in own)
+        return sum(1 + (i.shape.verified if state in i.sources else round(self._gain(state, i.shape))) for i in own)
+
+    def _gain(self, state: ChainState, shape: StepShape) -> float:
+        """Tokens expected of what is drafted for it on the device."""
+        if shape.nodes:
+            return self._trees.gain(state.levels, shape)
+        return state.levels.total(shape.drafted)
 
     def reads(self) -> bool:
         """Whether the drafter is to read the prompts of the next newcomers."""
@@ -123,7 +130,7 @@ class Chains:
         """The shape of the next step, of at most `most` nodes a request, without a closer look; it is then under way.
         None: have a look."""
         shape = self._last.shape
-        if self._rest <= 0 or requests.bit_length() != self._resting or shape.verified > most:
+        if self._rest <= 0 or requests.bit_length() != self._resting or shape.size > most:
             return None
         if shape == PLAIN and self._silence.steps + 1 >= self._pause:
             return None
@@ -149,8 +156,8 @@ class Chains:
         much for another's. Where nobody drafts on the device that could, that is tried now and then. `seconds`: of a
         step, by its shape. `found`: what may be offered, by places of `states`."""
         # Without an offer there is nothing to verify but what is drafted.
-        shapes = [shape for shape in seconds if shape.verified <= most and (found or shape.drafted == shape.verified)]
-        gains = _Gains(states, found, {i: self.ahead(states[i]) for i in found})
+        shapes = [shape for shape in seconds if shape.size <= most and (found or shape.drafted == shape.verified)]
+        gains = _Gains(states, found, {i: self.ahead(states[i]) for i in found}, self._gain)
         for state, ledger in zip(states, ledgers, strict=True):
             if state.rested < self.rested:
                 ledger.rest(self.rested - state.rested)
@@ -193,7 +200,7 @@ class Chains:
         elif self._silence.steps >= self._pause and room:
             self._silence.step(True)  # a try ends it, even one that there is no room for
             self._pause = min(LATEST, 2 * self._pause)
-            tries = [shape for shape in drafting if shape.verified >= best.verified]
+            tries = [shape for shape in drafting if shape.verified >= best.verified and not shape.nodes]
             return min(tries, key=lambda shape: (shape.verified, shape.drafted), default=best)
         return best
 
@@ -225,47 +232,64 @@ class Chains:
             if sources and each.draft.source == sources.get(state):
                 ledger.step(stretch, gained, gained - stretch)
                 continue  # it took what was offered, and what was drafted there is not known
-            length = max(shape.drafted, len(each.draft.tokens))
-            if not length:
+            if not shape.drafted and not each.draft.tokens:
                 ledger.step(stretch, gained, -stretch)
                 continue
-            right = len(each.path)
             # Among many, somebody is always out of luck: nobody waits for that while more than luck is not believed.
-            expected = state.levels.observe_hits(right, length)
+            expected = self._learned(state.levels, shape, each)
             ledger.step(stretch, gained, (expected if expected >= stretch else gained) - stretch)
             if i == shared:
-                self._newcomers[state.read].observe_hits(right, length)
+                self._learned(self._newcomers[state.read], shape, each)
+            if shape.nodes:
+                self._trees.observe(state.levels, shape, each)
+
+    def _learned(self, levels: Levels, shape: StepShape, verified: VerifiedDraft) -> float:
+        """Learn from what came of a draft; what such a one is now expected to bring."""
+        if not shape.nodes:
+            return levels.observe_hits(len(verified.path), max(shape.drafted, len(verified.draft.tokens)))
+        self._trees.teach(levels, shape, verified)
+        return self._trees.gain(levels, shape)
 
 
 class _Gains:
     """Tokens that each request is expected to gain by each shape: of what it is offered, if that holds when the step
-    begins, else of what is drafted on the device."""
+    begins, else of what is drafted on the device. Beside a tree nothing is offered."""
 
-    def __init__(self, states: Sequence[ChainState], found: Mapping[int, Found], ahead: Mapping[int, int]) -> None:
-        """`ahead`: by places of `states`, tokens expected before the step begins."""
-        self._states, self._found = states, found
-        self._drafted: dict[int, list[float]] = {}
+    def __init__(
+        self,
+        states: Sequence[ChainState],
+        found: Mapping[int, Found],
+        ahead: Mapping[int, int],
+        gain: Callable[[ChainState, StepShape], float],
+    ) -> None:
+        """`ahead`: by places of `states`, tokens expected before the step begins. `gain`: what is expected of what is
+        drafted there."""
+        self._states, self._found, self._gain = states, found, gain
+        self._drafted: dict[tuple[int, int], list[float]] = {}
         self._offered: dict[int, list[float]] = {}
         """By length; nothing is expected of an offer that is not there."""
         self._ahead = ahead
         self._holds = [found[i].holds(ahead[i]) if i in found else 0.0 for i in range(len(states))]
 
     def of(self, shape: StepShape) -> list[float]:
-        own = self._own(shape.drafted)
-        if not self._found:
+        own = self._own(shape)
+        if not self._found or shape.nodes:
             return own
         pairs = zip(own, self._of_offers(shape.verified), self._holds, strict=True)
         return [mine + more if (more := offered - holds * mine) > 0 else mine for mine, offered, holds in pairs]
 
     def offered(self, shape: StepShape) -> set[int]:
         """Whose offer, where it holds, is better than what is drafted for them."""
-        own, offered = self._own(shape.drafted), self._of_offers(shape.verified)
+        if shape.nodes:
+            return set()
+        own, offered = self._own(shape), self._of_offers(shape.verified)
         return {i for i in self._found if offered[i] > self._holds[i] * own[i]}
 
-    def _own(self, length: int) -> list[float]:
-        if length not in self._drafted:
-            self._drafted[length] = [state.levels.total(length) for state in self._states]
-        return self._drafted[length]
+    def _own(self, shape: StepShape) -> list[float]:
+        drafted = shape.drafted, shape.nodes
+        if drafted not in self._drafted:
+            self._drafted[drafted] = [self._gain(state, shape) for state in self._states]
+        return self._drafted[drafted]
 
     def _of_offers(self, length: int) -> list[float]:
         if length not in self._offered:

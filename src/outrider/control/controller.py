@@ -13,7 +13,7 @@ from outrider.control.offers import Offers
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.request import RequestView
-from outrider.core.step import StepPlan, StepShape
+from outrider.core.step import StepPlan, StepShape, tree_of
 from outrider.errors import InvalidRequest
 
 CLAIM = 0.8
@@ -36,6 +36,11 @@ class Controller(Protocol):
     @property
     def offered_lengths(self) -> Sequence[int]:
         """Those that it may ask a device to verify where something was looked up."""
+        ...
+
+    @property
+    def trees(self) -> Sequence[int]:
+        """The sizes of trees it asks a device to draft, where that can."""
         ...
 
     @property
@@ -75,7 +80,7 @@ class Controller(Protocol):
         limit: int,
         lookup: Drafter | None = None,
     ) -> StepPlan:
-        """The next step on a device, with chains of at most `limit` tokens. `seconds`: what a step takes of each shape
+        """The next step on a device, with drafts of at most `limit` nodes. `seconds`: what a step takes of each shape
         that is prepared. What `lookup` finds may be offered to it."""
         ...
 
@@ -111,6 +116,7 @@ class FixedLength:
         self.nodes = nodes
         self.lengths: Sequence[int] = sorted({0, nodes})
         self.offered_lengths: Sequence[int] = self.lengths
+        self.trees: Sequence[int] = (nodes,) if tree and nodes > 1 else ()
         self.issued: Sequence[int] = ()
         self.paused = nodes == 0
         self.away = nodes == 0
@@ -147,7 +153,8 @@ class FixedLength:
         limit: int,
         lookup: Drafter | None = None,
     ) -> StepPlan:
-        """What is found is offered where it promises more than what is drafted there claims."""
+        """A tree where the device grows any and nothing is offered. What is found is offered where it promises more
+        than what is drafted there claims."""
         most = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
         length = min([self.nodes, limit, *most])
         self.issued = [length] * len(requests)
@@ -160,6 +167,8 @@ class FixedLength:
             for i, each in found.items():
                 if not drafts or each.gain(ahead, length) > each.holds(ahead) * claimed:
                     offers[i] = each.offer
+        if self.trees and length > 1 and not offers and any(shape.nodes for shape in seconds):
+            return StepPlan(tree_of(length))
         return StepPlan(StepShape(length if drafts else 0, length), offers)
 
     def observe(

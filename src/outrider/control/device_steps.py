@@ -1,4 +1,4 @@
-"""Steps that a device takes, for the automatic controller: it is told how long its chains are (`chains`) and what was
+"""Steps that a device takes, for the automatic controller: it is told how large its drafts are (`chains`) and what was
 looked up (`offers`)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.core.step import PLAIN, StepPlan, StepShape
 
 class DeviceSteps:
     def __init__(self, nodes: int, silence: Silence, acceptance: Acceptance, known: Sequence[float]) -> None:
-        """With chains of at most `nodes` nodes. `known`: beforehand, as `DraftHead.acceptance`."""
+        """With drafts of at most `nodes` nodes. `known`: beforehand, as `DraftHead.acceptance`."""
         self._nodes = nodes
         self._chains = Chains(nodes, silence, known)
         self._offers = Offers(acceptance)
@@ -45,7 +45,7 @@ class DeviceSteps:
             return StepPlan(shape)
         given = states.of(requests)
         chains, ledgers, found = [state.chain for state in given], [state.ledger for state in given], {}
-        longest = max([shape.verified for shape in seconds if shape.verified <= most], default=0)
+        longest = max([shape.verified for shape in seconds if not shape.nodes and shape.verified <= most], default=0)
         if lookup is not None and longest >= LEAST_OFFERED:
             reach = [self._chains.ahead(chain) + longest for chain in chains]
             found = self._offers.step(lookup, requests, [state.leanings for state in given], reach)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from outrider.core.step import StepShape
+from outrider.core.step import StepShape, tree_of
 
 _LEVEL, _OFF = 1 / 8, 1 / 16
 """What one step counts for in the averages."""
@@ -21,15 +21,17 @@ _DRAFTED, _VERIFIED = 0.09, 0.01
 """What a level is taken to cost, of a plain step, to draft and to verify until something is measured."""
 
 
-def shapes(drafted: Iterable[int], offered: Iterable[int]) -> list[StepShape]:
-    """Those of steps that verify what they draft, or one of the longer lengths `offered`; plain ones first."""
+def shapes(drafted: Iterable[int], offered: Iterable[int], trees: Iterable[int] = ()) -> list[StepShape]:
+    """Those of steps that verify what they draft, or one of the longer lengths `offered`; plain ones first. Then those
+    of trees, by their nodes."""
     levels = sorted({0, *drafted})
-    return [StepShape(n, length) for n in levels for length in sorted({n, *(o for o in offered if o > n)})]
+    chains = [StepShape(n, length) for n in levels for length in sorted({n, *(o for o in offered if o > n)})]
+    return chains + [tree_of(nodes) for nodes in trees]
 
 
 def guessed(shapes: Sequence[StepShape]) -> dict[StepShape, float]:
     """In plain steps."""
-    return {shape: 1 + _DRAFTED * shape.drafted + _VERIFIED * shape.verified for shape in shapes}
+    return {shape: 1 + _DRAFTED * shape.drafted + _VERIFIED * shape.size for shape in shapes}
 
 
 class StepCosts:

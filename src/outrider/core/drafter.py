@@ -35,7 +35,7 @@ class VerifiedDraft(NamedTuple):
 
 
 class DeviceDrafter(Protocol):
-    """A drafter whose chains a `Stepper` can draft in its stead: it lets go of requests and takes them back, or learns
+    """A drafter whose drafts a `Stepper` can make in its stead: it lets go of requests and takes them back, or learns
     that they leave from there, and how many of their tokens it has run."""
 
     name: str
@@ -49,10 +49,12 @@ class DeviceDrafter(Protocol):
 
 
 class DevicePart(NamedTuple):
-    """Who drafts in steps taken whole on a device, and with which network; None: nobody does."""
+    """Who drafts in steps taken whole on a device, and with which network; None: nobody does. `trees`: whether trees,
+    too, and not chains alone."""
 
     drafter: DeviceDrafter | None = None
     network: CachedNetwork | None = None
+    trees: bool = False
 
 
 class Drafter(ABC):

@@ -89,10 +89,23 @@ class StepShape(NamedTuple):
     drafted: int
     """Levels that the drafter on the device drafts; 0: it is not asked."""
     verified: int
-    """The longest chain there is room for, at least as long: what a lane was offered may be longer than that."""
+    """The longest path there is room for, at least as long: what a lane was offered may be longer than that."""
+    nodes: int = 0
+    """Of the tree that is drafted and verified; 0: it is a chain."""
+
+    @property
+    def size(self) -> int:
+        """Nodes verified."""
+        return self.nodes or self.verified
 
 
 PLAIN = StepShape(0, 0)
+
+
+def tree_of(nodes: int) -> StepShape:
+    """A tree of so many nodes. Each level takes a pass of the drafter, so its depth grows slowly."""
+    levels = min(nodes, (nodes + 1).bit_length())
+    return StepShape(levels, levels, nodes)
 
 
 class Offer(NamedTuple):
@@ -121,13 +134,16 @@ class Reported(NamedTuple):
 
 class SlotOutcome(NamedTuple):
     """What one step gave one request: `tokens` joined it, the first `accepted` of them from the drafts. `offered`:
-    whether those were what the host had offered. `reports` of each of the tokens, where they were asked for."""
+    whether those were what the host had offered. `reports` of each of the tokens, where they were asked for. Of a tree,
+    `parents` and `claims` are those of its nodes, as in `Draft`; of a chain they are empty."""
 
     accepted: int
     tokens: tuple[int, ...]
     drafts: tuple[int, ...]
     offered: bool = False
     reports: tuple[Reported, ...] = ()
+    parents: tuple[int, ...] = ()
+    claims: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +171,13 @@ class PendingFeatures(NamedTuple):
 
 
 class Stepper(Protocol):
-    """Takes whole steps (draft a chain, verify, accept, keep) on a device, without the host in between.
+    """Takes whole steps (draft a chain or a tree, verify, accept, keep) on a device, without the host in between.
 
-    Requests sit in numbered lanes. Steps are launched with chains of any length up to `limit` and collected in the
-    same order. A step may be launched before the one before is collected: it starts from wherever that one ends; and
-    requests may come and go meanwhile, which takes effect for the steps launched afterwards. Tokens are those of the
-    coupled rule; -1 where the model's scores are not numbers. Noise reaches `horizon` positions, until it is renewed.
+    Requests sit in numbered lanes. Steps are launched with drafts of any size up to `limit` and collected in the same
+    order; trees only where there may be any (`trees`), and never in the FULL manner. A step may be launched before the
+    one before is collected: it starts from wherever that one ends; and requests may come and go meanwhile, which takes
+    effect for the steps launched afterwards. Tokens are those of the coupled rule; -1 where the model's scores are not
+    numbers. Noise reaches `horizon` positions, until it is renewed.
     """
 
     horizon: int
@@ -168,6 +185,10 @@ class Stepper(Protocol):
     """The most tokens that a request may have when a step of it is launched."""
 
     def limit(self, lanes: int) -> int: ...
+    def trees(self, lanes: int) -> bool:
+        """Whether steps of so many lanes may draft trees."""
+        ...
+
     @property
     def late(self) -> int:
         """As `CachedNetwork.late`."""

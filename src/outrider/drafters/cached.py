@@ -67,7 +67,7 @@ class Plan(Generic[H]):
 
 
 class CachedDrafter(Drafter, Generic[H]):
-    """Drafts by passes of `network`; chains alone can be drafted on a device in its stead."""
+    """Drafts by passes of `network`. In its stead a device can draft, chains at least."""
 
     def __init__(self, network: CachedNetwork, branching: int, chance: Chance) -> None:
         self._branching = branching if network.supports_trees else 1

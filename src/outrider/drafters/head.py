@@ -9,7 +9,7 @@ from itertools import islice
 from torch import Tensor
 
 from outrider.core.draft import Budget
-from outrider.core.drafter import VerifiedDraft
+from outrider.core.drafter import DevicePart, VerifiedDraft
 from outrider.core.model import DraftHead, Rows
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
@@ -34,9 +34,9 @@ draft is tried: of the 16 tokens after such a gap the shipped head guesses 71% (
 @dataclass(frozen=True, slots=True)
 class HeadDrafterConfig:
     """`branching`: most children per node; 1 drafts chains. Trees need a budget and a target that allow them. None: 8,
-    but chains where those can be drafted and verified in whole steps on the device.
+    but chains through the host where whole steps are taken on a device: trees are grown there, or not at all.
 
-    `depth`: most levels of a tree, each of which takes a pass; a chain may be longer."""
+    `depth`: most levels of a tree, each of which takes a pass; a chain may be longer. On a device the size decides."""
 
     branching: int | None = None
     depth: int = 8
@@ -74,11 +74,17 @@ class HeadDrafter(CachedDrafter[Backlog]):
         super().__init__(head, config.branching or (1 if head.steps_on_device else 8), chance)
         self._head = head
         self._depth = config.depth
+        self._trees = config.branching != 1
         self._candidates = HeadCandidates(head, vocab_size, self._branching)
 
     @property
     def head(self) -> DraftHead:
         return self._head
+
+    @property
+    def device_part(self) -> DevicePart | None:
+        there = self._head.steps_on_device
+        return DevicePart(self, self._head, trees=there and self._trees) if there or self.chains else None
 
     @property
     def acceptance(self) -> Mapping[str, Sequence[float]]:
@@ -124,7 +130,7 @@ class HeadDrafter(CachedDrafter[Backlog]):
         expected leaves a gap; of a prompt the last few wait all the same, unless they would have to be brought to a
         device, which keeps those of its own steps."""
         prompts: list[Backlog] = []
-        if not soon and (self.chains or all(rows.logits is None for rows in batch)):
+        if not soon and (self.device_part or all(rows.logits is None for rows in batch)):
             for request, rows in zip(requests, batch, strict=True):
                 held = self._held[request.id]
                 if rows.logits is None:

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from outrider.control.controller import CLAIM, Controller
 from outrider.control.steps import shapes
-from outrider.core.draft import Draft
+from outrider.core.draft import ROOT, Draft
 from outrider.core.drafter import DevicePart, Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel
 from outrider.core.request import ResolvedParams, TokenLogprob
@@ -80,7 +80,9 @@ class DeviceExecutor(Executor):
         self._drafter = part.drafter if part else None
         self._lookup = host.drafter if part and host.drafter.continues else None
         self._shapes = shapes(
-            self._controller.lengths if self._drafter else (), self._controller.offered_lengths if self._lookup else ()
+            self._controller.lengths if self._drafter else (),
+            self._controller.offered_lengths if self._lookup else (),
+            self._controller.trees if part and part.trees else (),
         )
         """Those that may be asked for."""
         self._lanes = DeviceLanes(stepper, host.model, part)
@@ -159,22 +161,27 @@ class DeviceExecutor(Executor):
             self._clock.elsewhere += perf_counter() - started
         self._lanes.close_up(len(running))
         seated = self._lanes.requests
-        shape, offered = self._plan(running)
+        way = max([manner(s.params) for s in running])
+        shape, offered = self._plan(running, way)
         self._lanes.renew(sum([launched.shape.verified + 1 for launched in self._under_way]) + shape.verified + 1)
         self._lanes.reserve(MOST_ROWS * (len(self._under_way) + 1))
         found = {running[i].id: offer for i, offer in offered.items()}
         offers = {number: found[s.id] for number, s in enumerate(seated) if s is not None and s.id in found}
-        self._stepper.launch(len(seated), shape, max([manner(s.params) for s in running]), offers)
+        self._stepper.launch(len(seated), shape, way, offers)
         sources = {number: offer.source for number, offer in offers.items()}
         self._under_way.append(_Launched(shape, list(seated), sources))
         self._burst = max(0, self._burst - 1)
 
-    def _plan(self, running: list[Request]) -> StepPlan:
-        """Near its end a request may be drafted for beyond it, which is cut off: only few lengths are recorded."""
+    def _plan(self, running: list[Request], way: Manner) -> StepPlan:
+        """Near its end a request may be drafted for beyond it, which is cut off: only few lengths are recorded. Where
+        the device grows no trees (among many lanes, or where scores are processed), chains are planned with."""
         if not self._drafts:
             return StepPlan(PLAIN)
         lanes = len(self._lanes)
-        return self._controller.plan(running, self._clock.seconds(lanes), self._stepper.limit(lanes), self._lookup)
+        seconds = self._clock.seconds(lanes)
+        if way >= Manner.FULL or not self._stepper.trees(lanes):
+            seconds = {shape: taken for shape, taken in seconds.items() if not shape.nodes}
+        return self._controller.plan(running, seconds, self._stepper.limit(lanes), self._lookup)
 
     def _collect(self, running: list[Request], started: float) -> StepOutput:
         """Read the step launched first; those that run no longer gain nothing by it."""
@@ -192,7 +199,7 @@ class DeviceExecutor(Executor):
             if s is not None and s.id in going:
                 requests.append(s)
                 verified.append(_verified(s, lane, launched.sources[number] if lane.offered else name))
-        rows = len(verified) * (launched.shape.verified + 1)
+        rows = len(verified) * (launched.shape.size + 1)
         # What the host drafts is weighed against these steps: both must be timed alike.
         seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
         return StepOutput(requests, verified, rows, outcome.draft_seconds, seconds, self._keep)
@@ -240,10 +247,22 @@ def manner(p: ResolvedParams) -> Manner:
 def _verified(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft:
     if min(lane.tokens) < 0:
         raise not_a_number()
-    count = len(lane.drafts)
-    draft = Draft(lane.drafts, range(-1, count - 1), _CLAIMS[:count], source) if count else _NO_DRAFT
+    count, path = len(lane.drafts), tuple(range(lane.accepted))
+    if lane.parents:
+        draft, path = Draft(lane.drafts, lane.parents, lane.claims, source), _path(lane)
+    else:
+        draft = Draft(lane.drafts, range(-1, count - 1), _CLAIMS[:count], source) if count else _NO_DRAFT
     told = tuple(map(_told, lane.tokens, lane.reports)) if lane.reports else ()
-    return VerifiedDraft(request, draft, tuple(range(lane.accepted)), lane.tokens, told)
+    return VerifiedDraft(request, draft, path, lane.tokens, told)
+
+
+def _path(lane: SlotOutcome) -> tuple[int, ...]:
+    """The nodes of its tree that were accepted."""
+    nodes, node, path = [*zip(lane.parents, lane.drafts, strict=True)], ROOT, []
+    for token in lane.tokens[: lane.accepted]:
+        node = nodes.index((node, token))
+        path.append(node)
+    return tuple(path)
 
 
 def _told(token: int, report: Reported) -> TokenLogprob:

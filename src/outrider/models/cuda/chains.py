@@ -1,4 +1,4 @@
-"""Drafting chains on the device, as part of a step: with a draft model, or with a head.
+"""Drafting on the device, as part of a step: chains with a draft model, chains or trees with a head.
 
 Nothing is run while nothing is drafted: what the model or head has missed is run in one pass when it drafts again, or
 when no more of it can be kept. Among many lanes a head leaves that out instead.
@@ -15,9 +15,11 @@ import torch
 from outrider.core.step import Manner, PendingFeatures, StepShape, StepSlot
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import Graphs, Key, Launches
+from outrider.models.cuda.growth import TreeGrowth
 from outrider.models.cuda.kernels.steps import wait_kernel
 from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, STRIDE, Lanes
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, Network
+from outrider.models.cuda.trees import Trees
 
 if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
@@ -36,8 +38,8 @@ class Chains(Protocol):
     skips: int
     """As `Stepper.skips`."""
 
-    def launches(self, lanes: int, length: int, manner: Manner) -> Iterator[tuple[Key, Launches]]:
-        """What drafts of this length need, and what those after a step that verified as many do."""
+    def launches(self, lanes: int, shape: StepShape, manner: Manner) -> Iterator[tuple[Key, Launches]]:
+        """What drafts of this shape need, and what those after a step that verified as many do."""
         ...
 
     def seat(self, number: int, lane: StepSlot) -> None: ...
@@ -47,7 +49,7 @@ class Chains(Protocol):
         ...
 
     def verify(self, target: Network, lanes: int, length: int) -> None:
-        """The target has run the drafts, and nothing has been accepted yet; recorded with that."""
+        """The target has run chains, and nothing has been accepted yet; recorded with that."""
         ...
 
     def settle(self, graphs: Graphs, lanes: int) -> None:
@@ -72,9 +74,9 @@ class ModelChains:
         self._plain = False
         """Whether there are more of them than the two that a draft begins with."""
 
-    def launches(self, lanes: int, length: int, manner: Manner) -> Iterator[tuple[Key, Launches]]:
+    def launches(self, lanes: int, shape: StepShape, manner: Manner) -> Iterator[tuple[Key, Launches]]:
         yield ("behind", lanes), partial(self._catch_up, lanes)
-        if length:
+        if length := shape.drafted:
             yield ("draft", lanes, length, manner), partial(self._chain, lanes, length, manner)
 
     def seat(self, number: int, lane: StepSlot) -> None:
@@ -131,6 +133,8 @@ class HeadChains:
         self._lanes = lanes
         columns = int((head.ids < vocab_size).sum())
         self._chooser = Chooser(HEAD_ROWS, columns, head.device, head.ids)
+        self.trees = Trees(lanes)
+        self._growth = TreeGrowth(head.network, lanes, self.trees, columns, head.ids)
         shape = lanes.most, WAITING + MAX_LENGTH + 1, head.network.inbox.shape[1]
         self._ring = torch.zeros(shape, dtype=head.dtype, device=head.device)
         self._index = torch.zeros(head.network.max_rows, dtype=torch.int32, device=head.device)
@@ -138,20 +142,22 @@ class HeadChains:
         self.skips = 0
         self._waiting = 1
         """Tokens that wait, of any lane at most."""
-        self._counts: dict[int, set[int]] = {}
-        """By lanes: how many a pass takes in, as recorded."""
+        self._counts: dict[tuple[int, bool], set[int]] = {}
+        """By lanes, and whether for trees: how many a pass takes in, as recorded."""
 
-    def launches(self, lanes: int, length: int, manner: Manner) -> Iterator[tuple[Key, Launches]]:
-        most = _most(lanes, self._network)
-        counts = self._counts.setdefault(lanes, {most})
+    def launches(self, lanes: int, shape: StepShape, manner: Manner) -> Iterator[tuple[Key, Launches]]:
+        most, length = _most(lanes, self._network), shape.drafted
+        counts = self._counts.setdefault((lanes, shape.nodes > 0), {most})
         if not length:
             yield ("wait", lanes, most), partial(self._take_in, lanes, most, leave=1)
             yield ("skip", lanes), partial(self._lanes.skip, lanes, KEPT)
             return
         counts.add(length + 1)
         for count in (length + 1, most):
-            yield ("absorb", lanes, count, manner), partial(self._absorb, lanes, count, manner)
-        if length > 1:
+            yield self._absorbing(lanes, count, shape, manner)
+        if shape.nodes:
+            yield self._growing(lanes, shape, manner)
+        elif length > 1:
             yield ("draft", lanes, length, manner), partial(self._chain, lanes, length, manner)
 
     def seat(self, number: int, lane: StepSlot) -> None:
@@ -176,6 +182,10 @@ class HeadChains:
             BLOCK=1024,
         )
 
+    def keep(self, target: Network, lanes: int, shape: StepShape) -> None:
+        """Trees were judged, and their lanes advanced; recorded with that."""
+        self.trees.keep_features(target.features, self._ring, lanes, shape)
+
     def left(self, number: int) -> PendingFeatures:
         """Features of the tokens before each of those that wait: [waiting, layers * target hidden]."""
         length, gap, absorbed = self._lanes.length(number)
@@ -196,12 +206,23 @@ class HeadChains:
             return
         while self._waiting > most:
             self._wait(graphs, lanes, most)
-        counts = self._counts.get(lanes, ())
+        counts = self._counts.get((lanes, shape.nodes > 0), ())
         count = min((count for count in counts if count >= self._waiting), default=self._waiting)
-        graphs.run(("absorb", lanes, count, manner), partial(self._absorb, lanes, count, manner))
-        if length > 1:
+        graphs.run(*self._absorbing(lanes, count, shape, manner))
+        if shape.nodes:
+            graphs.run(*self._growing(lanes, shape, manner))
+        elif length > 1:
             graphs.run(("draft", lanes, length, manner), partial(self._chain, lanes, length, manner))
         self._waiting = shape.verified + 1
+
+    def _absorbing(self, lanes: int, count: int, shape: StepShape, manner: Manner) -> tuple[Key, Launches]:
+        if shape.nodes:
+            return ("absorb for a tree", lanes, count, manner), partial(self._plant, lanes, count, manner)
+        return ("absorb", lanes, count, manner), partial(self._absorb, lanes, count, manner)
+
+    def _growing(self, lanes: int, shape: StepShape, manner: Manner) -> tuple[Key, Launches]:
+        grow = partial(self._growth.grow, lanes, shape, self._last, manner)
+        return ("grow", lanes, shape.drafted, shape.nodes, manner), grow
 
     def _wait(self, graphs: Graphs, lanes: int, most: int) -> None:
         graphs.run(("wait", lanes, most), partial(self._take_in, lanes, most, leave=1))
@@ -225,6 +246,11 @@ class HeadChains:
         """The last token's row gives the first draft."""
         self._take_in(lanes, count, leave=0)
         self._choose(lanes, 0, manner)
+
+    def _plant(self, lanes: int, count: int, manner: Manner) -> None:
+        """The last token's row gives the first level of a tree."""
+        self._take_in(lanes, count, leave=0)
+        self._growth.begin(lanes, self._last, manner)
 
     def _chain(self, lanes: int, length: int, manner: Manner) -> None:
         """The others, each from the head's own state after the one before."""

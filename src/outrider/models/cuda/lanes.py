@@ -19,15 +19,16 @@ NOISE_AHEAD = 512
 """Generated positions per lane whose noise keys are on the device."""
 
 MAX_LENGTH = 32
-"""Longest chain."""
+"""Longest chain, and most nodes of a tree."""
 
 WIDTH = 64
 """Rows of a lane in one pass, at most."""
 
 _MOST = 2**31 - 1
 
-OUT = 2 * MAX_LENGTH + 3
-"""Int32 that a step gives a lane: drafts accepted, tokens gained, drafts, whether those were offered."""
+OUT = 4 * MAX_LENGTH + 3
+"""Int32 that a step gives a lane: drafts accepted, tokens gained, drafts; of a tree its parents and claims; whether the
+drafts were offered."""
 
 TARGET_SLOT, DRAFT_SLOT = steps.TARGET_SLOT.value, steps.DRAFT_SLOT.value
 _NUMBERS, _START, _WORDS = steps.NUMBERS.value, steps.START.value, steps.WORDS.value

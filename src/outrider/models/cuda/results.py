@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from outrider.core.step import SlotOutcome, StepOutcome
+from outrider.core.step import PLAIN, SlotOutcome, StepOutcome, StepShape
 from outrider.models.cuda.lanes import MAX_LENGTH
 from outrider.models.cuda.reports import Reports
 
@@ -24,7 +24,7 @@ class Result:
         self._rows_told = 0
         self._marks = [torch.Event(device, enable_timing=True) for _ in range(3)] if on_gpu else []
         self._read = torch.Event(device) if on_gpu else None
-        self._lanes = self._length = 0
+        self._lanes, self._shape = 0, PLAIN
 
     def start(self) -> None:
         self._mark(0)
@@ -32,17 +32,17 @@ class Result:
     def drafted(self) -> None:
         self._mark(1)
 
-    def finish(self, lanes: int, length: int, told: bool) -> None:
+    def finish(self, lanes: int, shape: StepShape, told: bool) -> None:
         """`told`: whether any lane reports."""
         self._mark(2)
         self._host[:lanes].copy_(self._out[:lanes], non_blocking=True)
-        self._rows_told = told * lanes * (length + 1)
+        self._rows_told = told * lanes * (shape.size + 1)
         if told:
             rows = slice(self._rows_told)
             self._told[rows].copy_(self._reports.table[rows], non_blocking=True)
         if self._read is not None:
             self._read.record()
-        self._lanes, self._length = lanes, length
+        self._lanes, self._shape = lanes, shape
 
     def read(self) -> StepOutcome:
         if self._read is not None:
@@ -51,7 +51,7 @@ class Result:
         return self._with_reports(outcome) if self._rows_told else outcome
 
     def _with_reports(self, outcome: StepOutcome) -> StepOutcome:
-        told, count = self._reports.read(self._told[: self._rows_told]), self._length + 1
+        told, count = self._reports.read(self._told[: self._rows_told]), self._shape.size + 1
         lanes = []
         for number, lane in enumerate(outcome.lanes):
             own = told[number * count :][: len(lane.tokens)]
@@ -60,7 +60,9 @@ class Result:
 
     def _outcome(self) -> StepOutcome:
         seconds = [a.elapsed_time(b) / 1000 for a, b in pairwise(self._marks)] or [0.0, 0.0]
-        n, rows = self._length, self._host[: self._lanes]
+        n, rows = self._shape.size, self._host[: self._lanes]
+        if self._shape.nodes:
+            return StepOutcome(_trees(rows, self._shape), *seconds)
         if not n:
             return StepOutcome([SlotOutcome(0, (token,), ()) for token in rows[:, 1].tolist()], *seconds)
         gained, drafted = rows[:, : n + 2].tolist(), rows[:, 2 + MAX_LENGTH : 2 + MAX_LENGTH + n].tolist()
@@ -74,6 +76,21 @@ class Result:
     def _mark(self, which: int) -> None:
         if self._marks:
             self._marks[which].record()
+
+
+def _trees(rows: Tensor, shape: StepShape) -> list[SlotOutcome]:
+    """The lanes of a step that drafted trees."""
+    gained = rows[:, : shape.verified + 2].tolist()
+    drafts, parents, claims = torch.tensor_split(rows[:, 2 + MAX_LENGTH : -1], 3, dim=1)
+    lanes = []
+    for (accepted, *tokens), drafted, above, claimed in zip(
+        gained, drafts.tolist(), parents.tolist(), claims.contiguous().view(torch.float32).tolist(), strict=True
+    ):
+        nodes = _drafts(drafted[: shape.nodes])
+        n = len(nodes)
+        found = tuple(above[:n]), tuple(claimed[:n])
+        lanes.append(SlotOutcome(accepted, tuple(tokens[: accepted + 1]), nodes, False, (), *found))
+    return lanes
 
 
 def _drafts(tokens: list[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Whole steps on the device: draft a chain, verify it, accept, keep; the host only launches and, later, reads.
+"""Whole steps on the device: draft a chain or a tree, verify, accept, keep; the host only launches and, later, reads.
 
 What the host has found in the text meanwhile comes with a launch (`offers`), and is verified where it still fits.
 
@@ -21,6 +21,7 @@ from outrider.core.step import Manner, Offer, PendingFeatures, StepOutcome, Step
 from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, bucket, buckets
+from outrider.models.cuda.growth import WIDTH as GROWN_ROWS
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.kernels.steps import accept_kernel
 from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, OUT, STRIDE, TARGET_SLOT, WIDTH, Lanes
@@ -54,8 +55,10 @@ class DeviceStepper:
         self._chosen = torch.zeros(lanes * (MAX_LENGTH + 1), dtype=torch.int32, device=device)
         self._chooser = Chooser(HEAD_ROWS, vocab_size, device)
         self._chains: Chains | None = None
+        self._head: HeadChains | None = None
+        """The same, where they may be trees."""
         if isinstance(draft, CudaHead):
-            self._chains = HeadChains(draft, self._board, vocab_size)
+            self._chains = self._head = HeadChains(draft, self._board, vocab_size)
         elif draft is not None:
             self._chains = ModelChains(draft, self._board, vocab_size)
         self._graphs = Graphs(device)
@@ -69,6 +72,9 @@ class DeviceStepper:
     def limit(self, lanes: int) -> int:
         """The longest chain that fits one pass of the target."""
         return min(MAX_LENGTH, NARROW_ROWS // bucket(lanes) - 1)
+
+    def trees(self, lanes: int) -> bool:
+        return self._head is not None and bucket(lanes) * GROWN_ROWS <= HEAD_ROWS
 
     def seconds(self, lanes: int) -> Mapping[StepShape, float]:
         return self._seconds.get(bucket(lanes), {})
@@ -87,29 +93,38 @@ class DeviceStepper:
     def _all_launches(self, shapes: Sequence[StepShape]) -> Iterator[tuple[Key, Launches]]:
         for count, fitting in self._sizes(shapes):
             for manner in reversed(Manner):
+                known = [shape for shape in fitting if not shape.nodes or manner < Manner.FULL]
                 if self._chains is not None:
-                    for length in sorted({shape.drafted for shape in fitting}):
-                        yield from self._chains.launches(count, length, manner)
-                for length in sorted({shape.verified for shape in fitting}):
-                    yield ("verify", count, length, manner), partial(self._verify, count, length, manner)
+                    for drafted in sorted({_drafted(shape) for shape in known}):
+                        yield from self._chains.launches(count, drafted, manner)
+                for verified in sorted({_verified(shape) for shape in known}):
+                    yield self._verifying(count, verified, manner)
 
     def _sizes(self, shapes: Sequence[StepShape]) -> Iterator[tuple[int, list[StepShape]]]:
-        """Every number of lanes with every shape, cut to what fits."""
+        """Every number of lanes with every shape: chains are cut to what fits, trees left out that do not."""
         for count in buckets(self._board.most):
             if (most := self.limit(count)) >= 0:
-                yield count, sorted({StepShape(min(s.drafted, most), min(s.verified, most)) for s in shapes})
+                chains = {StepShape(min(s.drafted, most), min(s.verified, most)) for s in shapes if not s.nodes}
+                trees = {s for s in shapes if 0 < s.nodes <= most and self.trees(count)}
+                yield count, sorted(chains | trees)
 
     def measure(self, shapes: Sequence[StepShape]) -> Iterator[None]:
-        """Drafting and verifying take what they take together."""
+        """Drafting and verifying chains take what they take together."""
         for count, fitting in self._sizes(shapes):
             drafting, verifying = {0: 0.0}, {0: 1.0}
-            levels = {shape.drafted for shape in fitting}
-            for length in sorted({shape.verified for shape in fitting}):
+            chains = [shape for shape in fitting if not shape.nodes]
+            levels = {shape.drafted for shape in chains}
+            for length in sorted({shape.verified for shape in chains}):
                 drafted = length if length in levels else 0
                 seconds, verifying[length] = self._measured(count, StepShape(drafted, length))
                 drafting.setdefault(drafted, seconds)
                 yield
-            self._seconds[count] = {shape: drafting[shape.drafted] + verifying[shape.verified] for shape in fitting}
+            found = {shape: drafting[shape.drafted] + verifying[shape.verified] for shape in chains}
+            for shape in fitting:
+                if shape.nodes:
+                    found[shape] = sum(self._measured(count, shape))
+                    yield
+            self._seconds[count] = found
 
     def _measured(self, lanes: int, shape: StepShape) -> tuple[float, float]:
         """What drafting takes and what verifying does: the medians of a few steps; where there is no clock, all take
@@ -149,14 +164,14 @@ class DeviceStepper:
         """Start a step of the first `lanes` lanes; does not wait for it."""
         count = bucket(lanes)
         result = self._results.pop(0)
-        if shape.verified:
+        if shape.verified and not shape.nodes:
             self._offers.send(shape.drafted, offers)
         result.start()
         if self._chains is not None:
             self._chains.draft(self._graphs, count, shape, manner, bool(offers))
         result.drafted()
-        self._run(count, shape.verified, manner)
-        result.finish(lanes, shape.verified, told=manner is Manner.FULL)
+        self._graphs.run(*self._verifying(count, shape, manner))
+        result.finish(lanes, shape, told=manner is Manner.FULL)
         self._under_way.append(result)
 
     def collect(self) -> StepOutcome:
@@ -180,8 +195,11 @@ class DeviceStepper:
         assert not self._under_way
         return PendingFeatures() if self._chains is None else self._chains.left(number)
 
-    def _run(self, lanes: int, length: int, manner: Manner) -> None:
-        self._graphs.run(("verify", lanes, length, manner), lambda: self._verify(lanes, length, manner))
+    def _verifying(self, lanes: int, shape: StepShape, manner: Manner) -> tuple[Key, Launches]:
+        if shape.nodes:
+            judge = partial(self._verify_trees, lanes, shape, manner)
+            return ("verify a tree", lanes, shape.verified, shape.nodes, manner), judge
+        return ("verify", lanes, shape.verified, manner), partial(self._verify, lanes, shape.verified, manner)
 
     def _verify(self, lanes: int, length: int, manner: Manner) -> None:
         network, count = self._target, length + 1
@@ -190,6 +208,16 @@ class DeviceStepper:
             self._offers.align(lanes, length)
         self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
         network.body(rows, together=count > 2, chain=count)
+        self._choose(rows, manner)
+        if self._chains is not None:
+            self._chains.verify(network, lanes, length)
+        self._accept(lanes, length)
+        if manner >= Manner.FULL:
+            self._board.count(lanes)
+
+    def _choose(self, rows: int, manner: Manner) -> None:
+        """What follows each row that the target has run."""
+        network = self._target
         noise, said = self._board.chosen_by(manner)
         for first in range(0, rows, HEAD_ROWS):
             some = min(HEAD_ROWS, rows - first)
@@ -197,11 +225,17 @@ class DeviceStepper:
             self._chooser.choose(network.logits, some, noise, self._chosen, said, first)
             if said is not None:
                 self._reports.fill(network.logits, some, said.marks, self._chosen, first)
-        if self._chains is not None:
-            self._chains.verify(network, lanes, length)
-        self._accept(lanes, length)
-        if said is not None:
-            self._board.count(lanes)
+
+    def _verify_trees(self, lanes: int, shape: StepShape, manner: Manner) -> None:
+        """Rows of refused nodes, too, lie beyond the text or are written over when the accepted ones are moved."""
+        assert self._head is not None, "trees are a head's"
+        network, trees, rows = self._target, self._head.trees, lanes * (shape.nodes + 1)
+        trees.place(network, lanes, shape)
+        network.body(rows, together=True)
+        self._choose(rows, manner)
+        trees.accept(self._chosen, lanes, shape)
+        trees.keep(network, lanes)
+        self._head.keep(network, lanes, shape)
 
     def _accept(self, lanes: int, length: int) -> None:
         board = self._board
@@ -220,3 +254,13 @@ class DeviceStepper:
             WIDTH=WIDTH,
             num_warps=1,
         )
+
+
+def _drafted(shape: StepShape) -> StepShape:
+    """All that drafting depends on."""
+    return shape if shape.nodes else StepShape(shape.drafted, shape.drafted)
+
+
+def _verified(shape: StepShape) -> StepShape:
+    """All that verifying depends on."""
+    return shape if shape.nodes else StepShape(0, shape.verified)

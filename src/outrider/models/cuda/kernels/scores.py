@@ -93,14 +93,20 @@ def perturbed(given, sizes, row, column, score, words_ptr):
     """`score` with the noise of these columns."""
     _, _, _, _, _, ids_ptr = given
     _, _, vocab = sizes
-    low = tl.load(words_ptr + row * 2).to(tl.uint32, bitcast=True)
-    high = tl.load(words_ptr + row * 2 + 1).to(tl.uint32, bitcast=True)
     token = column
     if ids_ptr is not None:
         token = tl.load(ids_ptr + column, mask=column < vocab, other=0)
+    return score + gumbel(words_ptr, row, token)
+
+
+@triton.jit
+def gumbel(words_ptr, row, token):
+    """The noise of a row's tokens, as sampling/noise.py has it."""
+    low = tl.load(words_ptr + row * 2).to(tl.uint32, bitcast=True)
+    high = tl.load(words_ptr + row * 2 + 1).to(tl.uint32, bitcast=True)
     word = _mix(_mix((token.to(tl.uint32) * 0x9E3779B9) ^ low) + high)
     k = (word ^ 0x80000000).to(tl.float64)  # the signed word plus 2^31
-    return score - tl.log(-tl.log((k + 0.5) * 2.3283064365386963e-10))
+    return -tl.log(-tl.log((k + 0.5) * 2.3283064365386963e-10))
 
 
 @triton.jit
