@@ -35,3 +35,28 @@ def test_a_token_that_there_is_not_is_refused(tmp_path: Path, way: str) -> None:
     assert plain.generate("abcabc", PARAMS)[0].token_ids == expected
     if way == "LLM":
         assert mine.generate("abcabc", PARAMS, speculate=False)[0].token_ids == expected
+
+
+class Unopened(Drafter):
+    """Cannot take a request."""
+
+    name = "unopened"
+    broken = True
+
+    def open(self, request: RequestView) -> None:
+        if self.broken:
+            raise RuntimeError("no room for another")
+
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return [Draft()] * len(requests)
+
+
+def test_one_that_cannot_be_opened_says_why_itself(tmp_path: Path) -> None:
+    drafter = Unopened()
+    llm = tiny_llm(tmp_path, drafter=drafter)
+    with pytest.raises(RuntimeError, match="^no room for another$"):
+        llm.generate(["abcabc", "cba"], PARAMS)
+    assert not llm.engine.leaks()
+    drafter.broken = False
+    plain, fast = (llm.generate("abcabc", PARAMS, speculate=speculate)[0] for speculate in (False, True))
+    assert fast.token_ids == plain.token_ids

@@ -99,7 +99,8 @@ class RouterDrafter(Drafter):
 
     def close(self, request: RequestView) -> None:
         self._elsewhere.discard(request.id)
-        self._route.pop(request.id).close(request)
+        if (drafter := self._route.pop(request.id, None)) is not None:  # else it could not be opened
+            drafter.close(request)
         self._prediction.close(request)
 
     def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
