@@ -54,7 +54,7 @@ class Unopened(Drafter):
 def test_one_that_cannot_be_opened_says_why_itself(tmp_path: Path) -> None:
     drafter = Unopened()
     llm = tiny_llm(tmp_path, drafter=drafter)
-    with pytest.raises(RuntimeError, match="^no room for another$"):
+    with pytest.raises(RuntimeError, match=r"^no room for another$"):
         llm.generate(["abcabc", "cba"], PARAMS)
     assert not llm.engine.leaks()
     drafter.broken = False
