@@ -38,7 +38,7 @@ def hashed(tokens: Any, before: int = 0) -> int:
     return crc32(np.asarray(tokens, dtype=np.int32).tobytes(), before)
 
 
-def _checked(self: Any, rows: int) -> tuple[Any, ...]:
+def _checked(self: Any, rows: int, chain: int) -> tuple[Any, ...]:
     assert rows <= self.max_rows, f"{rows} rows in tables of {self.max_rows}"
     t = self.tables
     columns = tuple(table[:rows].numpy() for table in t.columns)
@@ -48,6 +48,12 @@ def _checked(self: Any, rows: int) -> tuple[Any, ...]:
         assert 0 <= column.min() <= column.max() < most, (column, most)
     written = self.cache.table.numpy()[columns[1], columns[3] // BLOCK]
     assert (written[columns[1] < slots - 1] != SPARE).all(), "a row is written to no block of its slot"
+    if chain:
+        _, its_slots, positions, indices, bases = (column.reshape(-1, chain) for column in columns)
+        assert (its_slots == its_slots[:, :1]).all(), "a chain is of one slot"
+        assert (positions == positions[:, :1] + np.arange(chain)).all()
+        assert (indices == positions).all()
+        assert (bases == positions + 1).all(), "a chain is in order"
     return (*columns, t.paths[:rows].numpy())
 
 
@@ -63,7 +69,7 @@ def _seen(self: Any, slot: int, position: int, base: int, path: Any) -> Any:
 
 
 def body(self: Any, rows: int, together: bool, tiled: bool = False, chain: int = 0) -> None:
-    tokens, slots, positions, indices, bases, paths = _checked(self, rows)
+    tokens, slots, positions, indices, bases, paths = _checked(self, rows, chain)
     self.cache.pool.numpy()[0, 0, :, 0, :, 0][_at(self, slots, indices)] = tokens
     self.hashes = [
         hashed(_seen(self, s, p, b, path)[:, 0]) for s, p, b, path in zip(slots, positions, bases, paths, strict=True)
@@ -95,7 +101,7 @@ def fuse(self: Any, rows: int, features: Any = None, index: Any = None) -> None:
 def run(
     self: Any, rows: int, together: bool, states: Any, index: Any = None, tiled: bool = False, chain: int = 0
 ) -> None:
-    tokens, slots, positions, indices, bases, paths = _checked(self, rows)
+    tokens, slots, positions, indices, bases, paths = _checked(self, rows, chain)
     before = (states[:rows] if index is None else states[index[:rows].long()])[:, :2].clone()
     cells, places = self.cache.pool.numpy()[0, 0, :, 0], _at(self, slots, indices)
     cells[..., 0][places] = tokens
