@@ -170,7 +170,7 @@ class DeviceStepper:
         if self._chains is not None:
             self._chains.draft(self._graphs, count, shape, manner, bool(offers))
         result.drafted()
-        self._graphs.run(*self._verifying(count, shape, manner))
+        self._run(count, shape, manner)
         result.finish(lanes, shape, told=manner is Manner.FULL)
         self._under_way.append(result)
 
@@ -194,6 +194,9 @@ class DeviceStepper:
     def left(self, number: int) -> PendingFeatures:
         assert not self._under_way
         return PendingFeatures() if self._chains is None else self._chains.left(number)
+
+    def _run(self, lanes: int, shape: StepShape, manner: Manner) -> None:
+        self._graphs.run(*self._verifying(lanes, shape, manner))
 
     def _verifying(self, lanes: int, shape: StepShape, manner: Manner) -> tuple[Key, Launches]:
         if shape.nodes:
