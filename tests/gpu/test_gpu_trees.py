@@ -27,7 +27,7 @@ from outrider.drafters.none import NoDrafter
 from outrider.engine.request import Request
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.graphs import bucket
-from outrider.models.cuda.growth import BRANCH, SPREAD, TreeGrowth
+from outrider.models.cuda.growth import BRANCH, TreeGrowth
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.lanes import Lanes
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS
@@ -119,7 +119,7 @@ def test_the_best_of_many_columns(temperature: float) -> None:
     )
     score = logits[:, :columns].double().nan_to_num(-torch.inf)
     if temperature:
-        score = (score / temperature + gumbel_at(keys, ids)) / SPREAD
+        score = score / temperature + gumbel_at(keys, ids)
     weights = torch.softmax(score, dim=-1)
     best = torch.topk(weights, BRANCH, dim=-1)
     assert growth._found[:rows].cpu().tolist() == ids[best.indices].tolist()

@@ -13,7 +13,7 @@ from outrider.core.request import ResolvedParams
 from outrider.core.step import tree_of
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.models.cuda.growth import BRANCH, SPREAD, WIDTH
+from outrider.models.cuda.growth import BRANCH, WIDTH
 from outrider.sampling.noise import Key, gumbel_at
 
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
@@ -50,7 +50,7 @@ def _weights(
         return _shares(logits.astype(np.float64))
     heated = logits.astype(np.float64) / params.temperature
     noise = gumbel_at([Key(params.seed, params.choice, position)], torch.tensor(ids))[0].numpy()
-    weights, plain = _shares((heated + noise) / SPREAD), _shares(heated)
+    weights, plain = _shares(heated + noise), _shares(heated)
     found = np.argsort(-weights, kind="stable")[:BRANCH]
     cut = [i for i in found if not _left(plain, i, params)]
     left = max(1 - weights[cut].sum(), 1e-9)

@@ -24,8 +24,6 @@ BRANCH = 8
 LEVELS = 8
 """Most of a tree."""
 _POOL = BRANCH + (LEVELS - 1) * WIDTH * BRANCH
-SPREAD = 0.5
-"""How far the noisy scores of a head and its target lie apart, as the scale of a Gumbel distribution."""
 
 
 class TreeGrowth:
@@ -105,7 +103,6 @@ class TreeGrowth:
             logits.stride(0),
             self._columns,
             DRAWN=manner >= Manner.DRAWN,
-            SPREAD=SPREAD,
             BLOCK=BLOCK,
             **sizes,
             num_warps=8 if level else 4,

@@ -2,8 +2,10 @@
 
 A token's weight is the share of its score among those of all that may follow the same node. Where the target draws,
 scores have the noise of that position, which the target will draw by as well: the shares tell how likely it chooses
-alike. Of what was found, only that counts which top-k, top-p and min-p would leave the head: a guess, like the rest, at
-what they leave the target.
+alike, as if its scores lay apart from the head's by other noise of that kind (half or double as much fits worse).
+
+Of what was found, only that counts which top-k, top-p and min-p would leave the head: a guess, like the rest, at what
+they leave the target.
 """
 
 from __future__ import annotations
@@ -50,7 +52,6 @@ def sift_kernel(
     stride,
     vocab,
     DRAWN: tl.constexpr,
-    SPREAD: tl.constexpr,
     ROWS: tl.constexpr,
     BRANCH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -71,7 +72,7 @@ def sift_kernel(
         if temperature > 0:
             token = tl.load(ids_ptr + column, mask=column < vocab, other=0)
             noise = gumbel(words_ptr, lane * ROWS, token)
-            score = ((score.to(tl.float64) / temperature + noise[None, :]) / SPREAD).to(tl.float32)
+            score = (score.to(tl.float64) / temperature + noise[None, :]).to(tl.float32)
     peak = tl.max(score, axis=1)
     known = tl.where(peak == float("-inf"), 0.0, peak)
     tl.store(peak_ptr + place, peak)
