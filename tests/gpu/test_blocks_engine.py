@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import device_requests
 from any_order import DRAFT_SALT, HEAD_SALT, decoder, expected
 from device_requests import device_of
-from simulated import simulate
+from simulated import only_interpreted, simulate
 from tiny_gpu_head import VOCAB, loud_head
 
 from outrider.control.controller import FixedLength
@@ -30,6 +30,8 @@ from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.kernels.attention import BLOCK
 from outrider.models.head.load import place_head
 from outrider.sampling.params import SamplingParams
+
+pytestmark = only_interpreted
 
 
 def request(number: int, prompt: Sequence[int], tokens: int, **asked: Any) -> Request:

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from device_guards import guard
 from device_requests import host_engine, stepped
+from simulated import only_interpreted
 from tiny_gpu import DRAFT, TARGET, VOCAB, gpu_decoder, request
 
 from outrider.control.controller import FixedLength
@@ -19,6 +20,7 @@ from outrider.engine.engine import Engine
 from outrider.sampling.params import SamplingParams
 
 FEWER = VOCAB - 20
+pytestmark = only_interpreted
 
 
 def test_a_draft_model_with_fewer_columns_drafts_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:

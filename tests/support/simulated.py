@@ -20,7 +20,7 @@ from outrider.models.cuda.kernels.attention import BLOCK
 from outrider.models.cuda.network import Network
 
 only_interpreted = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="its networks live on the CPU, where only the interpreter runs kernels"
+    torch.cuda.is_available(), reason="on the CPU, or reads tables within a step: only interpreted"
 )
 
 SKEW = 0.7
