@@ -1,8 +1,9 @@
 """What a cache in blocks holds on one GPU: requests of any length side by side, and what they share stored once.
 
-    python benchmarks/gpu_memory.py [--shape 8b] [--long 100000] [--out benchmarks/results/gpu_memory.json]
+    python benchmarks/gpu_memory.py [--shape 8b] [--long 100000] [--gpu-memory 0.9]
+        [--out benchmarks/results/gpu_memory.json]
 
-A model of a named shape with random weights and contexts of 131,072 tokens, a cache of what is left of 90% of the GPU.
+A model of a named shape with random weights and contexts of 131,072 tokens, a cache of what is left of a part of the GPU.
 64 requests of 256 tokens beside a long one, which must say what each says alone; then 64 that begin with the same 2,000
 tokens. Ends with 1 where a token differs, somebody was sent back, or anything is stored twice.
 """
@@ -110,10 +111,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--long", type=int, default=100_000)
+    parser.add_argument("--gpu-memory", type=float, default=0.9)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     shape = replace(SHAPES[options.shape], max_context=CONTEXT)
-    memory = CacheMemory.on(GPU, 0.9, None)
+    memory = CacheMemory.on(GPU, options.gpu_memory, None)
     weights = random_weights(shape, GPU, torch.bfloat16, seed=0)
     model = CudaDecoder.load(
         shape, weights, torch.bfloat16, GPU, max_batch=MANY + 1, max_context=CONTEXT, memory=memory
@@ -122,6 +124,7 @@ def main() -> None:
     size = model.block_bytes / 2**30
     one, other = beside(engine, options.long), shared(engine, model)
     found: dict[str, Any] = {
+        "gpu_memory": options.gpu_memory,
         "blocks": model.cache_tokens // BLOCK,
         "cache_gib": model.cache_tokens // BLOCK * size,
         "reserved_per_slot_gib": (MANY + 1) * blocks_of(model.max_context) * size,
