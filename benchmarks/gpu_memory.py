@@ -3,7 +3,7 @@
     python benchmarks/gpu_memory.py [--shape 8b] [--long 100000] [--gpu-memory 0.9]
         [--out benchmarks/results/gpu_memory.json]
 
-A model of a named shape with random weights and contexts of 131,072 tokens, a cache of what is left of a part of the GPU.
+A model of a named shape with random weights and contexts of 131,072 tokens, a cache of what a part of the GPU leaves.
 64 requests of 256 tokens beside a long one, which must say what each says alone; then 64 that begin with the same 2,000
 tokens. Ends with 1 where a token differs, somebody was sent back, or anything is stored twice.
 """
