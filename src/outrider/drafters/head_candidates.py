@@ -21,7 +21,8 @@ class HeadCandidates:
         """`vocab_size`: the width of the target's logits."""
         self._head = head
         self._count = count
-        self._ranks = count <= head.most_ranked
+        # One that may name tokens the target cannot choose ranks those, too.
+        self._ranks = count <= head.most_ranked and int(head.ids.max()) < vocab_size
         self._vocabulary = ReducedVocabulary(head.ids, vocab_size)
 
     def after(
