@@ -129,7 +129,7 @@ def test_the_youngest_gives_way_when_texts_outgrow_the_blocks(monkeypatch: pytes
     check(target, requests)
 
 
-@pytest.mark.parametrize("kind", ["none", "model", "head"])
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("none", "model")), "head"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_order_in_few_blocks(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch)

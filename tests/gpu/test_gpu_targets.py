@@ -56,6 +56,7 @@ def test_passes_of_every_size_fit(card: str, shape: str, dtype: str) -> None:
     check(card, shape, dtype, "1,24,64,512,2048")
 
 
+@pytest.mark.slow
 def test_choices_of_every_manner_fit() -> None:
     kernels = compiled(CARDS["RTX 3060"][0], "choices")
     names = {kernel["kernel"] for kernel in kernels}
@@ -76,6 +77,7 @@ def test_products_and_prompts_by_the_roles_of_warps() -> None:
         assert kernel["shared"] <= shared, kernel
 
 
+@pytest.mark.slow
 def test_trees_fit() -> None:
     kernels = compiled(CARDS["RTX 3060"][0], "trees")
     names = {kernel["kernel"] for kernel in kernels}
