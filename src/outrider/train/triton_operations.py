@@ -56,10 +56,11 @@ class TritonOperations:
         cos, sin = self._tables[shape.rope]
         together = min(16, triton.next_power_of_2(a.heads + 2 * a.kv_heads))
         groups = triton.cdiv(a.heads + 2 * a.kv_heads, together)
+        # A lane is a slot of one block, its own.
         rotate_kernel[(lanes.count, groups)](
-            qkv, cos, sin, w.q_norm, w.k_norm, keys, values, self._every, lanes.position, lanes.position,
-            lanes.context, a.norm_eps,
-            HEADS=a.heads, KV_HEADS=a.kv_heads, DIM=a.head_dim, TOGETHER=together, DEPENDENT=False,
+            qkv, cos, sin, w.q_norm, w.k_norm, keys, values, self._every, self._every, lanes.position, lanes.position,
+            1, a.norm_eps,
+            HEADS=a.heads, KV_HEADS=a.kv_heads, DIM=a.head_dim, BLOCK=lanes.context, TOGETHER=together, DEPENDENT=False,
         )  # fmt: skip
         out = qkv.new_empty(lanes.count, a.q_width)
         attend_lanes_kernel[(lanes.count, a.kv_heads)](
