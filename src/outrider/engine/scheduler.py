@@ -140,7 +140,10 @@ class Scheduler(Generic[S]):
     def _is_room(self) -> bool:
         """For what runs."""
         lengths = [len(request.tokens) for request in self.running]
-        return sum(map(_claim, self.running)) <= self.kv_tokens and self._holds(lengths)
+        # Nobody claims more than so much, which at most steps is room enough for all.
+        most = sum(lengths) + LOOKAHEAD * len(lengths)
+        fit = most <= self.kv_tokens or sum(map(_claim, self.running)) <= self.kv_tokens
+        return fit and self._holds(lengths)
 
     def _make_way(self) -> list[S]:
         """Requests sent back so that the next in the queue has a place. Its principal holds at least two fewer than

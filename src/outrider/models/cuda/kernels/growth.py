@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from outrider.models.cuda.kernels.candidates import LOWEST, key_of, place_of, score_of
-from outrider.models.cuda.kernels.steps import DRAFT_SLOT, GAP, GENERATED, LENGTH, NUMBERS, START, TOP_K, WORDS
+from outrider.models.cuda.kernels.steps import DRAFT_SLOT, GAP, LENGTH, choose_by
 
 
 @triton.jit(do_not_specialize=["level", "lanes", "vocab"])
@@ -92,15 +92,8 @@ def grow_kernel(
     tl.store(bases_ptr + row, base + 0 * i)
     tl.store(wanted_ptr + row, row)
     tl.store(index_ptr + row, tl.where(level == 0, tl.load(last_ptr + lane), lane * WIDTH + parent))
-    key = tl.load(state + GENERATED) - tl.load(state + START) + level + 1
-    key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
-    for word in tl.static_range(2):
-        tl.store(row_words_ptr + row * 2 + word, tl.load(state + WORDS + key * 2 + word) + 0 * i)
-    for number in tl.static_range(3):
-        value = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + number)
-        tl.store(row_numbers_ptr + row * 4 + number, value + tl.zeros([WIDTH], dtype=tl.float64))
-    top_k = tl.load(state + TOP_K).to(tl.float64)
-    tl.store(row_numbers_ptr + row * 4 + 3, top_k + tl.zeros([WIDTH], dtype=tl.float64))
+    numbers = numbers_ptr + lane * STRIDE // 2
+    choose_by(state, numbers, row_words_ptr, row_numbers_ptr, row, level + 1, i < WIDTH, AHEAD)
 
     step = tl.arange(0, LEVELS)[None, :] + 0 * i[:, None]  # [WIDTH, LEVELS]
     road = tl.load(roads_ptr + (here + parent)[:, None] * LEVELS + step, mask=step < level, other=0)

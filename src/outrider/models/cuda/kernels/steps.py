@@ -38,6 +38,20 @@ def _mark(state, marks, lane, depth, real):
     tl.store(marks + REPORTS, tl.load(state + REPORTED) + 0 * depth, mask=real)
 
 
+@triton.jit
+def choose_by(state, numbers, row_words_ptr, row_numbers_ptr, row, depth, real, AHEAD: tl.constexpr):
+    """What tokens are chosen by after the lane's text and so many drafts: the noise of that position, and the numbers
+    that are the lane's."""
+    key = tl.load(state + GENERATED) - tl.load(state + START) + depth
+    key = tl.minimum(tl.maximum(key, 0), AHEAD - 1) + 0 * row
+    for word in tl.static_range(2):
+        tl.store(row_words_ptr + row * 2 + word, tl.load(state + WORDS + key * 2 + word), mask=real)
+    nothing = (0 * row).to(tl.float64)
+    for which in tl.static_range(3):
+        tl.store(row_numbers_ptr + row * 4 + which, tl.load(numbers + NUMBERS // 2 + which) + nothing, mask=real)
+    tl.store(row_numbers_ptr + row * 4 + 3, tl.load(state + TOP_K).to(tl.float64) + nothing, mask=real)
+
+
 @triton.jit(do_not_specialize=["start", "count", "wanted", "capacity", "spare", "vocab"])
 def place_kernel(
     lanes_ptr,  # int32 [lanes, STRIDE]
@@ -98,15 +112,8 @@ def place_kernel(
     is_asked = real & (asked >= 0)
     at = lane * wanted + asked
     tl.store(wanted_ptr + at, row, mask=is_asked)
-    key = tl.load(state + GENERATED) - tl.load(state + START) + offset
-    key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
-    for word in tl.static_range(2):
-        tl.store(row_words_ptr + at * 2 + word, tl.load(state + WORDS + key * 2 + word), mask=is_asked)
-    for which in tl.static_range(3):
-        number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which) + tl.zeros([WIDTH], dtype=tl.float64)
-        tl.store(row_numbers_ptr + at * 4 + which, number, mask=is_asked)
-    top_k = tl.load(state + TOP_K).to(tl.float64) + tl.zeros([WIDTH], dtype=tl.float64)
-    tl.store(row_numbers_ptr + at * 4 + 3, top_k, mask=is_asked)
+    numbers = numbers_ptr + lane * STRIDE // 2
+    choose_by(state, numbers, row_words_ptr, row_numbers_ptr, at, offset, is_asked, AHEAD)
     _mark(state, row_marks_ptr + at * MARKS, lane, offset, is_asked)
 
 
@@ -165,14 +172,7 @@ def absorb_kernel(
     if HEAD:
         tl.store(index_ptr + row, lane * RING + place % RING, mask=real)
         tl.store(last_ptr + lane, last)
-    key = tl.load(state + GENERATED) - tl.load(state + START)
-    key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
-    for word in tl.static_range(2):
-        tl.store(row_words_ptr + lane * 2 + word, tl.load(state + WORDS + key * 2 + word))
-    for which in tl.static_range(3):
-        number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which)
-        tl.store(row_numbers_ptr + lane * 4 + which, number)
-    tl.store(row_numbers_ptr + lane * 4 + 3, tl.load(state + TOP_K).to(tl.float64))
+    choose_by(state, numbers_ptr + lane * STRIDE // 2, row_words_ptr, row_numbers_ptr, lane, 0, True, AHEAD)
     _mark(state, row_marks_ptr + lane * MARKS, lane, 0, True)
 
 

@@ -10,16 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.kernels.steps import (
-    GENERATED,
-    LENGTH,
-    NUMBERS,
-    START,
-    TARGET_SLOT,
-    TOP_K,
-    WORDS,
-    advance,
-)
+from outrider.models.cuda.kernels.steps import LENGTH, TARGET_SLOT, advance, choose_by
 
 SLOT = tl.constexpr(0)
 COUNT = tl.constexpr(1)
@@ -79,15 +70,7 @@ def place_tree_kernel(
         there = drafted & (above < depth)
         tl.store(paths_ptr + row * PATH + depth - 1 - above, length + 1 + at, mask=there)
         at = tl.load(parents_ptr + lane * LONGEST + at, mask=there & (at >= 0), other=-1)
-    key = tl.load(state + GENERATED) - tl.load(state + START) + depth
-    key = tl.minimum(tl.maximum(key, 0), AHEAD - 1)
-    for word in tl.static_range(2):
-        tl.store(row_words_ptr + row * 2 + word, tl.load(state + WORDS + key * 2 + word), mask=real)
-    for which in tl.static_range(3):
-        number = tl.load(numbers_ptr + (lane * STRIDE + NUMBERS) // 2 + which) + tl.zeros([WIDTH], dtype=tl.float64)
-        tl.store(row_numbers_ptr + row * 4 + which, number, mask=real)
-    top_k = tl.load(state + TOP_K).to(tl.float64) + tl.zeros([WIDTH], dtype=tl.float64)
-    tl.store(row_numbers_ptr + row * 4 + 3, top_k, mask=real)
+    choose_by(state, numbers_ptr + lane * STRIDE // 2, row_words_ptr, row_numbers_ptr, row, depth, real, AHEAD)
 
 
 @triton.jit
