@@ -69,12 +69,12 @@ class AutoLength:
     ) -> None:
         """Costs are known from a `table`, or will be from a `survey`, until when decoding is plain; with neither they
         are guessed at and learned. `acceptance`: what is known beforehand of drafters, by name
-        (`DraftHead.acceptance`). `trees`: nodes of those that a device may be asked for, beside chains."""
+        (`DraftHead.acceptance`). `trees`: nodes of those that a device may be asked for, beside chains of `nodes`."""
         if nodes < 1 or rows < 2:
             raise InvalidRequest(f"nodes={nodes} must be at least 1 and rows={rows} at least 2.")
         self.nodes = nodes
         self.rows = rows
-        self.trees = [size for size in trees if size <= nodes]
+        self.trees = trees
         self.issued: Sequence[int] = ()
         self._acceptance = Acceptance()
         self._known = acceptance or {}
@@ -87,7 +87,8 @@ class AutoLength:
         """Whether nothing was thought about in the step under way, to save the time."""
         self._thinking = False
         """Whether drafts were thought about in it."""
-        self._device = DeviceSteps(nodes, self._silence, self._acceptance, next(iter(self._known.values()), ()))
+        known = next(iter(self._known.values()), ())
+        self._device = DeviceSteps(max([nodes, *trees]), self._silence, self._acceptance, known)
         self._states = States(self._newcomer)
         self._steps = 0
         self._usual = 0.0

@@ -12,6 +12,7 @@ from pathlib import Path
 from outrider.control.auto import AutoLength
 from outrider.control.costs import CostTable
 from outrider.control.survey import Survey
+from outrider.control.trees import TREES
 from outrider.core.drafter import Drafter
 from outrider.core.model import CachedNetwork, LanguageModel
 
@@ -39,7 +40,7 @@ class Costs:
         if survey is not None and self._quiet is not None:
             with self._quiet():
                 table, survey = survey.whole(), None
-        return AutoLength(table=table, survey=survey, acceptance=drafter.acceptance)
+        return AutoLength(table=table, survey=survey, acceptance=drafter.acceptance, trees=TREES)
 
     def load(self, model: LanguageModel, drafter: Drafter) -> CostTable | None:
         """What an earlier process has measured."""
