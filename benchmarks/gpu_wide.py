@@ -34,7 +34,7 @@ from outrider.sampling.params import SamplingParams
 
 GPU = torch.device("cuda")
 PIECE = 64
-SEEDS = count()
+SEEDS, NUMBERS = count(), count()
 
 Found = dict[str, object]
 
@@ -155,7 +155,13 @@ def requests(batch: int, length: int, new: int) -> list[Request]:
         stream = TextStream(lambda token: b"x", (), False)
         made.append(
             Request(
-                id=i, tokens=text, prompt_length=length, params=params, limit=new, stream=stream, history=History(text)
+                id=next(NUMBERS),
+                tokens=text,
+                prompt_length=length,
+                params=params,
+                limit=new,
+                stream=stream,
+                history=History(text),
             )
         )
     return made
