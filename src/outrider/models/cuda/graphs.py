@@ -42,19 +42,20 @@ def oldest(staged: list[Staging]) -> Staging:
 class Graphs:
     """Launch sequences recorded once and replayed: a launch costs the host more than a small kernel takes.
 
-    The first run of a key is made directly, which also compiles its kernels; then it is recorded. That takes from
-    milliseconds to seconds, so all that will be asked for is run once before the first request (`recordings` of models
-    and steppers).
+    That takes from milliseconds to seconds, so all that will be asked for is recorded before the first request
+    (`recordings` of models and steppers). Launches whose kernels may not be loaded yet are made directly first: no
+    kernel can be loaded while a graph is recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._enabled = device.type == "cuda"
         self._recorded: dict[Key, torch.cuda.CUDAGraph | None] = {}
+        self._kinds: set[object] = set()
+        """Of launches that were made before: what they need beside our own kernels is loaded."""
         self.late = 0
         """Recordings made while somebody waited: nothing had prepared them."""
 
-    def run(self, key: Key, launches: Launches, *, early: bool = False) -> None:
-        """`early`: nobody waits."""
+    def run(self, key: Key, launches: Launches) -> None:
         graph = self._recorded.get(key)
         if graph is not None:
             graph.replay()
@@ -62,7 +63,14 @@ class Graphs:
         launches()
         if key not in self._recorded:
             self._recorded[key] = _record(launches) if self._enabled else None
-            self.late += not early
+            self.late += 1
+
+    def record(self, key: Key, launches: Launches) -> None:
+        """Nobody waits, and our own kernels are loaded (`compile_kernels`)."""
+        if key[0] not in self._kinds or not self._enabled:
+            self._kinds.add(key[0])
+            launches()
+        self._recorded[key] = _record(launches) if self._enabled else None
 
     def recordings(self, all_launches: Iterable[tuple[Key, Launches]]) -> Iterator[GraphRecording]:
         """What is not recorded yet."""
@@ -84,7 +92,7 @@ class GraphRecording:
 
     def record(self) -> None:
         with torch.inference_mode():
-            self.graphs.run(self.key, self.launches, early=True)
+            self.graphs.record(self.key, self.launches)
 
 
 def _record(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
