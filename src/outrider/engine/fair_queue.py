@@ -68,7 +68,7 @@ class FairQueue(Generic[S]):
 
 def places(running: list[S]) -> Counter[str]:
     """How many each principal holds."""
-    return Counter(one.principal for one in running)
+    return Counter([one.principal for one in running])
 
 
 def _priority(one: Owned) -> int:

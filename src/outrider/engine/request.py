@@ -141,16 +141,16 @@ class Request:
     def push(self, token: int) -> str:
         """Add one token and decide whether the request ends with it; returns the text that may be shown."""
         self.tokens.append(token)
-        generated = self.generated
-        may_stop = generated >= self.params.min_tokens
-        text = self.stream.push(token, may_stop)
-        if self.stream.stopped or (may_stop and token in self.params.stop_token_ids):
+        params, stream, generated = self.params, self.stream, len(self.tokens) - self.prompt_length
+        may_stop = generated >= params.min_tokens
+        text = stream.push(token, may_stop)
+        if stream.stopped or (may_stop and token in params.stop_token_ids):
             self.finish_reason = "stop"
-        elif self.params.grammar is not None:
+        elif params.grammar is not None:
             self._heed_grammar()
         elif generated >= self.limit:
             self.finish_reason = "length"
-        return text if not self.ended else text + self.stream.finish()
+        return text if not self.ended else text + stream.finish()
 
     def _heed_grammar(self) -> None:
         """Whether it ends after a token that does not stop it by itself."""

@@ -151,7 +151,7 @@ class Scheduler(Generic[S]):
         nobody does."""
         held = places(self.running) if self._waiting else Counter[str]()
         newcomer = self._waiting.next(held)
-        if newcomer is None:
+        if newcomer is None or max(held.values(), default=0) < held[newcomer.principal] + 2:
             return []
         staying, gone = list(self.running), list[S]()
         while not self._fits(newcomer, staying):
@@ -173,9 +173,10 @@ class Scheduler(Generic[S]):
     def _fits(self, newcomer: S, running: Sequence[S]) -> bool:
         """A newcomer needs room for itself, and leaves the others twice their claim: otherwise it might soon have to go
         again, and its prompt would have been run for nothing."""
+        if len(running) >= self._max_running:
+            return False
         wanted = [len(s.tokens) + min(s.remaining, 2 * LOOKAHEAD) for s in (*running, newcomer)]
-        room = not running or (sum(wanted) <= self.kv_tokens and self._holds(wanted))
-        return len(running) < self._max_running and room
+        return not running or (sum(wanted) <= self.kv_tokens and self._holds(wanted))
 
     def admit(self) -> list[S]:
         """Move waiting requests, in order, into the running set while they fit; the engine begins them."""
@@ -202,9 +203,11 @@ class Scheduler(Generic[S]):
         turns, and of each to the prompt with the least to do, so that short ones overtake it.
         """
         joining = [s for s in self.running if s.num_uncomputed_tokens]
+        if not joining:
+            return SchedulerOutput([], list(self.running))
         ready = len(self.running) - len(joining)
         rows = self._chunk
-        if ready and joining:
+        if ready:
             rows = self._beside_decoding(joining)
         able = [s for s in joining if s.prefix_donor is None]
         given = {id(s): 0 for s in able}

@@ -29,9 +29,11 @@ class TextStream:
     def push(self, token: int, may_stop: bool = True) -> str:
         """Add a token. With `may_stop`, a stop string that is now complete ends the text right before it; without, one
         that is complete is text, and one that has begun may still end it later."""
-        self._held += self._decode(self._token_bytes(token))
-        if not self._stop:
-            return self._show(len(self._held))
+        text = self._decode(self._token_bytes(token))
+        if not self._stop:  # then nothing is ever held
+            self._shown.append(text)
+            return text
+        self._held += text
         found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0] if may_stop else []
         if found:
             self._held = self._held[: min(found)]

@@ -9,7 +9,7 @@ come, and what a closed slot has kept is given away when there is no other, from
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.core.model import Rows
@@ -69,9 +69,11 @@ class BlockSlots(Slots):
         """Blocks that hold nothing of anybody."""
         return len(self._unused)
 
-    def holds(self, lengths: Iterable[int]) -> bool:
+    def holds(self, lengths: Sequence[int]) -> bool:
         """Whether there are blocks enough for open slots of so many tokens and what they may need beyond. Those that
         are open already count as far as they share."""
+        if sum(lengths) + len(lengths) * (AHEAD + self.size) <= self.count * self.size:  # at most steps
+            return True
         needed = sum([-(-(min(length, self.capacity) + AHEAD) // self.size) for length in lengths])
         return needed <= self.count + self.shared
 
