@@ -48,15 +48,19 @@ class StepCosts:
     def seconds(self) -> dict[StepShape, float]:
         """By shape. What the host needs for one that was not tried lately is guessed from the others."""
         host = max(self._host.values(), default=0.0)
-        return {
-            shape: max(measured * self._level * self._off[shape], self._host.get(shape, host))
-            for shape, measured in self._measured.items()
-        }
+        return {shape: max(self._device(shape), self._host.get(shape, host)) for shape in self._measured}
+
+    def spare(self, shape: StepShape) -> float:
+        """Seconds for which the device is busy with such a step when the host is done with the one before."""
+        return self._device(shape) - self._host.get(shape, 0.0) if shape in self._off else 0.0
+
+    def _device(self, shape: StepShape) -> float:
+        return self._measured[shape] * self._level * self._off[shape]
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """A step took the device so long."""
         if shape in self._off:
-            expected = self._measured[shape] * self._level * self._off[shape]
+            expected = self._device(shape)
             ratio = min(_MOST, max(1 / _MOST, seconds / expected))
             self._level *= 1 + _LEVEL * (ratio - 1)
             self._off[shape] *= 1 + _OFF * (ratio - 1)

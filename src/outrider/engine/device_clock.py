@@ -8,6 +8,9 @@ from time import perf_counter
 from outrider.control.steps import StepCosts, guessed
 from outrider.core.step import StepOutcome, Stepper, StepShape
 
+_LATELY = 1 / 4
+"""What the newcomers of one step count for in the average."""
+
 
 class DeviceClock:
     """Times the device by what it says, and the host from reading one step to reading the next."""
@@ -16,6 +19,8 @@ class DeviceClock:
         """`shapes`: those that may be asked for."""
         self.elsewhere = 0.0
         """Seconds since the last step that went into other things than steps: prompts, and newcomers."""
+        self._newcomers = 0.0
+        """What they were in a step that had any, lately."""
         self._stepper = stepper
         self._shapes = shapes
         self._costs: dict[int, StepCosts] = {}
@@ -30,15 +35,23 @@ class DeviceClock:
         costs = self._costs_of(lanes)
         return costs.seconds() if costs else guessed(self._shapes)
 
+    def idles(self, lanes: int, shape: StepShape) -> bool:
+        """Whether the device, with one such step to do, will be done before newcomers are seen to."""
+        costs = self._costs_of(lanes)
+        return costs is not None and self._newcomers > costs.spare(shape)
+
     def waiting(self) -> None:
         """The host has nothing left to do but to read the next step."""
         if self._read is not None:
             costs, shape, since = self._read
             costs.observe_host(shape, max(0.0, perf_counter() - since - self.elsewhere))
+        if self.elsewhere:
+            self._newcomers += _LATELY * (self.elsewhere - self._newcomers)
+            self.elsewhere = 0.0
 
     def read(self, lanes: int, shape: StepShape, outcome: StepOutcome) -> None:
         """That step is read."""
-        self._read, self.elsewhere = None, 0.0
+        self._read = None
         if known := self._costs_of(lanes):
             device = outcome.draft_seconds + outcome.target_seconds
             if device > 0 and (self._drafted or not shape.drafted):

@@ -10,6 +10,7 @@ the others, and those for which the host has drafted, are the host executor's, w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import fmean
 from time import perf_counter
 
@@ -67,8 +68,9 @@ def best_executor(model: LanguageModel, drafter: Drafter, controller: Controller
 
 
 class DeviceExecutor(Executor):
-    """One step of the running requests at a time; at most one more is under way. Of several drafters the default one is
-    meant here: steps in which another's request takes part are the host's."""
+    """One step of the running requests at a time; at most one more is under way, and while newcomers are seen to
+    another (`go_on`). Of several drafters the default one is meant here: steps in which another's request takes part
+    are the host's."""
 
     def __init__(self, stepper: Stepper, host: HostExecutor, part: DevicePart | None = None) -> None:
         """`part` drafts on the device, where it is offered what is looked up; None: the drafter makes its drafts on the
@@ -106,8 +108,8 @@ class DeviceExecutor(Executor):
         """Whether anything is ever verified here."""
         return self._drafter is not None or self._lookup is not None
 
-    def step(self, running: list[Request], prefilled: float = 0.0) -> StepOutput:
-        self._clock.elsewhere += prefilled
+    def step(self, running: list[Request], joining: float = 0.0) -> StepOutput:
+        self._clock.elsewhere += joining
         if self._drafts_on_host and not self._under_way:
             return self._step_after_drafting(running)
         return self._step(running) or self._host.step(running)
@@ -124,21 +126,37 @@ class DeviceExecutor(Executor):
                 return output._replace(draft_seconds=seconds)
         return self._host.verify(running, drafts, seconds)
 
+    def go_on(self) -> None:
+        """Where newcomers take the host longer than a step takes the device, that has one more to do meanwhile; the
+        newcomers join the step after it."""
+        seated = [s for s in self._lanes.requests if s is not None]
+        if self._drafts_on_host or len(self._under_way) != 1 or not seated:
+            return
+        if self._clock.idles(len(self._lanes), self._under_way[0].shape) and self._can_take(seated):
+            with self._whole():
+                self._launch_seated(seated)
+
     def _step(self, running: list[Request]) -> StepOutput | None:
-        """None: nothing is under way, and the host must take the next step. Whatever breaks it off, Ctrl-C too, nothing
-        stays on the device that the host does not know of."""
+        """None: nothing is under way, and the host must take the next step."""
         started = perf_counter()
-        try:
+        with self._whole():
             if self._can_take(running):
+                ahead = len(self._under_way) > 1 and not self._lanes.newcomers(running)
                 if not self._under_way:
                     self._launch(running)
-                if self._burst or not self._drafts_on_host:
+                if (self._burst or not self._drafts_on_host) and not ahead:
                     self._launch(running)
             elif not self._under_way:
                 self._lanes.hand_back(running)
                 self._clock.pause()
                 return None
             return self._collect(running, started)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Whatever breaks it off, Ctrl-C too, nothing stays on the device that the host does not know of."""
+        try:
+            yield
         except BaseException:
             self._under_way = []
             self._lanes.clear()
@@ -153,13 +171,17 @@ class DeviceExecutor(Executor):
         return fit and all(steppable(s.params) and takes(s) for s in self._lanes.newcomers(running))
 
     def _launch(self, running: list[Request]) -> None:
-        """One more step, of everybody in lanes: newcomers are seated, and what is looked up for it is offered."""
+        """One more step, with the newcomers among these, of as few lanes as they need."""
         if newcomers := self._lanes.newcomers(running):
             started = perf_counter()
             prompt = fmean([request.prompt_length for request in newcomers])
             self._lanes.seat(newcomers, soon=self._controller.pays(len(running), prompt))
             self._clock.elsewhere += perf_counter() - started
         self._lanes.close_up(len(running))
+        self._launch_seated(running)
+
+    def _launch_seated(self, running: list[Request]) -> None:
+        """One more step, of everybody in lanes: what is looked up for it is offered."""
         seated = self._lanes.requests
         way = max([manner(s.params) for s in running])
         shape, offered = self._plan(running, way)

@@ -70,15 +70,17 @@ class Engine:
     def step(self) -> list[Chunk]:
         """Run a piece of the prompts that are not complete, then advance every other running request by one target
         pass; returns what each of those gained."""
+        began = perf_counter()
         self._allocate()
         prompts, running = self.scheduler.schedule()
-        prefilled = self._prefill(prompts)
+        self._prefill(prompts)
+        joining = perf_counter() - began if prompts else 0.0
         only_scored = [self._end_scored(request) for request in running if not request.limit]
         running = [request for request in running if request.limit]
         if not running:
             return only_scored
         started = perf_counter()
-        output = self.executor.step(running, prefilled)
+        output = self.executor.step(running, joining)
         why = self._why(running)
         chunks, taken = [], []
         for request, verified in zip(output.requests, output.verified, strict=True):
@@ -142,7 +144,8 @@ class Engine:
                 self._free(request)
             self._preemptions += len(gone)
             gone = self.scheduler.shed()
-        self.scheduler.admit()
+        if self.scheduler.admit():
+            self.executor.go_on()
         for request in self.scheduler.running:
             if request.slot == NO_SLOT:
                 asked = perf_counter()
@@ -161,9 +164,9 @@ class Engine:
             self.executor.drop(request)
             self._slots.leave(request)
 
-    def _prefill(self, prompts: list[tuple[Request, int]]) -> float:
+    def _prefill(self, prompts: list[tuple[Request, int]]) -> None:
         """Run the next rows of these requests, in one pass. Every token but the last goes into the cache so; that one
-        is run by the first step, like any other. Returns the seconds it took."""
+        is run by the first step, like any other."""
         started = perf_counter()
         joining = [request for request in self.scheduler.running if request.num_uncomputed_tokens]
         batch = []
@@ -181,7 +184,6 @@ class Engine:
         seconds = perf_counter() - started
         for request in joining:
             request.prefill_seconds += seconds
-        return seconds
 
     def _end_scored(self, request: Request) -> Chunk:
         """One that was to generate nothing: all its prompt has been run."""

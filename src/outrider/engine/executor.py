@@ -34,9 +34,13 @@ class Executor(ABC):
         return 0
 
     @abstractmethod
-    def step(self, running: list[Request], prefilled: float) -> StepOutput:
-        """One step of these requests. `prefilled`: seconds that went into prompts since the last one. Some of them may
-        gain nothing yet: `StepOutput.requests` says who does."""
+    def go_on(self) -> None:
+        """Newcomers are about to be given slots, and their prompts run: whoever decodes need not wait for that."""
+
+    @abstractmethod
+    def step(self, running: list[Request], joining: float) -> StepOutput:
+        """One step of these requests. `joining`: seconds that went into newcomers and prompts since the last one. Some
+        of them may gain nothing yet: `StepOutput.requests` says who does."""
 
     @abstractmethod
     def drop(self, request: Request) -> None:

@@ -30,7 +30,10 @@ class HostExecutor(Executor):
         self._target = TargetPass(model, drafter)
         self._runner = model.runner
 
-    def step(self, running: list[Request], prefilled: float = 0.0) -> StepOutput:
+    def go_on(self) -> None:
+        pass  # no step is under way between two
+
+    def step(self, running: list[Request], joining: float = 0.0) -> StepOutput:
         return self.verify(running, *self.draft(running))
 
     def draft(self, running: list[Request]) -> tuple[list[Draft], float]:

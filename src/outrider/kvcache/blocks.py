@@ -20,8 +20,8 @@ SPARE = 0
 """The block that belongs to nobody: places of a slot that hold nothing lie there."""
 
 AHEAD = 192
-"""Rows that a slot may need beyond the tokens of its request: of two steps on a device, one of which is under way when
-the other is launched, or of a draft."""
+"""Rows that a slot may need beyond the tokens of its request: of three steps on a device, two of which may be under way
+when the third is launched, or of a draft."""
 
 
 class Changes(NamedTuple):
