@@ -40,6 +40,9 @@ _UNREAD = 64
 drafter, which costs the host, and others the time. Until then they are: without, drafts are poor."""
 _READ_EVERY, _READ_FOR = 512, 16
 """Steps after which prompts are read for a few all the same: what drafts bring without is no measure of them."""
+_WEIGHT = 4
+"""Drafts that what is believed of newcomers counts like: requests differ, and one that gains little by steps that take
+longer for its sake and others' is to be known soon."""
 _REST = 8
 """Steps for which nothing is thought about where nothing has paid for a while: with many requests, thinking costs."""
 _THOUGHT = 16
@@ -106,7 +109,7 @@ class Chains:
         """The last answer of `reads`: what newcomers are taken to have had."""
 
     def newcomer(self) -> ChainState:
-        return ChainState(self._newcomers[self._reading].copy(rate=1 / 24, weight=8), self.rested, self._reading)
+        return ChainState(self._newcomers[self._reading].copy(rate=1 / 24, weight=_WEIGHT), self.rested, self._reading)
 
     def ahead(self, state: ChainState) -> int:
         """Tokens expected of the steps under way. An offer is of use after them only if all of it was right there."""
@@ -164,7 +167,8 @@ class Chains:
                 state.rested = self.rested
             if state.since is None:
                 state.since = self._number
-        plain, patience = seconds[PLAIN], [ledger.patience for ledger in ledgers]
+        # Who is expected to gain is not kept from it by bad luck: among many, somebody always has that.
+        plain, patience = seconds[PLAIN], [max(0.0, ledger.patience) for ledger in ledgers]
         left = sum([ledger.left for ledger in ledgers])
         best, most_a_second = PLAIN, _WORTHWHILE * len(states) / plain
         for shape in shapes:
@@ -229,26 +233,23 @@ class Chains:
         shared = issued.number % len(states)  # what newcomers begin with is learned from one after the other
         for i, (state, ledger, each) in enumerate(zip(states, ledgers, verified, strict=True)):
             gained = len(each.tokens) - 1
+            ledger.step(stretch, gained, gained - stretch)
             if sources and each.draft.source == sources.get(state):
-                ledger.step(stretch, gained, gained - stretch)
                 continue  # it took what was offered, and what was drafted there is not known
             if not shape.drafted and not each.draft.tokens:
-                ledger.step(stretch, gained, -stretch)
                 continue
-            # Among many, somebody is always out of luck: nobody waits for that while more than luck is not believed.
-            expected = self._learned(state.levels, shape, each)
-            ledger.step(stretch, gained, (expected if expected >= stretch else gained) - stretch)
+            self._learned(state.levels, shape, each)
             if i == shared:
                 self._learned(self._newcomers[state.read], shape, each)
             if shape.nodes:
                 self._trees.observe(state.levels, shape, each)
 
-    def _learned(self, levels: Levels, shape: StepShape, verified: VerifiedDraft) -> float:
-        """Learn from what came of a draft; what such a one is now expected to bring."""
-        if not shape.nodes:
-            return levels.observe_hits(len(verified.path), max(shape.drafted, len(verified.draft.tokens)))
-        self._trees.teach(levels, shape, verified)
-        return self._trees.gain(levels, shape)
+    def _learned(self, levels: Levels, shape: StepShape, verified: VerifiedDraft) -> None:
+        """Learn from what came of a draft."""
+        if shape.nodes:
+            self._trees.teach(levels, shape, verified)
+        else:
+            levels.observe_hits(len(verified.path), max(shape.drafted, len(verified.draft.tokens)))
 
 
 class _Gains:

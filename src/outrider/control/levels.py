@@ -54,19 +54,16 @@ class Levels:
             total += last
         return total
 
-    def observe_hits(self, right: int, count: int) -> float:
-        """As `observe`, of `count` levels of which the first `right` were; what so many are now expected to bring."""
+    def observe_hits(self, right: int, count: int) -> None:
+        """As `observe`, of `count` levels of which the first `right` were."""
         rate = max(self._rate, 1 / (self._weight + 1))
         self._weight += 1
         levels = self._levels
         if len(levels) != count:
             levels = self.expected(count)
         keep = 1 - rate
-        levels = self._levels = [
-            keep * level + rate if place < right else keep * level for place, level in enumerate(levels)
-        ]
+        self._levels = [keep * level + rate if place < right else keep * level for place, level in enumerate(levels)]
         self._ratio += rate * ((0.95 if right else 0.0) - self._ratio)
-        return sum(levels)
 
     def expected(self, levels: int) -> list[float]:
         known = self._levels[:levels]
