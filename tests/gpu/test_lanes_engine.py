@@ -138,6 +138,45 @@ def test_lengths_of_steps_that_were_dropped_are_not_waited_for(monkeypatch: pyte
     assert most <= 2
 
 
+@pytest.mark.parametrize("kind", ["none", "head"])
+@pytest.mark.parametrize("slow", [False, True])
+def test_whoever_decodes_does_not_wait_for_a_slow_host_to_see_to_newcomers(
+    kind: str, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more step is launched before a newcomer has a slot; after it all goes on one step ahead of the host."""
+    simulate(monkeypatch)
+    target = decoder()
+    engine = Engine(target, drafters(kind, target), FixedLength(2))
+    device = device_of(engine)
+    monkeypatch.setattr(device._clock, "idles", lambda *_: slow)
+    done: list[str] = []
+    for owner, name in ((device._stepper, "launch"), (device._stepper, "collect"), (target, "forward")):
+        monkeypatch.setattr(owner, name, noted(getattr(owner, name), name, done))
+    one, two = (made(i, [i + 1, 2, 3, 4], SamplingParams(temperature=0, max_tokens=40)) for i in range(2))
+    engine.add(one)
+    for _ in range(3):
+        engine.step()
+    done.clear()
+    engine.add(two)
+    for _ in range(3):
+        engine.step()
+    joining, after = ["forward", "launch", "collect"], ["launch", "collect"]
+    assert done == (["launch", *joining, "collect", *after] if slow else [*joining, *after, *after])
+    while not engine.idle:
+        engine.step()
+    for request in (one, two):
+        assert request.tokens == expected(target, request)
+    assert engine.leaks() == []
+
+
+def noted(call: Any, name: str, done: list[str]) -> Any:
+    def noting(*args: Any, **options: Any) -> Any:
+        done.append(name)
+        return call(*args, **options)
+
+    return noting
+
+
 def timed(observe: Any) -> Any:
     """The interpreter has no clock."""
     return lambda commits, rows, draft, target: observe(commits, rows, draft or 0.001, target or 0.01)

@@ -259,6 +259,8 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
     chosen: Controller = lengths[controller]()
     engine = Engine(target, drafter, chosen, kv_tokens=rng.choice([None, CONTEXT, 2 * CONTEXT]))
     device = device_of(engine)
+    slow = random.Random(seed)
+    monkeypatch.setattr(device._clock, "idles", lambda *_: slow.random() < 0.5)  # the interpreter has no clock
     if rng.random() < 0.5:
         monkeypatch.setattr(device._stepper, "horizon", rng.choice([1, 4, 8]))
     going: list[Request] = []
@@ -288,6 +290,7 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
         if rng.random() < 0.1:
             engine.scheduler.kv_tokens = rng.choice([20, 60, 200, 480])  # somebody may be sent back
         engine.step()
+        assert len(device._under_way) <= 2
         going = [one for one in going if not one.finish_reason]
     while not engine.idle:
         engine.step()

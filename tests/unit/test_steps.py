@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 from toy import request, resolved
@@ -15,6 +16,7 @@ from outrider.control.steps import StepCosts
 from outrider.core.draft import Draft
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.step import StepShape
+from outrider.engine.device_clock import DeviceClock
 
 PLAIN, ONE, TWO, FOUR = (StepShape(n, n) for n in (0, 1, 2, 4))
 MEASURED = {PLAIN: 1.0, ONE: 1.2, TWO: 1.4, FOUR: 1.8}
@@ -56,6 +58,32 @@ def test_where_the_host_is_slower_its_time_counts() -> None:
     after = costs.seconds()
     assert [after[PLAIN], after[ONE]] == pytest.approx([2.0, 3.0])
     assert after[FOUR] == pytest.approx(3.0), "of what was never run, the most that is known"
+
+
+class Machine:
+    """Of a device only what its steps take."""
+
+    def seconds(self, lanes: int) -> dict[StepShape, float]:
+        return MEASURED
+
+
+def test_a_device_idles_where_newcomers_take_the_host_longer_than_a_step() -> None:
+    machine: Any = Machine()
+    clock = DeviceClock(machine, list(MEASURED))
+    assert not clock.idles(4, PLAIN), "nobody came yet"
+    for shape, newcomers, idles in ((PLAIN, 0.5, False), (PLAIN, 1.5, True), (FOUR, 1.5, False), (FOUR, 2.5, True)):
+        for _ in range(20):
+            clock.waiting()  # without newcomers: that says nothing of them
+            clock.elsewhere = newcomers
+            clock.waiting()
+        assert clock.idles(4, shape) == idles
+
+
+def test_a_device_idles_sooner_where_the_host_is_busy_with_its_steps() -> None:
+    costs = StepCosts(MEASURED)
+    assert costs.spare(FOUR) == pytest.approx(1.8)
+    costs.observe_host(FOUR, 1.5)
+    assert costs.spare(FOUR) == pytest.approx(0.3)
 
 
 def drafted(right: float, host: dict[int, float], steps: int = 600) -> tuple[float, float]:
