@@ -9,8 +9,9 @@ is also something looked up to offer (`offers`): that is verified where it still
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
@@ -121,7 +122,7 @@ class Chains:
     def _gain(self, state: ChainState, shape: StepShape) -> float:
         """Tokens expected of what is drafted for it on the device."""
         if shape.nodes:
-            return self._trees.gain(state.levels, shape)
+            return self._trees.gains([state.levels.expected(shape.drafted)], shape)[0]
         return state.levels.total(shape.drafted)
 
     def reads(self) -> bool:
@@ -160,7 +161,9 @@ class Chains:
         step, by its shape. `found`: what may be offered, by places of `states`."""
         # Without an offer there is nothing to verify but what is drafted.
         shapes = [shape for shape in seconds if shape.size <= most and (found or shape.drafted == shape.verified)]
-        gains = _Gains(states, found, {i: self.ahead(states[i]) for i in found}, self._gain)
+        deepest = max([shape.drafted for shape in shapes])
+        chances = [state.levels.expected(deepest) for state in states]
+        gains = _Gains(chances, found, {i: self.ahead(states[i]) for i in found}, self._trees)
         for state, ledger in zip(states, ledgers, strict=True):
             if state.rested < self.rested:
                 ledger.rest(self.rested - state.rested)
@@ -258,19 +261,21 @@ class _Gains:
 
     def __init__(
         self,
-        states: Sequence[ChainState],
+        chances: Sequence[Sequence[float]],
         found: Mapping[int, Found],
         ahead: Mapping[int, int],
-        gain: Callable[[ChainState, StepShape], float],
+        trees: TreeGains,
     ) -> None:
-        """`ahead`: by places of `states`, tokens expected before the step begins. `gain`: what is expected of what is
-        drafted there."""
-        self._states, self._found, self._gain = states, found, gain
+        """`chances`: of each request, how likely each level drafted on the device is right. `ahead`: by their places,
+        tokens expected before the step begins."""
+        self._chances, self._found, self._trees = chances, found, trees
+        self._totals = [[0.0, *accumulate(levels)] for levels in chances]
+        """Tokens that chains bring each, by length."""
         self._drafted: dict[tuple[int, int], list[float]] = {}
         self._offered: dict[int, list[float]] = {}
         """By length; nothing is expected of an offer that is not there."""
         self._ahead = ahead
-        self._holds = [found[i].holds(ahead[i]) if i in found else 0.0 for i in range(len(states))]
+        self._holds = [found[i].holds(ahead[i]) if i in found else 0.0 for i in range(len(chances))]
 
     def of(self, shape: StepShape) -> list[float]:
         own = self._own(shape)
@@ -287,14 +292,16 @@ class _Gains:
         return {i for i in self._found if offered[i] > self._holds[i] * own[i]}
 
     def _own(self, shape: StepShape) -> list[float]:
-        drafted = shape.drafted, shape.nodes
-        if drafted not in self._drafted:
-            self._drafted[drafted] = [self._gain(state, shape) for state in self._states]
-        return self._drafted[drafted]
+        drafted, nodes = key = shape.drafted, shape.nodes
+        if key not in self._drafted:
+            self._drafted[key] = (
+                self._trees.gains(self._chances, shape) if nodes else [totals[drafted] for totals in self._totals]
+            )
+        return self._drafted[key]
 
     def _of_offers(self, length: int) -> list[float]:
         if length not in self._offered:
-            gains = self._offered[length] = [0.0] * len(self._states)
+            gains = self._offered[length] = [0.0] * len(self._chances)
             for i, each in self._found.items():
                 gains[i] = each.gain(self._ahead[i], length)
         return self._offered[length]

@@ -38,13 +38,16 @@ class TreeGains:
     def _counted(self, nodes: int) -> tuple[float, float]:
         return self._missed.get(nodes) or (_WEIGHT, _WEIGHT * nodes**_SHARE)
 
-    def gain(self, levels: Levels, shape: StepShape) -> float:
-        """Tokens expected of such a tree, where a chain's levels are right so often."""
-        share, total, chance = self.share(shape.nodes), 0.0, 1.0
-        for right in _conditional(levels.expected(shape.drafted)):
-            chance *= 1 - share * (1 - right)
-            total += chance
-        return total
+    def gains(self, chances: Sequence[Sequence[float]], shape: StepShape) -> list[float]:
+        """Tokens expected of such trees, each where a chain's levels are right so often, with all before them."""
+        share, found = self.share(shape.nodes), []
+        for levels in chances:
+            total, chance, before = 0.0, 1.0, 1.0
+            for right in levels[: shape.drafted]:
+                chance *= 1 - share * (1 - right / before) if before > 0 else 1 - share
+                total, before = total + chance, right
+            found.append(total)
+        return found
 
     def observe(self, levels: Levels, shape: StepShape, verified: VerifiedDraft) -> None:
         """A request's tree was verified, of whose chains that much is believed."""
