@@ -19,7 +19,7 @@ from outrider.core.model import Rows
 pytestmark = only_interpreted
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4, 5))])
 def test_rows_see_their_own_path(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch)
     rng = random.Random(seed)

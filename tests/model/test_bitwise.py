@@ -52,7 +52,7 @@ def tokens(decoder: NativeDecoder, pace: Pace) -> list[int]:
         decoder.forward([Rows.chain(slot, TEXT[:1])])
         decoder.commit(slot, [])
 
-    length = pace.fit(one_row, 1.0, least=310, most=606)
+    length = pace.fit(one_row, 0.5, least=310, most=606)
     decoder.close(slot)
     return TEXT[:length]
 

@@ -1,7 +1,9 @@
-"""The command line as a person runs it: real processes, the real default model."""
+"""The command line as a person runs it. What a process of its own adds (streams, signals, a terminal) is tested in one;
+the rest in this process, so that torch is imported once. The default model where its text matters."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -11,11 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import command
 from tiny_gguf import BPE_TOKENS, bpe_metadata, write_hf_model
+from tiny_llm import tiny_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import __version__
@@ -53,13 +58,21 @@ def outrider(*arguments: str, stdin: str = "", **extra: str) -> subprocess.Compl
     )
 
 
-def generate(*arguments: str, stdin: str = "") -> dict[str, Any]:
-    """A short `generate --json`; exactly one JSON object must be on stdout."""
-    done = outrider("generate", *arguments, "--max-tokens", "16", "--json", stdin=stdin)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 1
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+Answered = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Answered:
+    """Runs a command with `--json`; returns the objects on its lines, and there must be nothing else on stdout."""
+
+    def run(*arguments: str, stdin: str = "") -> list[dict[str, Any]]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        assert command(*arguments, "--json") == 0, capsys.readouterr().err
+        shown = capsys.readouterr().out
+        assert shown.endswith("\n")
+        return [json.loads(line) for line in shown.splitlines()]
+
+    return run
 
 
 # Without a model
@@ -216,8 +229,9 @@ def test_models_list_and_path(default_checkpoint: Checkpoint) -> None:
 # With the default model
 
 
-def test_json_has_every_field_and_streams_nothing_else(default_checkpoint: Checkpoint) -> None:
-    result = generate(PROMPT, *DRAFTED, "--compare", "--trace", "--logprobs", "2")
+def test_json_has_every_field_and_streams_nothing_else(default_checkpoint: Checkpoint, answered: Answered) -> None:
+    asked = ("--max-tokens", "16", "--compare", "--trace", "--logprobs", "2")
+    (result,) = answered("generate", PROMPT, *DRAFTED, *asked)
     assert set(result) >= FIELDS | {"plain", "identical", "trace", "logprobs", "origins"}
     assert set(result["plain"]) >= FIELDS
     assert result["identical"] is True
@@ -232,10 +246,11 @@ def test_json_has_every_field_and_streams_nothing_else(default_checkpoint: Check
     assert all(len(entry["top"]) == 2 for entry in result["logprobs"])
 
 
-def test_sampled_text_is_plain_decoding_s_too() -> None:
+def test_sampled_text_is_plain_decoding_s_too(answered: Answered) -> None:
     sampling = ["--temperature", "0.9", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.01", "--seed", "7"]
     penalties = ["--repetition-penalty", "1.1", "--frequency-penalty", "0.2", "--presence-penalty", "0.1"]
-    result = generate("-", *sampling, *penalties, "--drafter", "ngram", "--compare", stdin="Say hello, hello, hello.")
+    asked = ("--drafter", "ngram", "--compare", "--max-tokens", "16")
+    (result,) = answered("generate", "-", *sampling, *penalties, *asked, stdin="Say hello, hello, hello.")
     assert result["identical"] is True
     assert result["seed"] == 7
     assert result["drafter"] == "ngram"
@@ -253,11 +268,9 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr() -> None:
         assert words in done.stderr
 
 
-def test_chat_remembers_and_resets() -> None:
+def test_chat_remembers_and_resets(answered: Answered) -> None:
     lines = "My name is Ada.\n\nWhat is my name?\n/reset\nWhat is my name?\n/exit\nnever read\n"
-    done = outrider("chat", "--json", "--max-tokens", "12", "--temperature", "0", stdin=lines)
-    assert done.returncode == 0, done.stderr
-    first, second, fresh = map(json.loads, done.stdout.splitlines())
+    first, second, fresh = answered("chat", "--max-tokens", "12", "--temperature", "0", stdin=lines)
     # The second prompt holds the first turn and its answer; after /reset only the question is left.
     assert second["prompt_tokens"] > first["prompt_tokens"] + len(first["token_ids"])
     assert fresh["prompt_tokens"] < second["prompt_tokens"]
@@ -324,9 +337,19 @@ def test_terminal_gets_colour_and_a_legend_unless_refused() -> None:
     assert not re.search("\x1b\\[[0-9;]*m", plain.seen)
 
 
-def test_interrupt_stops_generation_cleanly() -> None:
+LONG = ("--ignore-eos", "--max-tokens", "30000", "--max-context", "32768")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Where it matters not what is said, and it must be long: a model that is loaded in no time."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return "--model", str(tiny_gguf(tmp_path_factory.mktemp("tiny"), template, context=32768))
+
+
+def test_interrupt_stops_generation_cleanly(tiny: tuple[str, str]) -> None:
     process = subprocess.Popen(
-        [*OUTRIDER, "generate", "Count to a million.", "--ignore-eos", "--max-tokens", "4000"],
+        [*OUTRIDER, "generate", "Count to a million.", *tiny, *LONG],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
@@ -340,8 +363,8 @@ def test_interrupt_stops_generation_cleanly() -> None:
     assert b"Traceback" not in errors
 
 
-def test_interrupt_in_chat_stops_only_the_answer() -> None:
-    chat = Terminal("chat", "--ignore-eos", "--max-tokens", "4000", NO_COLOR="1")
+def test_interrupt_in_chat_stops_only_the_answer(tiny: tuple[str, str]) -> None:
+    chat = Terminal("chat", *tiny, *LONG, NO_COLOR="1")
     chat.wait_for("> ")
     chat.type("Count to a million.\n")
     chat.wait_for("million", beyond=len(chat.seen) + 100)  # well into the answer
@@ -352,9 +375,9 @@ def test_interrupt_in_chat_stops_only_the_answer() -> None:
     assert "Traceback" not in chat.seen
 
 
-def test_reader_that_leaves_is_no_error() -> None:
+def test_reader_that_leaves_is_no_error(tiny: tuple[str, str]) -> None:
     process = subprocess.Popen(
-        [*OUTRIDER, "generate", "Count to a million.", "--ignore-eos", "--max-tokens", "400"],
+        [*OUTRIDER, "generate", "Count to a million.", *tiny, *LONG],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),

@@ -70,8 +70,8 @@ def llm(request: pytest.FixtureRequest) -> LLM:
 
 @pytest.fixture(scope="module")
 def cases(pace: Pace, sixteen_rows: Callable[[], None]) -> list[Case]:
-    count = pace.fit(sixteen_rows, 5.0, least=3 * len(DRAFTERS), most=len(CASES))
-    tokens = pace.fit(sixteen_rows, 3.0, least=12, most=TOKENS)
+    count = pace.fit(sixteen_rows, 1.5, least=3 * len(DRAFTERS), most=len(CASES))
+    tokens = pace.fit(sixteen_rows, 1.0, least=12, most=TOKENS)
     chosen = (CASES[i * STRIDE % len(CASES)] for i in range(count))
     return [(prompt, replace(params, max_tokens=tokens)) for prompt, params in chosen]
 

@@ -38,14 +38,15 @@ def native(name: str, precision: Precision, kernels: str | None = None, threads:
 @pytest.mark.parametrize("precision", [FP32, BF16, INT8], ids=lambda p: p.name)
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_each_their_own(name: str, precision: Precision, kernels: str) -> None:
-    """Bit for bit, in any company and with any number of threads."""
+    """Bit for bit, in any company and with any number of threads (which share rows out alike in every kernel: they wait
+    for each other busily, and tests run side by side)."""
     tokens = random.Random(4).choices(range(97), k=60)
     alone = native(name, precision, kernels)
     slot, rows = alone.open(), []
     for token in tokens:
         rows.append(alone.forward([Rows.chain(slot, [token])]).clone())
         alone.commit(slot, [0])
-    for threads in (1, 3):
+    for threads in (1, 3) if kernels == kernels_here()[-1] else (1,):
         several = native(name, precision, kernels, threads)
         slot = several.open()
         for start, count in ((0, 2), (2, 8), (10, 9), (19, 41)):

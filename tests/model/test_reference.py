@@ -76,7 +76,7 @@ def in_fp64(model: Any) -> Any:
 def greedy_by_transformers(
     default_checkpoint: Checkpoint, transformers_model: Any, pace: Pace, sixteen_rows: Callable[[], None]
 ) -> dict[str, list[int]]:
-    prompts = PROMPTS[::4][: pace.fit(sixteen_rows, 1.0, least=4, most=10)]
+    prompts = PROMPTS[::4][: pace.fit(sixteen_rows, 0.2, least=4, most=10)]
     tokenizer = default_checkpoint.tokenizer
     return {
         prompt: generate(transformers_model, tokenizer.encode(prompt), tokenizer.eos_token_ids, TOKENS)

@@ -14,12 +14,12 @@ from outrider import LLM
 VOCAB = 300
 
 
-def tiny_gguf(folder: Path, template: str | None = None) -> Path:
+def tiny_gguf(folder: Path, template: str | None = None, context: int = 128) -> Path:
     """A Llama of two layers whose logits are spread out enough to sample from; `template`: to chat with."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128,
+        num_key_value_heads=1, max_position_embeddings=context,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
     for parameter in model.parameters():

@@ -87,7 +87,7 @@ def test_tokens_are_the_references(kind: str, pace: Pace) -> None:
     """Up to 150,000 rows over all kinds; vocabularies around the sampler's blocks of 256."""
     rng = np.random.default_rng(KINDS.index(kind))
     some = rows_like(kind, 30, 257, rng)
-    times = pace.fit(lambda: compare(some, resolved(257, temperature=1.0, seed=1)), 0.05, least=1, most=10)
+    times = pace.fit(lambda: compare(some, resolved(257, temperature=1.0, seed=1)), 0.02, least=1, most=10)
     left = 0
     for vocab, rows in ((1, 2), (2, 30), (255, 50), (256, 30), (257, 30), (1000, 8)):
         for temperature in TEMPERATURES:
