@@ -176,3 +176,38 @@ def test_only_paths_can_be_committed() -> None:
     slots.extend(Rows(slot, [1, 2, 3], [ROOT, ROOT, 0]))
     with pytest.raises(ValueError, match="not a path"):
         slots.commit(slot, [1, 2])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pending_rows_lie_where_their_parents_say(seed: int) -> None:
+    """Chains, which are not written down row by row, and trees, behind each other; and a path of them is kept."""
+    rng = random.Random(seed)
+    slots = Slots(1, 200)
+    slot = slots.open()
+    length = 0
+    for _ in range(6):
+        paths: list[list[int]] = []
+        parents: list[int] = []
+        for piece in range(rng.randint(1, 3)):
+            count = rng.randint(1, 9)
+            rows = Rows.chain(slot, [7] * count)
+            if piece or rng.random() < 0.4:
+                above = [rng.randint(ROOT, len(parents) + i - 1) for i in range(count)]
+                rows = Rows(slot, [7] * count, above)
+            first = length + len(parents)
+            for i, parent in enumerate(rows.parents):
+                paths.append([*(paths[parent] if parent != ROOT else []), first + i])
+            parents += rows.parents
+            span = slots.extend(rows)
+            own = paths[-count:]
+            assert [list(path) for path in span.paths] == own == [list(span.paths[i]) for i in range(count)]
+            assert [list(path) for path in span.paths[1:]] == own[1:]
+            assert list(span.paths[-1]) == own[-1]
+            assert (span.base, span.first, span.end) == (length, first, first + count)
+        row, path = rng.randrange(len(parents)), list[int]()
+        while row != ROOT:
+            path, row = [row, *path], parents[row]
+        moves = slots.commit(slot, range(len(path)) if path == [*range(len(path))] and rng.random() < 0.5 else path)
+        assert moves == [(length + row, length + i) for i, row in enumerate(path) if row != i]
+        length += len(path)
+        assert slots.length(slot) == length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,8 +111,8 @@ class CutVocabulary(LanguageModel):
     def holds(self, lengths: Sequence[int]) -> bool:
         return self.model.holds(lengths)
 
-    def reserve(self, slot: int, length: int) -> int:
-        return self.model.reserve(slot, length)
+    def reserve(self, lengths: Mapping[int, int]) -> Mapping[int, int]:
+        return self.model.reserve(lengths)
 
     def open(self) -> int:
         return self.model.open()

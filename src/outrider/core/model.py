@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core.step import Recording, Stepper
@@ -94,10 +94,10 @@ class CachedNetwork(ABC):
         each; one alone it always has."""
         return True
 
-    def reserve(self, slot: int, length: int) -> int:
-        """Have room in the slot for so many tokens, before a step on a device is launched that may write them; returns
-        for how many there is."""
-        return self.max_context
+    def reserve(self, lengths: Mapping[int, int]) -> Mapping[int, int]:
+        """Have room in these slots for so many tokens each, before a step on a device is launched that may write them;
+        returns for how many there is."""
+        return dict.fromkeys(lengths, self.max_context)
 
     def epoch(self, slot: int) -> int:
         """How often the slot was opened: while this stays, a closed slot holds what it held when it was closed."""

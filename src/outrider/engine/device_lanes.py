@@ -89,10 +89,14 @@ class DeviceLanes:
     def reserve(self, ahead: int) -> None:
         """Room in the caches for the tokens of all and `ahead` rows more, before a step is launched that may write
         them."""
-        for s in self.requests:
-            if s is not None and (wanted := len(s.tokens) + ahead) > self._room[s.id]:
-                caches = zip(self._networks, self._slots[s.id], strict=False)
-                self._room[s.id] = min([network.reserve(slot, wanted) for network, slot in caches])
+        short = [s for s in self.requests if s is not None and len(s.tokens) + ahead > self._room[s.id]]
+        if not short:
+            return
+        rooms = []
+        for place, network in enumerate(self._networks):
+            there = network.reserve({self._slots[s.id][place]: len(s.tokens) + ahead for s in short})
+            rooms.append([there[self._slots[s.id][place]] for s in short])
+        self._room.update(zip([s.id for s in short], map(min, zip(*rooms, strict=True)), strict=True))
 
     def drafted(self, requests: list[Request | None]) -> None:
         """A step that drafted for these is read: the drafter had run all but the last of their tokens."""

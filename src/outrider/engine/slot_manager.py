@@ -100,7 +100,7 @@ class SlotManager:
 
     def _donor(self, request: Request, running: Sequence[Request], length: int) -> Request | None:
         """One that will soon hold clearly more of the tokens than the `length` to be had now."""
-        if not self._model.keeps_prefixes:
+        if not self._model.keeps_prefixes or len(request.tokens) - 1 - length < self._awaited:
             return None
         for other in running:
             if other.slot != NO_SLOT and other.num_uncomputed_tokens and other.cache_salt == request.cache_salt:

@@ -84,7 +84,7 @@ class BlockSlots(Slots):
 
     def extend(self, rows: Rows) -> Span:
         state = self._slots[rows.slot]
-        end = state.length + len(state.parents) + len(rows.tokens)
+        end = state.length + state.pending + len(rows.tokens)
         if end <= self.capacity:
             self.reserve(rows.slot, end)
         return super().extend(rows)

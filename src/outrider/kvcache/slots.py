@@ -9,23 +9,63 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from outrider.core.draft import ROOT
 from outrider.core.model import CachedNetwork, Rows
 from outrider.errors import InvalidRequest
 
 
+class ChainPaths(Sequence[Sequence[int]]):
+    """Those of a chain of `count` rows right behind a prefix of `base` tokens, made when they are looked at: a prompt's
+    are long, and mostly nobody does."""
+
+    __slots__ = ("_base", "_count")
+
+    def __init__(self, base: int, count: int) -> None:
+        self._base, self._count = base, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[range]:
+        return map(range, repeat(self._base), range(self._base + 1, self._base + self._count + 1))
+
+    @overload
+    def __getitem__(self, row: int) -> range: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[range]: ...
+    def __getitem__(self, row: int | slice) -> range | list[range]:
+        places = range(self._count)[row]
+        if isinstance(places, range):
+            return [range(self._base, self._base + place + 1) for place in places]
+        return range(self._base, self._base + places + 1)
+
+
 @dataclass(slots=True)
 class _Slot:
     length: int = 0
+    chain: int = 0
+    """Pending rows that came first, each the child of the one before."""
     parents: list[int] = field(default_factory=list)
+    """Of those after them; -1: the prefix itself."""
     paths: list[Sequence[int]] = field(default_factory=list)
-    """Per pending row: cache indices of its uncommitted ancestors, root first, itself last. A range where all lie in
-    order behind the prefix, so that a long chain takes no more room than its rows."""
+    """Of each of those the cache indices of its uncommitted ancestors, root first, itself last. A range where all lie
+    in order behind the prefix."""
+
+    @property
+    def pending(self) -> int:
+        return self.chain + len(self.parents)
+
+    def parent(self, row: int) -> int:
+        return row - 1 if row < self.chain else self.parents[row - self.chain]
+
+    def path(self, row: int) -> Sequence[int]:
+        """As of `paths`, of any pending row or, for `ROOT`, none."""
+        return range(self.length, self.length + row + 1) if row < self.chain else self.paths[row - self.chain]
 
 
 class Span(NamedTuple):
@@ -107,20 +147,19 @@ class Slots:
 
     def extend(self, rows: Rows) -> Span:
         """Make room for `rows` behind what is pending."""
-        state = self._slots[rows.slot]
-        first = state.length + len(state.parents)
-        if first + len(rows.tokens) > self.capacity:
+        state, count = self._slots[rows.slot], len(rows.tokens)
+        first = state.length + state.pending
+        if first + count > self.capacity:
             raise InvalidRequest(
-                f"{first + len(rows.tokens)} tokens do not fit a context of {self.capacity}; "
+                f"{first + count} tokens do not fit a context of {self.capacity}; "
                 "shorten the prompt or raise max_context"
             )
+        if not state.pending and rows.parents == range(ROOT, ROOT + count):  # a prompt, mostly
+            state.chain = count
+            return Span(rows.slot, state.length, first, ChainPaths(first, count))
         start = len(state.paths)
-        if not start and rows.parents == range(-1, len(rows.tokens) - 1):  # a prompt, mostly: long, so not one by one
-            state.paths.extend(map(range, repeat(first), range(first + 1, first + 1 + len(rows.tokens))))
-            state.parents.extend(rows.parents)
-            return Span(rows.slot, state.length, first, state.paths[:])
         for index, parent in enumerate(rows.parents, first):
-            above = range(state.length, state.length) if parent == ROOT else state.paths[parent]
+            above = state.path(parent)
             in_order = isinstance(above, range) and above.stop == index
             state.paths.append(range(state.length, index + 1) if in_order else (*above, index))
         state.parents.extend(rows.parents)
@@ -132,12 +171,12 @@ class Slots:
         Moves go to lower or equal indices in increasing order, so they may be carried out one after the other.
         """
         state = self._slots[slot]
-        if path == range(len(path)) and state.parents[: len(path)] == list(range(ROOT, ROOT + len(path))):
+        if path == range(len(path)) and len(path) <= state.chain:
             self._settle(state, state.length + len(path))
             return []
         expected = ROOT
         for row in path:
-            if state.parents[row] != expected:
+            if state.parent(row) != expected:
                 raise ValueError(f"rows {list(path)} are not a path from the committed prefix")
             expected = row
         moves = [(state.length + row, state.length + offset) for offset, row in enumerate(path) if row != offset]
@@ -147,7 +186,7 @@ class Slots:
     def advance(self, slot: int, count: int) -> None:
         """The prefix has grown by `count` tokens that were never pending here."""
         state = self._slots[slot]
-        if state.parents:
+        if state.pending:
             raise ValueError("a slot with pending rows cannot be advanced past them")
         self._settle(state, state.length + count)
 
@@ -159,7 +198,7 @@ class Slots:
 
     @staticmethod
     def _settle(state: _Slot, length: int) -> None:
-        state.length = length
+        state.length, state.chain = length, 0
         state.parents.clear()
         state.paths.clear()
 

@@ -114,8 +114,9 @@ class Passes(StaticCache, Generic[N]):
         return self._book.holds(lengths)
 
     @torch.inference_mode()
-    def reserve(self, slot: int, length: int) -> int:
-        there = self._book.reserve(slot, min(length, self.max_context + SLACK, self.network.capacity))
+    def reserve(self, lengths: Mapping[int, int]) -> Mapping[int, int]:
+        most = min(self.max_context + SLACK, self.network.capacity)
+        there = {slot: self._book.reserve(slot, min(length, most)) for slot, length in lengths.items()}
         self._apply()
         return there
 
@@ -132,9 +133,9 @@ class Passes(StaticCache, Generic[N]):
 
     def _apply(self) -> None:
         """What the books have changed, to the cache itself."""
-        changes = self._book.drain()
-        self.network.cache.copy(changes.copies)
-        self.network.cache.point(changes.entries)
+        if changes := self._book.drain():
+            self.network.cache.copy(changes.copies)
+            self.network.cache.point(changes.entries)
 
     def _described(self, batch: Sequence[Rows]) -> Iterator[tuple[Described, bool]]:
         """Room in the cache for all rows of the batch, one after the other, and what they are; a pass at a time, and
