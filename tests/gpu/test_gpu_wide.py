@@ -31,7 +31,7 @@ from outrider.models.cuda import network, passes, products
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels import attention as attention_kernels
-from outrider.models.cuda.kernels import prompt, prompt_hopper, wide, wide_hopper
+from outrider.models.cuda.kernels import chain_hopper, prompt, prompt_hopper, wide, wide_hopper
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.chain_attention import attend_chains_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
@@ -74,7 +74,7 @@ def product(kind: str, rows: int, how: str) -> list[Tensor]:
     elif how == "apart":
         wide_hopper.wide_hopper_kernel[(2,)](
             swizzled(x, 128, 64), swizzled(w, 128, 64), bias, *ends,
-            torch.zeros(2 * 128 * 128, device=DEVICE) if split == 2 else None, rows, 1e-5,
+            torch.zeros(2 * 128 * 128, device=DEVICE) if split == 2 else None, None, rows, 1e-5,
             M=128, BLOCK_N=128, STEP=64, STAGES=3, GROUP=1, num_warps=4, maxnreg=wide_hopper.REGISTERS,
             **{**common, "EPILOGUE": common["EPILOGUE"].value},
         )  # fmt: skip
@@ -121,10 +121,17 @@ def in_blocks(cache: Tensor, lie: list[list[int]]) -> Tensor:
 
 
 def attention(
-    begin: int, count: int, window: int, rows: int, dim: int = 16, chains: tuple[int, int, int, int] | None = None
+    begin: int,
+    count: int,
+    window: int,
+    rows: int,
+    dim: int = 16,
+    chains: tuple[int, int, int, int] | None = None,
+    apart: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
     """`rows` of a tile, 0: one row at a time by the kernel for few; 128: by groups of warps. `chains`: of so many rows,
-    by so many programs for each, so many blocks by one alone, so many cells of scratch."""
+    by so many programs for each, so many blocks by one alone, so many cells of scratch. `apart`: the same by groups of
+    warps, for blocks by one alone how often a program looks for the others."""
     heads, kv_heads, capacity = 4, 2, 512
     qkv = whole(count, (heads + 2 * kv_heads) * dim)
     blocks = capacity // BLOCK
@@ -147,12 +154,26 @@ def attention(
             PER=per, TILE=tile, FEW=few, DEPENDENT=False, **shape,
         )  # fmt: skip
         return out
+    if rows == 128 or apart:
+        for block in range(blocks):  # what nobody has written yet may be anything
+            values[lie[1][block], :, max(0, begin + count - block * BLOCK) :] = math.nan
+    if apart:
+        per, spread, patience, left = apart
+        tile, number = max(TILE, per * 2), count // per
+        cells = kv_heads * left * tile
+        cache = (swizzled(each.view(-1, dim), BLOCK, dim) for each in (keys, values))
+        chain_hopper.chain_hopper_kernel[(number, kv_heads, spread)](
+            qkv, *cache, out, where, slots, positions, torch.arange(number, **numbers) * blocks,
+            torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE),
+            torch.zeros(number * kv_heads, **numbers), blocks, left, window, scale,
+            PER=per, TILE=tile, M=chain_hopper.ROWS, STAGES=3, PATIENCE=patience, num_warps=4,
+            maxnreg=chain_hopper.REGISTERS, **shape,
+        )  # fmt: skip
+        return out
     if rows:
         cuts = [[at, min(rows, count - at)] for at in range(0, count, rows)]
         table = torch.tensor([*cuts, [0, 0]], **numbers)
         if rows == 128:
-            for block in range(blocks):  # what nobody has written yet may be anything
-                values[lie[1][block], :, max(0, begin + count - block * BLOCK) :] = math.nan
             cache = (swizzled(each.view(-1, dim), BLOCK, dim) for each in (keys, values))
             prompt_hopper.prompt_hopper_kernel[(heads, len(table))](
                 swizzled(qkv, 128, dim), *cache, out, where, slots, positions, table, blocks, window, scale,
@@ -201,6 +222,20 @@ def test_attention_of_chains_has_the_bits_of_rows(begin: int, window: int, per: 
 def test_attention_by_groups_of_warps_has_the_bits_of_rows(begin: int, count: int, window: int) -> None:
     """Also of tiles that are not full, or whose second half is empty."""
     assert torch.equal(attention(begin, count, window, 128, 128), attention(begin, count, window, 0, 128))
+
+
+@pytest.mark.skipif(not APART, reason="compute capability 9.0 alone")
+@pytest.mark.parametrize("per", [1, 4])
+@pytest.mark.parametrize(("begin", "count", "window"), CASES)
+def test_attention_of_few_chains_by_a_group_of_warps_has_the_bits_of_rows(
+    begin: int, count: int, window: int, per: int
+) -> None:
+    """By one program, by several that have more than one block each, by as many as blocks; where nobody waits for the
+    others, and where some find no scratch left."""
+    expected = attention(begin, count, window, 0, 128)
+    for spread, patience, left in ((1, 0, 0), (2, 100, 200), (3, 100, 200), (4, 100, 200), (3, 0, 200), (3, 100, 20)):
+        found = attention(begin, count, window, 0, 128, apart=(per, spread, patience, left))
+        assert torch.equal(found, expected), (spread, patience, left)
 
 
 def test_a_block_merged_out_of_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:

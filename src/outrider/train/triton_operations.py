@@ -59,7 +59,7 @@ class TritonOperations:
         # A lane is a slot of one block, its own.
         rotate_kernel[(lanes.count, groups)](
             qkv, cos, sin, w.q_norm, w.k_norm, keys, values, self._every, self._every, lanes.position, lanes.position,
-            1, a.norm_eps,
+            None, 1, a.norm_eps,
             HEADS=a.heads, KV_HEADS=a.kv_heads, DIM=a.head_dim, BLOCK=lanes.context, TOGETHER=together, DEPENDENT=False,
         )  # fmt: skip
         out = qkv.new_empty(lanes.count, a.q_width)

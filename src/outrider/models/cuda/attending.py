@@ -12,6 +12,9 @@ from outrider.models.cuda.cache import BlockCache
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.chain_attention import attend_chains_kernel
+from outrider.models.cuda.kernels.chain_hopper import REGISTERS as FEW_REGISTERS
+from outrider.models.cuda.kernels.chain_hopper import ROWS as GROUP_ROWS
+from outrider.models.cuda.kernels.chain_hopper import chain_hopper_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.prompt import prompt_kernel
 from outrider.models.cuda.kernels.prompt_hopper import prompt_hopper_kernel
@@ -46,6 +49,16 @@ FEW_BLOCKS = 8
 WIDEST = 64
 """Query vectors that a program takes of a chain, at most."""
 
+SHARING = 4
+"""Programs that share out the blocks of a row, one to a multiprocessor, at least: with fewer to each there are rows
+enough to fill the GPU, and a long one among short ones would have too few of its programs."""
+
+AHEAD = 3
+"""Blocks whose keys and values such a program has room for."""
+
+PATIENCE = 100
+"""How often it looks whether the others are done before it leaves the merging to them."""
+
 LOG2E = 1 / math.log(2)
 
 
@@ -74,12 +87,15 @@ class Attention:
         known = gpu.interpreted or a.head_dim in (64, 128)
         self._prompt = prompt_tiling(a.head_dim, gpu.shared) if gpu.widens(dtype) and known else None
         self._apart = self._prompt is not None and gpu.multiplies_apart and a.head_dim == 128
-        """Whether groups of warps share a tile of a prompt."""
+        """Whether groups of warps take a tile of a prompt, and rows that are few."""
+        self._multiprocessors = gpu.multiprocessors
+        self._meetings = room(gpu.multiprocessors // SHARING if self._apart else 0, dtype=torch.int32)
+        """Of each row and key head where rows are few: how many programs are done with their blocks."""
         block = 2 * BLOCK * a.head_dim * dtype.itemsize  # bytes of its keys and values
         self._stages = 2 if 3 * block <= gpu.shared else 1
         """Of a chain's loop: whether the next block is fetched while this one is looked at."""
-        self.tiles = room(max_rows // self.tile_rows + slots if self.tile_rows else 0, 2, dtype=torch.int32)
-        """Of a tiled pass: the first row of each tile and how many it has, 0 for none."""
+        self.tiles = room(1 + max_rows // self.tile_rows + slots if self.tile_rows else 0, 2, dtype=torch.int32)
+        """Of a tiled pass: how many rows it has; then the first row of each tile and how many it has, 0 for none."""
         self.attended = room(max_rows, a.q_width, dtype=dtype)
         self._rotations = [rotation_table(rope, capacity, device) for rope in a.ropes]
         self._blocks = -(-capacity // BLOCK)
@@ -92,9 +108,18 @@ class Attention:
 
     def group(self, rows: int, together: bool, chain: int) -> int:
         """Neighbouring rows that are attended to at once. `chain`: as of `run`."""
-        if self._tile(rows, chain):
+        if self._shared(rows, chain) or self._tile(rows, chain):
             return chain
         return TILE // power_of_two(self._architecture.heads // self._architecture.kv_heads) if together else 1
+
+    def _shared(self, rows: int, chain: int) -> int:
+        """Multiprocessors for the blocks of each of so few rows; 0: they are attended to otherwise. Longer chains are:
+        a few programs would have all their query vectors to merge where contexts are short."""
+        a = self._architecture
+        if not self._apart or chain != 1 or a.heads // a.kv_heads > GROUP_ROWS:
+            return 0
+        each = min(self._multiprocessors // (rows * a.kv_heads), self._blocks)
+        return each if each >= SHARING else 0
 
     def _tile(self, rows: int, chain: int) -> int:
         """Query vectors of a program that takes such chains; 0: none does."""
@@ -141,6 +166,7 @@ class Attention:
             tables.slots,
             tables.positions,
             tables.indices,
+            self._meetings if not tiled and self._shared(rows, chain) else None,
             self._blocks,
             a.norm_eps,
             HEADS=a.heads,
@@ -148,10 +174,13 @@ class Attention:
             DIM=a.head_dim,
             BLOCK=BLOCK,
             TOGETHER=ROTATED,
+            COUNTERS=len(self._meetings),
             **self._launch,
         )
         if tiled:
             self._by_tiles(i, qkv, cache, tables, rows)
+        elif self._shared(rows, chain):
+            self._by_few(i, qkv, cache, tables, rows, chain)
         elif self._tile(rows, chain):
             self._by_chains(i, qkv, cache, tables, rows, chain)
         else:
@@ -161,8 +190,9 @@ class Attention:
         """Rows that only fill up the pass are in no tile: they keep what they had."""
         a, cut = self._architecture, self._prompt
         assert cut is not None, "heads too large for tiled passes"
-        programs = a.heads, min(len(self.tiles), self.most_tiles(rows))
-        where = self.attended, cache.table, tables.slots, tables.positions, self.tiles, self._blocks
+        tiles = self.tiles[1:]
+        programs = a.heads, min(len(tiles), self.most_tiles(rows))
+        where = self.attended, cache.table, tables.slots, tables.positions, tiles, self._blocks
         how = a.layers[i].window, a.attention_scale * LOG2E
         shape = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "DIM": a.head_dim, "M": cut.rows, "BLOCK": BLOCK, **UNFUSED}
         keys, values = cache.pool[0, i], cache.pool[1, i]
@@ -176,10 +206,45 @@ class Attention:
                 STAGES=2,
                 num_warps=4,
                 maxnreg=REGISTERS,
+                launch_pdl=True,
                 **shape,
             )
             return
         prompt_kernel[programs](qkv, keys, values, *where, *how, num_warps=cut.warps, num_stages=cut.stages, **shape)
+
+    def _by_few(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, chain: int) -> None:
+        a = self._architecture
+        tile = max(TILE, chain * power_of_two(a.heads // a.kv_heads))
+        chain_hopper_kernel[(rows // chain, a.kv_heads, self._shared(rows, chain))](
+            qkv,
+            swizzled(cache.pool[0, i].view(-1, a.head_dim), BLOCK, a.head_dim),
+            swizzled(cache.pool[1, i].view(-1, a.head_dim), BLOCK, a.head_dim),
+            self.attended,
+            cache.table,
+            t.slots,
+            t.positions,
+            self.scratch,
+            self._partial,
+            self._stats,
+            self._meetings,
+            self._blocks,
+            self._cells * TILE // tile,
+            a.layers[i].window,
+            a.attention_scale * LOG2E,
+            HEADS=a.heads,
+            KV_HEADS=a.kv_heads,
+            DIM=a.head_dim,
+            PER=chain,
+            TILE=tile,
+            BLOCK=BLOCK,
+            M=GROUP_ROWS,
+            STAGES=AHEAD,
+            PATIENCE=PATIENCE,
+            num_warps=4,
+            maxnreg=FEW_REGISTERS,
+            launch_pdl=True,
+            **UNFUSED,
+        )
 
     def _by_chains(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, chain: int) -> None:
         a, tile, chains = self._architecture, self._tile(rows, chain), rows // chain

@@ -7,6 +7,7 @@ can be recorded and replayed with other tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -134,7 +135,8 @@ class Network:
 
     def _layers(self, rows: int, together: bool, tiled: bool, chain: int, first: Tensor | None = None) -> None:
         """All layers, from the residual on. `first`: what the first one reads, normalised, instead of the residual."""
-        w, scale, linear = self._weights, self.architecture.residual_scale, self._products.linear
+        w, scale = self._weights, self.architecture.residual_scale
+        linear = partial(self._products.linear, live=self.tiles[0] if tiled else None)
         self._keep(0, rows)
         for i, layer in enumerate(w.layers):
             if is_shallow() and i and i + 1 not in self.kept_hidden_layers:
@@ -166,8 +168,9 @@ class Network:
                 **self._launch,
             )
 
-    def head(self, count: int, first: int = 0) -> None:
-        """`logits[:count]`, fp32, of the rows named by `count` entries of `tables.wanted` from `first` on."""
-        scale = self.architecture.logit_scale
-        head, wanted = Matrix(self._weights.head, self._weights.head_scales), self.tables.wanted[first:]
-        self._products.linear(self._x, head, None, count, self.logits, normed=True, index=wanted, multiplier=scale)
+    def head(self, count: int, first: int = 0, wanted: Tensor | None = None) -> None:
+        """`logits[:count]`, fp32, of the rows named by `count` entries of `wanted` (None: of `tables.wanted`) from
+        `first` on."""
+        head, scale = Matrix(self._weights.head, self._weights.head_scales), self.architecture.logit_scale
+        index = (self.tables.wanted if wanted is None else wanted)[first:]
+        self._products.linear(self._x, head, None, count, self.logits, normed=True, index=index, multiplier=scale)

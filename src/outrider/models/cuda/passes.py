@@ -204,7 +204,7 @@ class Passes(StaticCache, Generic[N]):
         if tiles is not None:
             staging = oldest(self._tiles)
             table = staging.free().view(-1, 2).numpy()
-            table[: len(tiles)], table[len(tiles) :] = tiles, 0
+            table[0], table[1 : 1 + len(tiles)], table[1 + len(tiles) :] = len(rows), tiles, 0
             staging.send(self.network.tiles.view(-1))
         together = count > FEW_ROWS or len(np.unique(rows.columns[1])) * 2 <= len(rows)
         tiled = tiles is not None

@@ -79,9 +79,11 @@ class Products:
         gain: Tensor | None = None,
         index: Tensor | None = None,
         multiplier: float = 1.0,
+        live: Tensor | None = None,
     ) -> None:
         """y = multiplier * x · weightᵀ. `normed`: x is to be divided by its source's rms. `gain`: add to the residual
-        instead, and let y be that times the gain."""
+        instead, and let y be that times the gain. `live`: how many of the rows are wanted, known on the device: the
+        others may be left as they are."""
         columns, depth = weight.values.shape
         columns = columns // 2 if gated else columns
         size = weight.values.element_size()
@@ -108,7 +110,7 @@ class Products:
         if index is None and self.widens:
             apart = None if weight.words else hopper_tiling(columns, depth, rows, self._gpu, gated=gated, split=split)
             if apart is not None:
-                self._apart(apart, x, weight.values, bias, squares, ends, rows, common)
+                self._apart(apart, x, weight.values, bias, squares, ends, rows, live, common)
                 return
             if rows > FEW_ROWS:
                 self._wide(x, weight, bias, squares, ends, rows, common)
@@ -188,6 +190,7 @@ class Products:
         squares: Tensor | None,
         ends: tuple[Tensor | None, ...],
         rows: int,
+        live: Tensor | None,
         common: dict[str, Any],
     ) -> None:
         """As `linear`, for more rows than few of x as they come."""
@@ -199,6 +202,7 @@ class Products:
             squares,
             *ends,
             self._waiting if common["SPLIT"] > 1 else None,
+            live,
             rows,
             self._architecture.norm_eps,
             **{name: common[name] for name in ("N", "K", "GELU", "TILES", "LEVELS", "SPLIT", "MULTIPLIER")},
@@ -210,5 +214,6 @@ class Products:
             GROUP=cut.group,
             num_warps=4,
             maxnreg=REGISTERS,
+            launch_pdl=True,
             **UNFUSED,
         )

@@ -1,4 +1,4 @@
-"""The copy engine's load, by the name it has in this Triton."""
+"""The copy engine's load, and where all warps of a role meet, by the names they have in this Triton."""
 
 from __future__ import annotations
 
@@ -7,4 +7,9 @@ try:
 except ImportError:  # before 3.7
     from triton.experimental.gluon.language.nvidia.hopper.tma import async_copy_global_to_shared as async_load
 
-__all__ = ["async_load"]
+try:
+    from triton.experimental.gluon.language import barrier as meet
+except ImportError:  # before 3.7
+    from triton.experimental.gluon.language import thread_barrier as meet
+
+__all__ = ["async_load", "meet"]

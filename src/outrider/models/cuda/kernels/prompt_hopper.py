@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from outrider.models.cuda.kernels.dependent_hopper import after_previous
 from outrider.models.cuda.kernels.fetching import async_load
 from outrider.models.cuda.kernels.wide_hopper import fold
 
@@ -42,9 +43,11 @@ def prompt_hopper_kernel(
     STAGES: gl.constexpr,
 ):
     head, tile = gl.program_id(0), gl.num_programs(1) - 1 - gl.program_id(1)  # the longest first
-    start, count = gl.load(tiles_ptr + tile * 2), gl.load(tiles_ptr + tile * 2 + 1)
+    # Tables are older than the kernel before the one that this follows, which has ended: they need no waiting for.
+    start = gl.load(tiles_ptr + tile * 2, cache_modifier=".cg")
+    count = gl.load(tiles_ptr + tile * 2 + 1, cache_modifier=".cg")
     if count > 0:
-        begin = gl.load(positions_ptr + start)
+        begin = gl.load(positions_ptr + start, cache_modifier=".cg")
         end = begin + count
         first = gl.where(window > 0, gl.maximum(begin + 1 - window, 0), 0) // BLOCK
         last = (end - 1) // BLOCK
@@ -52,7 +55,8 @@ def prompt_hopper_kernel(
         inside = gl.minimum(gl.cdiv(gl.maximum(end - window, 0), BLOCK), (begin + 1) // BLOCK)
         whole = gl.maximum(gl.where(window > 0, inside, 0), first)
         ragged = gl.maximum((begin + 1) // BLOCK, whole)
-        blocks_ptr, key_head = table_ptr + gl.load(slots_ptr + start) * columns, head // (HEADS // KV_HEADS)
+        slot = gl.load(slots_ptr + start, cache_modifier=".cg")
+        blocks_ptr, key_head = table_ptr + slot * columns, head // (HEADS // KV_HEADS)
         qs = gl.allocate_shared_memory(gl.bfloat16, [M, DIM], queries.layout)
         ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, DIM], keys.layout)
         vs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, DIM], values.layout)
@@ -106,6 +110,7 @@ def _fetch(
     STAGES: gl.constexpr,
 ):
     _, first, last, _, _, _, _ = span
+    after_previous()
     mbarrier.expect(bars.index(4 * STAGES), 2 * M * DIM)
     async_load(queries, [start, column], bars.index(4 * STAGES), qs)
     its = gl.load(blocks_ptr + first)
@@ -150,6 +155,7 @@ def _attend(
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     q = qs.slice(WHICH * ROWS, ROWS)
+    after_previous()
     mbarrier.wait(bars.index(4 * STAGES), 0)
     for block in range(first, last + 1):
         at, phase = (block - first) % STAGES, ((block - first) // STAGES) & 1
@@ -162,15 +168,15 @@ def _attend(
             there = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, SCORES))
             seen = (there[None, :] <= position[:, None]) & (there[None, :] >= oldest[:, None])
             score = gl.where(seen, score, float("-inf"))
-        weight, its_total, its_peak = _weigh(score, scale)
+        weight, its_total, its_peak = weigh(score, scale)
         weight = gl.convert_layout(weight.to(gl.bfloat16), gl.DotOperandLayout(0, PARTS, 2))
         mbarrier.wait(bars.index(STAGES + at), phase)
         if block * BLOCK + BLOCK > end:
-            _clear(vs.index(at), block * BLOCK, end, BLOCK)
+            clear(vs.index(at), block * BLOCK, end, BLOCK)
         its_part = warpgroup_mma(weight, vs.index(at), gl.zeros([ROWS, DIM], gl.float32, PARTS), is_async=True)
         its_part = warpgroup_mma_wait(0, deps=[its_part])
         mbarrier.arrive(bars.index(3 * STAGES + at), count=1)
-        part, total, peak = _merge(part, total, peak, its_part, its_total, its_peak, PARTS)
+        part, total, peak = merge(part, total, peak, its_part, its_total, its_peak, PARTS)
     OUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
     result = part / gl.convert_layout(total, gl.SliceLayout(1, PARTS))[:, None]
     result = gl.convert_layout(result.to(out_ptr.dtype.element_ty), OUT)
@@ -181,7 +187,7 @@ def _attend(
 
 
 @gluon.jit
-def _weigh(score, scale):
+def weigh(score, scale):
     """As `attention.weigh`."""
     LEVELS: gl.constexpr = score.shape[1].bit_length() - 1
     peak = gl.max(score, axis=1) * scale
@@ -192,7 +198,7 @@ def _weigh(score, scale):
 
 
 @gluon.jit
-def _merge(part, total, peak, its_part, its_total, its_peak, PARTS: gl.constexpr):
+def merge(part, total, peak, its_part, its_total, its_peak, PARTS: gl.constexpr):
     """As `attention.merge`."""
     higher = gl.maximum(peak, its_peak)
     before = gl.where(peak == float("-inf"), 0.0, gl.exp2(peak - higher))
@@ -204,7 +210,7 @@ def _merge(part, total, peak, its_part, its_total, its_peak, PARTS: gl.constexpr
 
 
 @gluon.jit
-def _clear(values, first, end, BLOCK: gl.constexpr):
+def clear(values, first, end, BLOCK: gl.constexpr):
     """Values from `end` on may be anything, and no weight makes nothing of what is no number. Both groups write the
     same, so neither waits for the other."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])

@@ -139,6 +139,7 @@ def rotate_kernel(
     slots_ptr,  # int32 [rows] each, from here on
     positions_ptr,
     indices_ptr,
+    counter_ptr,  # int32 [COUNTERS]: those of the attention that follows, set to zero; or None
     columns,
     eps,
     HEADS: tl.constexpr,
@@ -147,6 +148,7 @@ def rotate_kernel(
     BLOCK: tl.constexpr,
     TOGETHER: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    COUNTERS: tl.constexpr = 0,
 ):
     """Normalise and rotate queries and keys; put keys and values where the cache wants them. TOGETHER heads at once."""
     row = tl.program_id(0)
@@ -162,6 +164,9 @@ def rotate_kernel(
     turn = tl.load(positions_ptr + row, cache_modifier=".cg") * (DIM // 2) + j
     cosine, sine = tl.load(cosines_ptr + turn), tl.load(sines_ptr + turn)
     after_previous(DEPENDENT)
+    if counter_ptr is not None:
+        counter = tl.arange(0, triton.next_power_of_2(COUNTERS))
+        tl.store(counter_ptr + counter, 0, mask=(counter < COUNTERS) & (row == 0) & (tl.program_id(1) == 0))
     source = qkv_ptr + row * (HEADS + 2 * KV_HEADS) * DIM + head * DIM + j
     low = tl.load(source, mask=real, other=0.0).to(tl.float32)  # [TOGETHER, DIM / 2]
     high = tl.load(source + DIM // 2, mask=real, other=0.0).to(tl.float32)

@@ -1,7 +1,8 @@
 """`wide_kernel` for compute capability 9.0, with its bits: one warp fetches tiles, two groups of four multiply them.
 
 Each group has half of a tile's rows, and its own way through the program: while one finishes a tile the other still
-multiplies, and the next tile is already being fetched. All programs together go through all tiles.
+multiplies, and the next tile is already being fetched. All programs together go through all tiles. Weights are written
+by nobody: the first are asked for while the kernel before still runs.
 
 A group has registers for the sums of one part of the depth only. Those of the first wait in memory, in the order of the
 threads, until the second is done: they come from L2, and few of them in a tile's time.
@@ -14,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from outrider.models.cuda.kernels import linear
+from outrider.models.cuda.kernels.dependent_hopper import after_previous
 from outrider.models.cuda.kernels.fetching import async_load
 
 ADD, GATED = gl.constexpr(linear.ADD.value), gl.constexpr(linear.GATED.value)
@@ -37,6 +39,7 @@ def wide_hopper_kernel(
     gain_ptr,
     squares_out_ptr,
     waiting_ptr,  # SPLIT > 1: fp32 [programs, M, BLOCK_N]
+    live_ptr,  # int32: how many of the rows there are; None: all
     rows,
     eps,
     N: gl.constexpr,
@@ -54,6 +57,8 @@ def wide_hopper_kernel(
     MULTIPLIER: gl.constexpr = 1.0,
 ):
     WIDTH: gl.constexpr = 2 * BLOCK_N if EPILOGUE == GATED else BLOCK_N  # gate and up side by side
+    if live_ptr is not None:
+        rows = gl.load(live_ptr, cache_modifier=".cg")
     xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, M, STEP], x.layout)
     ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, WIDTH, STEP], w.layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -109,19 +114,44 @@ def _fetch(
     GROUP: gl.constexpr,
 ):
     row_tiles, tiles = gl.cdiv(rows, M), (N + BLOCK_N - 1) // BLOCK_N
+    EARLY: gl.constexpr = STAGES if STAGES * STEP <= K else 0
+    if gl.program_id(0) < row_tiles * tiles:
+        _, tile = _place(gl.program_id(0), row_tiles, tiles, GROUP)
+        for i in gl.static_range(EARLY):
+            _fetch_weights(w, ws, ready, tile, i * STEP, i, N, M, BLOCK_N, WIDTH, STEP)
+    after_previous()
     count = 0
     for number in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
         row_tile, tile = _place(number, row_tiles, tiles, GROUP)
         for k in range(0, K, STEP):
             at = count % STAGES
             mbarrier.wait(empty.index(at), ((count // STAGES) & 1) ^ 1)
-            bar = ready.index(at)
-            mbarrier.expect(bar, 2 * STEP * (M + WIDTH))
-            async_load(x, [row_tile * M, k], bar, xs.index(at))
-            for half in gl.static_range(WIDTH // BLOCK_N):
-                into = ws.index(at).slice(half * BLOCK_N, BLOCK_N)
-                async_load(w, [half * N + tile * BLOCK_N, k], bar, into)
+            if count >= EARLY:
+                _fetch_weights(w, ws, ready, tile, k, at, N, M, BLOCK_N, WIDTH, STEP)
+            async_load(x, [row_tile * M, k], ready.index(at), xs.index(at))
             count += 1
+
+
+@gluon.jit
+def _fetch_weights(
+    w,
+    ws,
+    ready,
+    tile,
+    k,
+    at,
+    N: gl.constexpr,
+    M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WIDTH: gl.constexpr,
+    STEP: gl.constexpr,
+):
+    """Of one step; the rows come to the same barrier."""
+    bar = ready.index(at)
+    mbarrier.expect(bar, 2 * STEP * (M + WIDTH))
+    for half in gl.static_range(WIDTH // BLOCK_N):
+        into = ws.index(at).slice(half * BLOCK_N, BLOCK_N)
+        async_load(w, [half * N + tile * BLOCK_N, k], bar, into)
 
 
 @gluon.jit
@@ -154,6 +184,7 @@ def _multiply(
     row_tiles, tiles = gl.cdiv(rows, M), (N + BLOCK_N - 1) // BLOCK_N
     count = 0
     own = (gl.program_id(0) * 2 + WHICH) * ROWS * WIDTH
+    after_previous()
     for number in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
         row_tile, tile = _place(number, row_tiles, tiles, GROUP)
         acc = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUT)
