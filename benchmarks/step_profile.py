@@ -124,7 +124,7 @@ def wrap_engine(engine: Engine, clock: Clock) -> None:
     assert isinstance(engine.executor, HostExecutor)
     engine.executor.rules = {name: clock.wrap("judge", rule) for name, rule in engine.executor.rules.items()}
     prefill = clock.wrap("prefill", engine._prefill)
-    engine._prefill = lambda prompts: float(prefill(prompts)) if prompts else 0.0  # type: ignore[method-assign]
+    engine._prefill = lambda prompts, begins: prefill(prompts, begins) if prompts else {}  # type: ignore[method-assign]
     engine.step = clock.wrap_step(engine.step)  # type: ignore[method-assign]
 
 

@@ -256,8 +256,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch, period: int) -> None:
     simulate(monkeypatch)
     guess = simulated.head
 
-    def head(self: Any, count: int, first: int = 0) -> None:
-        guess(self, count, first)
+    def head(self: Any, count: int, first: int = 0, wanted: Any = None) -> None:
+        guess(self, count, first, wanted)
         if getattr(self, "salt", 0):
             return
         for i, row in enumerate(self.tables.wanted[first : first + count].tolist()):
@@ -324,7 +324,8 @@ def test_offers_need_no_recordings_of_their_own(kind: str, monkeypatch: pytest.M
         for recording in recordings:
             recording.record()
         keys.append({recording.key for recording in recordings})
-    assert {(key[0], key[2]) for key in keys[1] - keys[0]} == {("verify", 5)}
+    more = {(key[0], key[2]) for key in keys[1] - keys[0] if key[0] != "begin"}  # those are no offers' either
+    assert more == {("verify", 5)}
     rounds(monkeypatch, period=9)
     requests = [made(i, [i % 3], SamplingParams(temperature=i % 2, seed=i, max_tokens=30 + 9 * i)) for i in range(5)]
     finish(engine, requests)

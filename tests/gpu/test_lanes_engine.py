@@ -68,6 +68,37 @@ def test_a_text_that_outgrows_the_draft_models_cache(monkeypatch: pytest.MonkeyP
     assert one.tokens == expected(target, one)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_last_token_of_a_prompt_is_run_with_it(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that first tokens are chosen without a pass of their own; not where others decode, or a prompt is scored
+    only."""
+    simulate(monkeypatch)
+    target, passes = decoder(), list[int]()
+    body = simulated.body
+
+    def noted(self: Any, rows: int, *args: Any, **named: Any) -> None:
+        passes.append(rows)
+        body(self, rows, *args, **named)
+
+    monkeypatch.setattr(Network, "body", noted)
+    engine = Engine(target, NoDrafter(), FixedLength(0))
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=7, logprobs=2)
+    prompts = [[(i * i + n) % VOCAB for i in range(length)] for n, length in enumerate((9, 20, 12))]
+    one, two, late = (made(i, prompt, params) for i, prompt in enumerate(prompts))
+    engine.add(one)
+    engine.add(two)
+    engine.step()
+    assert passes == [32, 2]  # 9 + 20 rows, and the step that is launched ahead
+    assert [one.generated, two.generated] == [1, 1]
+    engine.add(late)
+    engine.step()
+    assert passes[2:] == [16, 4]  # 11 rows: beside others the last is run by the step
+    while not late.finish_reason:
+        engine.step()
+    for each in (one, two, late):
+        assert each.tokens == expected(target, each)
+
+
 class Reader:
     begun = 0.0
 
@@ -85,8 +116,8 @@ def test_scores_that_are_not_numbers_end_one_request_only(
     target = decoder()
     mock = simulated.head
 
-    def broken(self: Any, count: int, first: int = 0) -> None:
-        mock(self, count, first)
+    def broken(self: Any, count: int, first: int = 0, wanted: Any = None) -> None:
+        mock(self, count, first, wanted)
         if self is target.network:
             for i, row in enumerate(self.tables.wanted[first : first + count].tolist()):
                 if self.tables.slots[row] == bad.slot and self.tables.positions[row] >= 6:

@@ -86,9 +86,9 @@ def test_where_scores_are_processed_chains_are_drafted(monkeypatch: pytest.Monke
     stepper = device_of(engine)._stepper
     launch = stepper.launch
 
-    def noted(lanes: int, shape: StepShape, manner: Manner, offers: Any) -> None:
+    def noted(lanes: int, shape: StepShape, manner: Manner, *more: Any) -> None:
         launched.append((manner, shape.nodes))
-        launch(lanes, shape, manner, offers)
+        launch(lanes, shape, manner, *more)
 
     monkeypatch.setattr(stepper, "launch", noted)
     long = made(0, [1, 2, 3], SamplingParams(temperature=0.7, seed=1, max_tokens=24))

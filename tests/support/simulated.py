@@ -79,8 +79,8 @@ def body(self: Any, rows: int, together: bool, tiled: bool = False, chain: int =
         self.features[:rows, :2] = _split(self.hashes)
 
 
-def head(self: Any, count: int, first: int = 0) -> None:
-    wanted = self.tables.wanted[first : first + count].numpy()
+def head(self: Any, count: int, first: int = 0, wanted: Any = None) -> None:
+    wanted = (self.tables.wanted if wanted is None else wanted)[first : first + count].numpy()
     salt = getattr(self, "salt", 0)
     ids = getattr(self, "ids", None)
     for i, row in enumerate(wanted):

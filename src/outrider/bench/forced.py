@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -31,13 +31,20 @@ class ForcedStepper(DeviceStepper):
         self._forced = torch.zeros(lanes, dtype=torch.int32, device=target.device)
         self._sending = [Staging(lanes, target.device) for _ in range(4)]
 
-    def launch(self, lanes: int, shape: StepShape, manner: Manner, offers: Mapping[int, Offer] = {}) -> None:
+    def launch(
+        self,
+        lanes: int,
+        shape: StepShape,
+        manner: Manner,
+        offers: Mapping[int, Offer] = {},
+        run: Sequence[int] = (),
+    ) -> None:
         sending = oldest(self._sending)
         counts = [self._acceptance.accepted(KeyedRandom(0, i, self._step)) for i in range(len(self._forced))]
         sending.free()[:] = torch.tensor(counts, dtype=torch.int32)
         sending.send(self._forced)
         self._step += 1
-        super().launch(lanes, shape, manner, offers)
+        super().launch(lanes, shape, manner, offers, run)
 
     def _accept(self, lanes: int, length: int) -> None:
         forced_accept_kernel[(lanes,)](

@@ -222,9 +222,17 @@ class Stepper(Protocol):
         """Noise keys of the positions from `generated` on."""
         ...
 
-    def launch(self, lanes: int, shape: StepShape, manner: Manner, offers: Mapping[int, Offer] = {}) -> None:
+    def launch(
+        self,
+        lanes: int,
+        shape: StepShape,
+        manner: Manner,
+        offers: Mapping[int, Offer] = {},
+        run: Sequence[int] = (),
+    ) -> None:
         """A step of the first `lanes` lanes; `manner`: the most that any needs. `offers` are for this step only,
-        by lane; where one is void, and in all others, what was drafted on the device is verified."""
+        by lane; where one is void, and in all others, what was drafted on the device is verified. `run`, of plain steps
+        where nothing drafts on the device: by lane, where in the target's last pass its last token was run already."""
         ...
 
     def collect(self) -> StepOutcome: ...

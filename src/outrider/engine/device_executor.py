@@ -9,7 +9,7 @@ the others, and those for which the host has drafted, are the host executor's, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean
 from time import perf_counter
@@ -78,6 +78,7 @@ class DeviceExecutor(Executor):
         self._stepper = stepper
         self._host = host
         self._controller = host.controller
+        self.begins = part is None or part.network is None
         self._drafts_on_host = part is None
         self._drafter = part.drafter if part else None
         self._lookup = host.drafter if part and host.drafter.continues else None
@@ -108,13 +109,13 @@ class DeviceExecutor(Executor):
         """Whether anything is ever verified here."""
         return self._drafter is not None or self._lookup is not None
 
-    def step(self, running: list[Request], joining: float = 0.0) -> StepOutput:
+    def step(self, running: list[Request], joining: float = 0.0, begun: Mapping[int, int] = {}) -> StepOutput:
         self._clock.elsewhere += joining
         if self._drafts_on_host and not self._under_way:
-            return self._step_after_drafting(running)
-        return self._step(running) or self._host.step(running)
+            return self._step_after_drafting(running, begun)
+        return self._step(running, begun) or self._host.step(running)
 
-    def _step_after_drafting(self, running: list[Request]) -> StepOutput:
+    def _step_after_drafting(self, running: list[Request], begun: Mapping[int, int]) -> StepOutput:
         """The host drafts, and verifies what it has drafted. Where it has not for a while, a few more plain steps
         follow unasked."""
         drafts, seconds = self._host.draft(running)
@@ -122,7 +123,7 @@ class DeviceExecutor(Executor):
             self._lanes.hand_back(running)  # steps on the host may have come between
             plain = all(s.speculation.max_nodes == 0 for s in running)
             self._burst = BURST if plain or self._controller.paused else 0
-            if output := self._step(running):
+            if output := self._step(running, begun):
                 return output._replace(draft_seconds=seconds)
         return self._host.verify(running, drafts, seconds)
 
@@ -134,18 +135,19 @@ class DeviceExecutor(Executor):
             return
         if self._clock.idles(len(self._lanes), self._under_way[0].shape) and self._can_take(seated):
             with self._whole():
-                self._launch_seated(seated)
+                self._launch_seated(seated, {})
 
-    def _step(self, running: list[Request]) -> StepOutput | None:
-        """None: nothing is under way, and the host must take the next step."""
+    def _step(self, running: list[Request], begun: Mapping[int, int]) -> StepOutput | None:
+        """None: nothing is under way, and the host must take the next step. `begun`: for the first launch."""
         started = perf_counter()
         with self._whole():
             if self._can_take(running):
                 ahead = len(self._under_way) > 1 and not self._lanes.newcomers(running)
                 if not self._under_way:
-                    self._launch(running)
+                    self._launch(running, begun)
+                    begun = {}
                 if (self._burst or not self._drafts_on_host) and not ahead:
-                    self._launch(running)
+                    self._launch(running, begun)
             elif not self._under_way:
                 self._lanes.hand_back(running)
                 self._clock.pause()
@@ -170,7 +172,7 @@ class DeviceExecutor(Executor):
         takes = self._host.drafter.is_default
         return fit and all(steppable(s.params) and takes(s) for s in self._lanes.newcomers(running))
 
-    def _launch(self, running: list[Request]) -> None:
+    def _launch(self, running: list[Request], begun: Mapping[int, int]) -> None:
         """One more step, with the newcomers among these, of as few lanes as they need."""
         if newcomers := self._lanes.newcomers(running):
             started = perf_counter()
@@ -178,9 +180,9 @@ class DeviceExecutor(Executor):
             self._lanes.seat(newcomers, soon=self._controller.pays(len(running), prompt))
             self._clock.elsewhere += perf_counter() - started
         self._lanes.close_up(len(running))
-        self._launch_seated(running)
+        self._launch_seated(running, begun)
 
-    def _launch_seated(self, running: list[Request]) -> None:
+    def _launch_seated(self, running: list[Request], begun: Mapping[int, int]) -> None:
         """One more step, of everybody in lanes: what is looked up for it is offered."""
         seated = self._lanes.requests
         way = max([manner(s.params) for s in running])
@@ -189,9 +191,11 @@ class DeviceExecutor(Executor):
         self._lanes.reserve(MOST_ROWS * (len(self._under_way) + 1))
         found = {running[i].id: offer for i, offer in offered.items()}
         offers = {number: found[s.id] for number, s in enumerate(seated) if s is not None and s.id in found}
-        self._stepper.launch(len(seated), shape, way, offers)
+        ready = shape == PLAIN and bool(begun) and all(s is None or s.id in begun for s in seated)
+        run = [0 if s is None else begun[s.id] for s in seated] if ready else ()
+        self._stepper.launch(len(seated), shape, way, offers, run)
         sources = {number: offer.source for number, offer in offers.items()}
-        self._under_way.append(_Launched(shape, list(seated), sources))
+        self._under_way.append(_Launched(shape, list(seated), sources, ready))
         self._burst = max(0, self._burst - 1)
 
     def _plan(self, running: list[Request], way: Manner) -> StepPlan:
@@ -210,7 +214,9 @@ class DeviceExecutor(Executor):
         launched = self._under_way.pop(0)
         self._clock.waiting()
         outcome = self._stepper.collect()
-        if self._drafts:
+        if launched.begun:
+            self._clock.pause()
+        elif self._drafts:
             self._clock.read(len(launched.lanes), launched.shape, outcome)
         if launched.shape.drafted:
             self._lanes.drafted(launched.lanes)
@@ -224,6 +230,7 @@ class DeviceExecutor(Executor):
         rows = len(verified) * (launched.shape.size + 1)
         # What the host drafts is weighed against these steps: both must be timed alike.
         seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
+        seconds = 0.0 if launched.begun else seconds  # without a pass it is no measure of others
         return StepOutput(requests, verified, rows, outcome.draft_seconds, seconds, self._keep)
 
     def _keep(self, request: Request, verified: VerifiedDraft) -> None:
@@ -240,12 +247,14 @@ class DeviceExecutor(Executor):
 
 
 class _Launched:
-    """A step under way: whose lanes they were, and by lane who had found what was offered."""
+    """A step under way: whose lanes they were, by lane who had found what was offered, and whether its pass was run
+    with the prompts (`begun`)."""
 
-    def __init__(self, shape: StepShape, lanes: list[Request | None], sources: dict[int, str]) -> None:
+    def __init__(self, shape: StepShape, lanes: list[Request | None], sources: dict[int, str], begun: bool) -> None:
         self.shape = shape
         self.lanes = lanes
         self.sources = sources
+        self.begun = begun
 
     def drop(self, request: Request) -> None:
         """What it gains there is of no use."""

@@ -73,14 +73,14 @@ class Engine:
         began = perf_counter()
         self._allocate()
         prompts, running = self.scheduler.schedule()
-        self._prefill(prompts)
+        begun = self._prefill(prompts, self._begins(prompts, running))
         joining = perf_counter() - began if prompts else 0.0
         only_scored = [self._end_scored(request) for request in running if not request.limit]
         running = [request for request in running if request.limit]
         if not running:
             return only_scored
         started = perf_counter()
-        output = self.executor.step(running, joining)
+        output = self.executor.step(running, joining, begun)
         why = self._why(running)
         chunks, taken = [], []
         for request, verified in zip(output.requests, output.verified, strict=True):
@@ -164,16 +164,30 @@ class Engine:
             self.executor.drop(request)
             self._slots.leave(request)
 
-    def _prefill(self, prompts: list[tuple[Request, int]]) -> None:
-        """Run the next rows of these requests, in one pass. Every token but the last goes into the cache so; that one
-        is run by the first step, like any other."""
+    def _begins(self, prompts: list[tuple[Request, int]], running: list[Request]) -> bool:
+        """Whether the last tokens of prompts are run with them: where all that decode have just been given their
+        prompts, a step then only has to choose what follows."""
+        complete = [request.id for request, count in prompts if count == request.num_uncomputed_tokens]
+        fit = sum([count for _, count in prompts]) + len(complete) <= self.model.chunk  # one pass
+        asked = complete == [request.id for request in running] and all(request.limit for request in running)
+        return self.executor.begins and fit and asked
+
+    def _prefill(self, prompts: list[tuple[Request, int]], begins: bool) -> dict[int, int]:
+        """Run the next rows of these requests, in one pass. Every token but the last goes into the cache so. That one
+        is run by the first step, like any other, unless it `begins` here: for the books the cache does not hold it.
+        Returns, by request, where it was in the pass then."""
         started = perf_counter()
         joining = [request for request in self.scheduler.running if request.num_uncomputed_tokens]
-        batch = []
+        batch, begun, row = list[Rows](), dict[int, int](), 0
         for request, count in prompts:
             start = len(request.tokens) - 1 - request.num_uncomputed_tokens
+            stop = start + count
+            if begins and count == request.num_uncomputed_tokens:
+                stop += 1
+                begun[request.id] = row + count
             wanted = request.unscored(start, count)
-            batch.append(Rows.chain(request.slot, request.tokens[start : start + count], logits=wanted))
+            batch.append(Rows.chain(request.slot, request.tokens[start:stop], logits=wanted))
+            row += stop - start
         if batch:
             requests = [request for request, _ in prompts]
             pays = self.controller.pays(len(self.scheduler.running), fmean([r.prompt_length for r in requests]))
@@ -184,6 +198,7 @@ class Engine:
         seconds = perf_counter() - started
         for request in joining:
             request.prefill_seconds += seconds
+        return begun
 
     def _end_scored(self, request: Request) -> Chunk:
         """One that was to generate nothing: all its prompt has been run."""

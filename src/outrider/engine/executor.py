@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from outrider.core.drafter import VerifiedDraft
@@ -28,6 +28,9 @@ class StepOutput(NamedTuple):
 class Executor(ABC):
     """Takes the steps of the requests that decode, and keeps what they take in the target's cache."""
 
+    begins: bool = False
+    """Whether a step need not run the last token of a prompt again where the pass of the prompt has."""
+
     @property
     def late(self) -> int:
         """As `CachedNetwork.late`."""
@@ -38,9 +41,10 @@ class Executor(ABC):
         """Newcomers are about to be given slots, and their prompts run: whoever decodes need not wait for that."""
 
     @abstractmethod
-    def step(self, running: list[Request], joining: float) -> StepOutput:
-        """One step of these requests. `joining`: seconds that went into newcomers and prompts since the last one. Some
-        of them may gain nothing yet: `StepOutput.requests` says who does."""
+    def step(self, running: list[Request], joining: float, begun: Mapping[int, int]) -> StepOutput:
+        """One step of these requests. `joining`: seconds that went into newcomers and prompts since the last one;
+        `begun`, by request: where in the target's last pass its last token was run, too. Some of them may gain nothing
+        yet: `StepOutput.requests` says who does."""
 
     @abstractmethod
     def drop(self, request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 
 from outrider.control.controller import Controller
@@ -33,7 +34,7 @@ class HostExecutor(Executor):
     def go_on(self) -> None:
         pass  # no step is under way between two
 
-    def step(self, running: list[Request], joining: float = 0.0) -> StepOutput:
+    def step(self, running: list[Request], joining: float = 0.0, begun: Mapping[int, int] = {}) -> StepOutput:
         return self.verify(running, *self.draft(running))
 
     def draft(self, running: list[Request]) -> tuple[list[Draft], float]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider.core.step import Manner, Offer, PendingFeatures, StepOutcome, StepShape, StepSlot
 from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
 from outrider.models.cuda.chooser import Chooser
-from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, bucket, buckets
+from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
 from outrider.models.cuda.growth import WIDTH as GROWN_ROWS
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.kernels.steps import accept_kernel
@@ -54,6 +54,9 @@ class DeviceStepper:
         self._reports = Reports(NARROW_ROWS, vocab_size, device)
         self._chosen = torch.zeros(lanes * (MAX_LENGTH + 1), dtype=torch.int32, device=device)
         self._chooser = Chooser(HEAD_ROWS, vocab_size, device)
+        self._has_run = torch.zeros(lanes, dtype=torch.int32, device=device)
+        """By lane: its row in the target's last pass, where a step begins with that."""
+        self._sending = [Staging(lanes, device) for _ in range(4)]
         self._chains: Chains | None = None
         self._head: HeadChains | None = None
         """The same, where they may be trees."""
@@ -97,6 +100,8 @@ class DeviceStepper:
                 if self._chains is not None:
                     for drafted in sorted({_drafted(shape) for shape in known}):
                         yield from self._chains.launches(count, drafted, manner)
+                else:
+                    yield self._beginning(count, manner)
                 for verified in sorted({_verified(shape) for shape in known}):
                     yield self._verifying(count, verified, manner)
 
@@ -160,7 +165,14 @@ class DeviceStepper:
         self._board.renew(number, generated, words)
 
     @torch.inference_mode()
-    def launch(self, lanes: int, shape: StepShape, manner: Manner, offers: Mapping[int, Offer] = {}) -> None:
+    def launch(
+        self,
+        lanes: int,
+        shape: StepShape,
+        manner: Manner,
+        offers: Mapping[int, Offer] = {},
+        run: Sequence[int] = (),
+    ) -> None:
         """Start a step of the first `lanes` lanes; does not wait for it."""
         count = bucket(lanes)
         result = self._results.pop(0)
@@ -170,7 +182,7 @@ class DeviceStepper:
         if self._chains is not None:
             self._chains.draft(self._graphs, count, shape, manner, bool(offers))
         result.drafted()
-        self._run(count, shape, manner)
+        self._run(count, shape, manner, run)
         result.finish(lanes, shape, told=manner is Manner.FULL)
         self._under_way.append(result)
 
@@ -195,8 +207,17 @@ class DeviceStepper:
         assert not self._under_way
         return PendingFeatures() if self._chains is None else self._chains.left(number)
 
-    def _run(self, lanes: int, shape: StepShape, manner: Manner) -> None:
-        self._graphs.run(*self._verifying(lanes, shape, manner))
+    def _run(self, lanes: int, shape: StepShape, manner: Manner, has_run: Sequence[int]) -> None:
+        if has_run:
+            sending = oldest(self._sending)
+            sending.free()[: len(has_run)] = torch.tensor(has_run, dtype=torch.int32)
+            sending.send(self._has_run, len(has_run))
+            self._graphs.run(*self._beginning(lanes, manner))
+        else:
+            self._graphs.run(*self._verifying(lanes, shape, manner))
+
+    def _beginning(self, lanes: int, manner: Manner) -> tuple[Key, Launches]:
+        return ("begin", lanes, manner), partial(self._begin, lanes, manner)
 
     def _verifying(self, lanes: int, shape: StepShape, manner: Manner) -> tuple[Key, Launches]:
         if shape.nodes:
@@ -218,13 +239,21 @@ class DeviceStepper:
         if manner >= Manner.FULL:
             self._board.count(lanes)
 
-    def _choose(self, rows: int, manner: Manner) -> None:
-        """What follows each row that the target has run."""
+    def _begin(self, lanes: int, manner: Manner) -> None:
+        """A plain step without its pass: its rows were run with the prompts, and the cache has what they left."""
+        self._board.place(self._target, TARGET_SLOT, lanes, 0, 1, wanted=1)
+        self._choose(lanes, manner, self._has_run)
+        self._accept(lanes, 0)
+        if manner >= Manner.FULL:
+            self._board.count(lanes)
+
+    def _choose(self, rows: int, manner: Manner, wanted: Tensor | None = None) -> None:
+        """What follows each row that the target has run, or those that are `wanted`."""
         network = self._target
         noise, said = self._board.chosen_by(manner)
         for first in range(0, rows, HEAD_ROWS):
             some = min(HEAD_ROWS, rows - first)
-            network.head(some, first)
+            network.head(some, first, wanted)
             self._chooser.choose(network.logits, some, noise, self._chosen, said, first)
             if said is not None:
                 self._reports.fill(network.logits, some, said.marks, self._chosen, first)
