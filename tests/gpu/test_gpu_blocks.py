@@ -18,6 +18,7 @@ from outrider.core.model import Rows
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.graphs import Graphs
 from outrider.models.cuda.kernels.attention import BLOCK
+from outrider.models.torch_decoder import TorchDecoder
 
 TEXT = random.Random(1).choices(range(80), k=BLOCK + 12)
 
@@ -34,6 +35,12 @@ def tree(slot: int) -> Rows:
     return Rows(slot, [3, 4, 5, 6, 7, 8], [ROOT, 0, 0, 1, 2, 4])
 
 
+def tensors(dtype: torch.dtype) -> list[tuple[str, torch.Tensor]]:
+    """Large enough for layers to matter."""
+    weights = random_weights(DRAFT, DEVICE, DTYPE, seed=1)
+    return [(name, (tensor * 8 if tensor.dim() > 1 else tensor).to(dtype)) for name, tensor in weights]
+
+
 class Known(NamedTuple):
     """A slot that holds the text, what a tree behind it says, and then one more token behind a branch of that."""
 
@@ -45,9 +52,7 @@ class Known(NamedTuple):
 
 @pytest.fixture(scope="module")
 def known() -> Known:
-    weights = random_weights(DRAFT, DEVICE, DTYPE, seed=1)
-    tensors = ((name, tensor * 8 if tensor.dim() > 1 else tensor) for name, tensor in weights)
-    model = CudaDecoder.load(DRAFT, tensors, DTYPE, DEVICE, max_batch=6, max_context=300)
+    model = CudaDecoder.load(DRAFT, tensors(DTYPE), DTYPE, DEVICE, max_batch=6, max_context=300)
     slot = model.open()
     fed(model, slot, TEXT)
     found = model.forward([tree(slot)])
@@ -55,6 +60,21 @@ def known() -> Known:
     token = model.forward([Rows.chain(slot, [9])])
     model.rollback(slot, len(TEXT))
     return Known(model, slot, found, token)
+
+
+def test_logits_across_blocks_are_those_of_the_pytorch_decoder(known: Known) -> None:
+    """Every row was written to its own place, in the first block and in the second."""
+
+    def pytorch(dtype: torch.dtype) -> torch.Tensor:
+        model = TorchDecoder.load(DRAFT, tensors(dtype), dtype, DEVICE, max_batch=1, max_context=300, bitwise=False)
+        slot = model.open()
+        model.forward([Rows.chain(slot, TEXT, logits=())])
+        model.commit(slot, range(len(TEXT)))
+        return model.forward([tree(slot)]).float()
+
+    exact = pytorch(torch.float32)
+    rounding = (pytorch(DTYPE) - exact).abs().max()
+    assert (known.tree - exact).abs().max() < 2 * rounding + 1e-4 * exact.abs().max()
 
 
 def test_a_fork_shares_whole_blocks_and_has_the_same_bits(known: Known) -> None:

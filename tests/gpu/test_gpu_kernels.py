@@ -106,7 +106,7 @@ def test_attention(window: int, together: int) -> None:
 
     def attended(spread: int, known: int = groups * blocks) -> torch.Tensor:
         """With so many programs to share out a row's blocks, and so many cells of scratch."""
-        out = torch.full((len(rows), heads * dim), torch.nan, dtype=DTYPE, device=DEVICE)
+        out = torch.full((len(rows), heads * dim), torch.nan, dtype=torch.float32, device=DEVICE)  # every bit shows
         attend_kernel[(groups, kv_heads, spread * together)](
             qkv, keys, values, out, table, column(0), column(1), column(2), paths,
             torch.arange(groups, dtype=torch.int32, device=DEVICE) * blocks,

@@ -50,7 +50,7 @@ def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iter
     # Without the key the page says what to do; the browser notes the 401s by itself.
     page.get_by_text("asks for an API key").wait_for()
     complaints = [said for said in complaints if "401" not in said]
-    options(page, key=playground_site.KEY, temperature="0", max_tokens="64")
+    options(page, key=playground_site.KEY, temperature="0", max_tokens="32")
     page.locator("#model", has_text="smollm2-135m").wait_for()
     yield page
     context.close()
@@ -309,7 +309,7 @@ def test_on_a_phone(page: Page) -> None:
     assert heights == sorted(heights)
     assert len(heights) == 4
     assert not any(each.is_visible() for each in page.locator("#length-chart, #controls").all()), "folded"
-    options(page, key=playground_site.KEY, temperature="0", max_tokens="64")
+    options(page, key=playground_site.KEY, temperature="0", max_tokens="32")
     page.locator("#settings summary").click()
     answer = ask(page, "w" * 90 + " " + QUESTION)
     answer.locator(".step:not([hidden])", has_text=re.compile(r"\S")).first.tap()

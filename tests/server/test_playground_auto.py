@@ -27,7 +27,7 @@ def page() -> Iterator[Page]:
         page = browser.new_page()
         page.goto(address)
         page.locator("#model", has_text="smollm2-135m").wait_for()
-        page.locator("[name=max_tokens]").fill("64")
+        page.locator("[name=max_tokens]").fill("32")
         yield page
 
 

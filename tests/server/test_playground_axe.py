@@ -53,7 +53,7 @@ def test_nobody_is_kept_out(browser: Browser, address: str, width: int, scheme: 
     for fold in ("#speculation", "#settings"):
         if page.locator(fold).get_attribute("open") is None:
             page.locator(f"{fold} summary").click()
-    page.locator("[name=max_tokens]").fill("48")
+    page.locator("[name=max_tokens]").fill("24")
     page.locator("[name=schema]").fill(SCHEMA)
     page.locator("#prompt").fill("Name a colour.")
     page.locator("#send").click()
