@@ -25,7 +25,7 @@ from outrider.control.controller import Controller, FixedLength
 from outrider.core.draft import Speculation
 from outrider.core.drafter import Drafter
 from outrider.core.model import Rows
-from outrider.core.step import Manner, Offer, StepShape, StepSlot
+from outrider.core.step import Guide, Manner, Offer, StepShape, StepSlot
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.router import RouterDrafter
@@ -175,8 +175,8 @@ def test_an_alignment_that_is_one_off_costs_drafts_and_no_token(monkeypatch: pyt
     target = decoder()
     send = Offers.send
 
-    def off(self: Offers, drafted: int, offers: dict[int, Offer]) -> None:
-        send(self, drafted, {n: each._replace(start=each.start - 1) for n, each in offers.items()})
+    def off(self: Offers, drafted: int, offers: dict[int, Offer], guides: dict[int, Guide]) -> None:
+        send(self, drafted, {n: each._replace(start=each.start - 1) for n, each in offers.items()}, guides)
 
     drafter, truths = told(target, "right", head=False)
     healthy = made_requests()

@@ -28,6 +28,7 @@ from outrider.engine.request import Request
 from outrider.models.cuda import attending, stepper
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.decoder import CudaDecoder
+from outrider.models.cuda.kernels.scores import MARKS, REPORTS
 from outrider.models.cuda.lanes import MAX_LENGTH
 from outrider.models.cuda.network import HEAD_ROWS
 from outrider.models.cuda.reports import Reports
@@ -109,7 +110,7 @@ def test_processed_choices_are_the_reference_s(kind: str, vocab: int) -> None:
         for i in range(count):
             row = one.id * count + i
             early = one.generated + i < p.min_tokens
-            marks = torch.tensor([one.id if asks else -1, i, int(early), 0], dtype=torch.int32)
+            marks = torch.tensor([one.id if asks else -1, i, int(early), 0, 0], dtype=torch.int32)
             said.marks[row] = marks.to(DEVICE)
             key = Key(p.seed, p.choice, i)
             noise.words[row] = words([key])[0].to(DEVICE)
@@ -152,7 +153,8 @@ def test_more_than_the_device_has_room_for_is_the_host_s() -> None:
         ({"logprobs": 20}, True),
         ({"processed_logprobs": True}, True),
         ({"logprobs": 1, "processed_logprobs": True}, False),
-        ({"verify": "rejection"}, False),
+        ({"verify": "rejection", "temperature": 0.5}, False),
+        ({"verify": "rejection", "temperature": 0.0}, True),
     ):
         assert steppable(SamplingParams(**asked).resolve({}, [], 5000)) is fits
 
@@ -168,8 +170,8 @@ def test_reports_are_the_reference_s(vocab: int) -> None:
     logits[6, 1 : vocab - 2] = -math.inf
     logits[8, :vocab] *= 1e4
     chosen = torch.tensor([r % vocab for r in range(rows)], dtype=torch.int32)
-    marks = torch.zeros(rows, 4, dtype=torch.int32)
-    marks[:, 3] = torch.tensor([0 if n is None else 1 + n for n in asked])
+    marks = torch.zeros(rows, MARKS.value, dtype=torch.int32)
+    marks[:, REPORTS.value] = torch.tensor([0 if n is None else 1 + n for n in asked])
     reports = Reports(rows, vocab, DEVICE)
     reports.fill(logits.to(DEVICE), rows, marks.to(DEVICE), chosen.to(DEVICE))
     for found, n, row, token in zip(

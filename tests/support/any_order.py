@@ -23,6 +23,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.core.draft import Speculation
 from outrider.core.drafter import Drafter
+from outrider.core.request import TokenGrammar
 from outrider.core.step import StepPlan, tree_of
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.mix import MixDrafter
@@ -111,7 +112,9 @@ def made(number: int, prompt: list[int], params: SamplingParams) -> Request:
     return device_requests.made(number, prompt, params, VOCAB, context=CONTEXT)
 
 
-def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str) -> Request:
+def request(
+    rng: random.Random, number: int, prompts: list[list[int]], kind: str, grammars: Sequence[TokenGrammar] = ()
+) -> Request:
     prompt = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 1, 2, 3, 20, 40]))]
     if prompts and rng.random() < 0.4:
         other = rng.choice(prompts)
@@ -139,6 +142,9 @@ def request(rng: random.Random, number: int, prompts: list[list[int]], kind: str
             ]
         )
     one = made(number, prompt, SamplingParams(**common))
+    if grammars and rng.random() < 0.5:
+        ends = one.params.stop_token_ids | {0}
+        one.params = replace(one.params, grammar=rng.choice(grammars), stop_token_ids=ends)
     one.cache_salt = rng.choice([None, None, "a"])
     if kind == "router" and rng.random() < 0.25:
         one.speculation = rng.choice(
@@ -246,7 +252,15 @@ def whole_head(text: list[int], count: int) -> list[int]:
 IDEAL = {"model": whole_model, "head": whole_head}
 
 
-def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch, controller: str = "fickle") -> int:
+def any_order(
+    seed: int,
+    kind: str,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+    controller: str = "fickle",
+    grammars: Sequence[TokenGrammar] = (),
+) -> int:
+    """`grammars`: of which half of the requests have one, that token 0 ends."""
     simulate(monkeypatch)
     rng = random.Random(seed)
     target = decoder()
@@ -271,7 +285,7 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
     for _step in range(steps):
         for _ in range(rng.choice([0, 0, 0, 0, 1, 1, 2, 4])):
             if len(going) < 9:
-                one = request(rng, number, prompts, kind)
+                one = request(rng, number, prompts, kind, grammars)
                 number += 1
                 prompts.append(one.tokens)
                 going.append(one)
@@ -300,7 +314,7 @@ def any_order(seed: int, kind: str, steps: int, monkeypatch: pytest.MonkeyPatch,
     bad: list[str] = []
     count = 0
     for one in every:
-        if one.params.verify == "rejection":
+        if one.params.verify == "rejection" and one.params.temperature:
             continue  # its text depends on its drafts; it is here to disturb the others
         whole = expected(target, one)
         if one.finish_reason:

@@ -127,6 +127,7 @@ def choices() -> None:
     Chooser(rows, vocab, NOWHERE).choose(logits, rows, noise, chosen)
     Chooser(rows, vocab, NOWHERE, ids).choose(logits, rows, noise, chosen, said)
     Chooser(rows, vocab, NOWHERE).choose(logits, rows, None, chosen)
+    Chooser(rows, vocab, NOWHERE).choose(logits, rows, noise, chosen, said)
     Reports(rows, vocab, NOWHERE).fill(logits, rows, said.marks, chosen)
 
 

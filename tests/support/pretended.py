@@ -8,6 +8,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from control_world import PARAMS
+
 from outrider.control.controller import Controller
 from outrider.control.steps import shapes
 from outrider.core.draft import Budget, Draft, Speculation
@@ -72,7 +74,7 @@ class Device:
     ) -> None:
         self._controller, self._texts, self._drafted, self._seconds = controller, texts, drafted, seconds
         self.requests: list[Any] = [
-            SimpleNamespace(id=i, tokens=[], prompt_length=0, speculation=Speculation(), walk=None)
+            SimpleNamespace(id=i, tokens=[], prompt_length=0, speculation=Speculation(), params=PARAMS, walk=None)
             for i in range(count)
         ]
         self._draw = Random(1)

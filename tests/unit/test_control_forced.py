@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from control_world import PASS, Drafts, Running, World
+from control_world import PARAMS, PASS, Drafts, Running, World
 from numpy.typing import NDArray
 
-from outrider.control.controller import FixedLength
+from outrider.control.auto import AutoLength
+from outrider.control.chains import Chains
+from outrider.control.controller import Controller, FixedLength
+from outrider.control.forced import NAME
+from outrider.control.ledger import Ledger
+from outrider.control.silence import Silence
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.request import Forced, RequestView
+from outrider.core.step import PLAIN, StepShape
 
 RUN, FREE = 24, 4
 FORCED, SAID = 5, 7
@@ -121,3 +128,57 @@ def test_a_fixed_length_drops_what_a_grammar_forbids_too(looks_up: bool) -> None
     (draft,) = FixedLength(2).draft(Guesses(looks_up), [Running(0, walk=walk)], True, [99])
     assert list(draft.tokens) == [FORCED, SAID]
     assert list(draft.parents) == [-1, 0]
+
+
+class Grammar(Turns):
+    def start(self) -> Grammar:
+        return self
+
+
+@pytest.mark.parametrize("control", ["auto", "fixed"])
+@pytest.mark.parametrize("others", [0, 3, 15])
+def test_a_device_is_offered_what_is_forced(control: str, others: int) -> None:
+    """However many run, and without a lookup; nobody else is offered anything. Rows cost hardly anything."""
+    walk = Grammar()
+    guided = Running(0, walk=walk, params=replace(PARAMS, grammar=walk))
+    running = [guided, *(Running(1 + i) for i in range(others))]
+    controller: Controller = AutoLength() if control == "auto" else FixedLength(8)
+    seconds = {StepShape(0, length): 1 + 0.001 * length for length in (0, 4, 8, 16)}
+    steps, drafted = 0, 0
+    while walk.at < 20 * (RUN + FREE):
+        shape, offers = controller.plan(running, seconds, 16)
+        assert set(offers) <= {0}
+        path = list(offers[0].tokens[: shape.verified]) if offers else []
+        assert path == [FORCED] * min(walk.left(), len(path)), "all of it is right"
+        assert not offers or offers[0].start == len(guided.tokens)
+        tokens = (*path, FORCED if walk.left(path) else SAID)
+        claims = [0.8 ** (i + 1) for i in range(len(path))]
+        draft = Draft(path, range(-1, len(path) - 1), claims, NAME) if path else Draft()
+        verified = [VerifiedDraft(guided, draft, tuple(range(len(path))), tokens)]
+        verified += [VerifiedDraft(each, Draft(), (), (SAID,)) for each in running[1:]]
+        controller.observe(verified, 1, 0.0, seconds[shape])
+        walk.advance(tokens)
+        guided.tokens += tokens
+        steps, drafted = steps + 1, drafted + len(path)
+    assert drafted > 0.6 * walk.at
+    assert steps < 0.4 * walk.at
+
+
+def test_what_is_said_under_a_grammar_teaches_nothing_of_what_a_device_drafts() -> None:
+    """None of which is verified there: those that come later are hoped for as before."""
+    chains = Chains(4, Silence())
+    states, ledgers = [chains.newcomer(guided=True), chains.newcomer()], [Ledger(), Ledger()]
+    before = chains.newcomer().levels.total(2)
+    for _ in range(40):
+        shape = chains.plan(states, ledgers, {PLAIN: 1.0, StepShape(2, 2): 1.1}, 2, {}).shape
+        issued = chains.over()
+        assert issued is not None
+        right = list(range(shape.verified))
+        whole = Draft([SAID] * len(right), [i - 1 for i in right], [0.8] * len(right), "head")
+        gained = [
+            VerifiedDraft(Running(0), Draft(), (), (SAID,)),
+            VerifiedDraft(Running(1), whole if right else Draft(), tuple(right), (SAID,) * (1 + len(right))),
+        ]
+        chains.observe(issued, states, ledgers, gained)
+    assert chains.newcomer().levels.total(2) > before
+    assert states[1].levels.total(2) > before

@@ -43,7 +43,7 @@ def test_an_offer_that_has_come_whole_is_used_up() -> None:
 
 
 def requests(count: int) -> list[Any]:
-    return [SimpleNamespace(id=i, tokens=[0], speculation=Speculation()) for i in range(count)]
+    return [SimpleNamespace(id=i, tokens=[0], speculation=Speculation(), walk=None) for i in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, 4, 16])

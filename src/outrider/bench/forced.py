@@ -8,7 +8,7 @@ import torch
 
 from outrider.bench.forced_kernel import forced_accept_kernel
 from outrider.bench.synthetic import SyntheticAcceptance
-from outrider.core.step import Manner, Offer, StepShape
+from outrider.core.step import Guide, Manner, Offer, StepShape
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.graphs import Staging, bucket, oldest
 from outrider.models.cuda.head import CudaHead
@@ -38,13 +38,14 @@ class ForcedStepper(DeviceStepper):
         manner: Manner,
         offers: Mapping[int, Offer] = {},
         run: Sequence[int] = (),
+        guides: Mapping[int, Guide] = {},
     ) -> None:
         sending = oldest(self._sending)
         counts = [self._acceptance.accepted(KeyedRandom(0, i, self._step)) for i in range(len(self._forced))]
         sending.free()[:] = torch.tensor(counts, dtype=torch.int32)
         sending.send(self._forced)
         self._step += 1
-        super().launch(lanes, shape, manner, offers, run)
+        super().launch(lanes, shape, manner, offers, run, guides)
 
     def _accept(self, lanes: int, length: int) -> None:
         forced_accept_kernel[(lanes,)](

@@ -295,7 +295,7 @@ class AutoLength:
 
     def _newcomer(self, request: RequestView) -> State:
         paid = self._paid.newcomer() if self._paid else PaidState()
-        return State(self._device.newcomer(), bool(request.speculation.prediction), paid=paid)
+        return State(self._device.newcomer(request), bool(request.speculation.prediction), paid=paid)
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:
         return PaidDrafters(table, self.nodes, self._acceptance, self._known) if table else None

@@ -65,6 +65,9 @@ class ChainState:
     """`Chains.rested` when the ledger was told of it."""
     read: bool
     """Whether the drafter was to read its prompt."""
+    guided: bool = False
+    """Whether it has a grammar: nothing that the device drafts is verified for it, and all its tokens are known when a
+    step of it is planned."""
     since: int | None = None
     """The first step it was in; None: it was in none, or has left the device since."""
 
@@ -109,12 +112,13 @@ class Chains:
         self._reading = True
         """The last answer of `reads`: what newcomers are taken to have had."""
 
-    def newcomer(self) -> ChainState:
-        return ChainState(self._newcomers[self._reading].copy(rate=1 / 24, weight=_WEIGHT), self.rested, self._reading)
+    def newcomer(self, guided: bool = False) -> ChainState:
+        levels = self._newcomers[self._reading].copy(rate=1 / 24, weight=_WEIGHT)
+        return ChainState(levels, self.rested, self._reading, guided)
 
     def ahead(self, state: ChainState) -> int:
         """Tokens expected of the steps under way. An offer is of use after them only if all of it was right there."""
-        if state.since is None:
+        if state.since is None or state.guided:
             return 0
         own = [issued for issued in self._under_way if issued.number >= state.since]
         return sum(1 + (i.shape.verified if state in i.sources else round(self._gain(state, i.shape))) for i in own)
@@ -162,7 +166,7 @@ class Chains:
         # Without an offer there is nothing to verify but what is drafted.
         shapes = [shape for shape in seconds if shape.size <= most and (found or shape.drafted == shape.verified)]
         deepest = max([shape.drafted for shape in shapes])
-        chances = [state.levels.expected(deepest) for state in states]
+        chances = [[0.0] * deepest if state.guided else state.levels.expected(deepest) for state in states]
         gains = _Gains(chances, found, {i: self.ahead(states[i]) for i in found}, self._trees)
         for state, ledger in zip(states, ledgers, strict=True):
             if state.rested < self.rested:
@@ -239,7 +243,7 @@ class Chains:
             ledger.step(stretch, gained, gained - stretch)
             if sources and each.draft.source == sources.get(state):
                 continue  # it took what was offered, and what was drafted there is not known
-            if not shape.drafted and not each.draft.tokens:
+            if state.guided or (not shape.drafted and not each.draft.tokens):
                 continue
             self._learned(state.levels, shape, each)
             if i == shared:

@@ -160,12 +160,13 @@ class FixedLength:
         self.issued = [length] * len(requests)
         drafts = any(shape.drafted for shape in seconds)
         offers = {}
-        if lookup is not None and length:
+        if length and (lookup is not None or any(s.walk is not None for s in requests)):
             none: list[Leanings] = [{} for _ in requests]
             found = self._offers.step(lookup, requests, none, [2 * length + 1] * len(requests))
             claimed, ahead = sum(CLAIM ** (k + 1) for k in range(length)), length + 1
             for i, each in found.items():
-                if not drafts or each.gain(ahead, length) > each.holds(ahead) * claimed:
+                guided = requests[i].params.grammar is not None  # for whom nothing drafted there is of use
+                if guided or not drafts or each.gain(ahead, length) > each.holds(ahead) * claimed:
                     offers[i] = each.offer
         if self.trees and length > 1 and not offers and any(shape.nodes for shape in seconds):
             return StepPlan(tree_of(length))

@@ -24,8 +24,8 @@ class DeviceSteps:
         self.any = False
         """Whether there are such steps: a device that drafts has no costs in the table."""
 
-    def newcomer(self) -> ChainState:
-        return self._chains.newcomer()
+    def newcomer(self, request: RequestView) -> ChainState:
+        return self._chains.newcomer(guided=request.params.grammar is not None)
 
     def plan(
         self,
@@ -41,12 +41,14 @@ class DeviceSteps:
             lookup = None
         allowed = [s.speculation.max_nodes for s in requests if s.speculation.max_nodes is not None]
         most = min([limit, self._nodes, *allowed])
-        if lookup is None and (shape := self._chains.again(len(requests), most)) is not None:
+        walks = [s.walk for s in requests if s.params.grammar is not None]
+        forced = any(walk is not None and walk.forced().tokens for walk in walks)
+        if lookup is None and not forced and (shape := self._chains.again(len(requests), most)) is not None:
             return StepPlan(shape)
         given = states.of(requests)
         chains, ledgers, found = [state.chain for state in given], [state.ledger for state in given], {}
         longest = max([shape.verified for shape in seconds if not shape.nodes and shape.verified <= most], default=0)
-        if lookup is not None and longest >= LEAST_OFFERED:
+        if longest >= LEAST_OFFERED and (lookup is not None or forced):
             reach = [self._chains.ahead(chain) + longest for chain in chains]
             found = self._offers.step(lookup, requests, [state.leanings for state in given], reach)
         return self._chains.plan(chains, ledgers, seconds, most, found)

@@ -12,6 +12,7 @@ from heapq import nsmallest
 from itertools import pairwise
 
 from outrider.control.acceptance import Acceptance, Leanings
+from outrider.control.forced import allowed, forced
 from outrider.core.draft import Draft
 from outrider.core.drafter import Drafter
 from outrider.core.request import RequestView
@@ -90,22 +91,26 @@ class Offers:
 
     def step(
         self,
-        lookup: Drafter,
+        lookup: Drafter | None,
         requests: Sequence[RequestView],
         leanings: Sequence[Leanings],
         wanted: Sequence[int],
     ) -> dict[int, Found]:
-        """What there is to offer, by places of `requests`. `wanted[i]`: tokens that it should reach. Where more
-        requests need something than can be asked for, those asked longest ago come first."""
+        """What there is to offer, by places of `requests`; without a `lookup`, to those with a grammar alone.
+        `wanted[i]`: tokens that it should reach. Where more requests need something than can be asked for, those asked
+        longest ago come first."""
         self._steps += 1
-        due = []
+        due, asking = [], []
         for i, (request, leaning) in enumerate(zip(requests, leanings, strict=True)):
+            if lookup is None and request.walk is None:
+                continue
+            asking.append(i)
             if self._followed(request, leaning) < wanted[i]:
                 due.append(i)
         for i in nsmallest(_AT_ONCE, due, key=lambda i: self._asked.get(requests[i].id, -1)):
             self._look_up(lookup, requests[i], leanings[i], min(OFFERED, wanted[i] + _MORE))
         found = self._found
-        return {i: found[request.id] for i, request in enumerate(requests) if request.id in found}
+        return {i: found[requests[i].id] for i in asking if requests[i].id in found}
 
     def _followed(self, request: RequestView, leanings: Leanings) -> int:
         """Hold what was found against what came; how many tokens of it are left."""
@@ -119,9 +124,12 @@ class Offers:
             del self._found[request.id]
         return found.left
 
-    def _look_up(self, lookup: Drafter, request: RequestView, leanings: Leanings, count: int) -> None:
+    def _look_up(self, lookup: Drafter | None, request: RequestView, leanings: Leanings, count: int) -> None:
+        """What a grammar forces goes before what was said elsewhere, and what it forbids is dropped."""
         self._asked[request.id] = self._steps
-        draft = lookup.continuation(request, count)
+        draft = Draft() if request.walk is None else forced(request.walk.forced(), count)
+        if not draft.tokens and lookup is not None:
+            draft = allowed(request, lookup.continuation(request, count))
         if draft.tokens:
             self._found[request.id] = Found(draft, self._acceptance.along(draft, leanings), len(request.tokens))
 

@@ -81,6 +81,8 @@ class StepSlot:
     """For a head: what the target made of the token before the last, [layers * hidden]; None where there is none."""
     gap: int = 0
     """For a head: tokens of the text that its cache has no rows for, apart from the first."""
+    guided: bool = False
+    """Whether it takes part only in steps that are told what may follow (`Guide`)."""
 
 
 class StepShape(NamedTuple):
@@ -117,6 +119,14 @@ class Offer(NamedTuple):
     source: str
 
 
+class Guide(NamedTuple):
+    """What may follow a text, by its grammar: `masks[n]` [vocab] after it and the first n tokens of `offer`; None: any
+    token may. There is one more than tokens, or fewer: no more of them are then verified."""
+
+    offer: Offer
+    masks: Sequence[NDArray[np.bool_] | None]
+
+
 class StepPlan(NamedTuple):
     """A step as a controller wants it; `offers` by places of its requests."""
 
@@ -135,7 +145,7 @@ class Reported(NamedTuple):
 class SlotOutcome(NamedTuple):
     """What one step gave one request: `tokens` joined it, the first `accepted` of them from the drafts. `offered`:
     whether those were what the host had offered. `reports` of each of the tokens, where they were asked for. Of a tree,
-    `parents` and `claims` are those of its nodes, as in `Draft`; of a chain they are empty."""
+    `parents` and `claims` are those of its nodes, as in `Draft`; of a chain they are empty. No tokens: it sat out."""
 
     accepted: int
     tokens: tuple[int, ...]
@@ -178,6 +188,9 @@ class Stepper(Protocol):
     one before is collected: it starts from wherever that one ends; and requests may come and go meanwhile, which takes
     effect for the steps launched afterwards. Tokens are those of the coupled rule; -1 where the model's scores are not
     numbers. Noise reaches `horizon` positions, until it is renewed.
+
+    A request that is guided sits out every step that has no guide for it, or one that its text has not followed: it
+    gains nothing by it and stays where it is. Steps with such requests in their lanes are of the FULL manner.
     """
 
     horizon: int
@@ -229,10 +242,12 @@ class Stepper(Protocol):
         manner: Manner,
         offers: Mapping[int, Offer] = {},
         run: Sequence[int] = (),
+        guides: Mapping[int, Guide] = {},
     ) -> None:
-        """A step of the first `lanes` lanes; `manner`: the most that any needs. `offers` are for this step only,
-        by lane; where one is void, and in all others, what was drafted on the device is verified. `run`, of plain steps
-        where nothing drafts on the device: by lane, where in the target's last pass its last token was run already."""
+        """A step of the first `lanes` lanes; `manner`: the most that any needs. `offers` and `guides` are for this step
+        only, by lane; where an offer is void, and in all others, what was drafted on the device is verified. In lanes
+        that are guided that is the guide's offer alone. `run`, of plain steps where nothing drafts on the device: by
+        lane, where in the target's last pass its last token was run already."""
         ...
 
     def collect(self) -> StepOutcome: ...

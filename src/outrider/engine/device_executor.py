@@ -2,9 +2,11 @@
 
 Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the
 next step is already running. What it learns may end a request: the step under way then runs for nothing in that
-lane, and its tokens are dropped. And it may find how a text goes on, which it offers to the next step launched. Only
-steps whose every request asks for nothing but what the device knows go this way (not grammars, nor the rejection rule);
-the others, and those for which the host has drafted, are the host executor's, with the same tokens.
+lane, and its tokens are dropped. And it may find how a text goes on, which it offers to the next step launched. What a
+grammar lets follow a text must be known before it is verified, so a request that has one takes part in every other
+step: while its last one is under way it sits out, and the others go on. Only steps whose every request asks for nothing
+but what the device knows go this way (not the rejection rule, unless tokens are greedy); the others, and those for
+which the host has drafted, are the host executor's, with the same tokens.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from outrider.core.step import (
     StepShape,
 )
 from outrider.engine.device_clock import DeviceClock
+from outrider.engine.device_guides import guides_of, offers_of
 from outrider.engine.device_lanes import DeviceLanes
 from outrider.engine.executor import Executor, StepOutput
 from outrider.engine.host_executor import HostExecutor
@@ -49,7 +52,7 @@ BURST = 8
 _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 """What a draft verified on the device claims, by level."""
 _NO_DRAFT = Draft()
-_PROCESSED = PENALTIES | {"logit_bias", "min_tokens"}
+_PROCESSED = PENALTIES | {"logit_bias", "min_tokens", "grammar"}
 """Features by which scores are changed there before the choice."""
 _KNOWN = _PROCESSED | {"temperature", "top_k", "top_p", "min_p"} | REPORTED
 """Features the device chooses tokens by, or that are none of its business."""
@@ -133,7 +136,8 @@ class DeviceExecutor(Executor):
         seated = [s for s in self._lanes.requests if s is not None]
         if self._drafts_on_host or len(self._under_way) != 1 or not seated:
             return
-        if self._clock.idles(len(self._lanes), self._under_way[0].shape) and self._can_take(seated):
+        idles = self._clock.idles(len(self._lanes), self._under_way[0].shape)
+        if idles and self._can_take(seated) and self._ready(seated):
             with self._whole():
                 self._launch_seated(seated, {})
 
@@ -146,7 +150,7 @@ class DeviceExecutor(Executor):
                 if not self._under_way:
                     self._launch(running, begun)
                     begun = {}
-                if (self._burst or not self._drafts_on_host) and not ahead:
+                if (self._burst or not self._drafts_on_host) and not ahead and self._ready(running):
                     self._launch(running, begun)
             elif not self._under_way:
                 self._lanes.hand_back(running)
@@ -168,6 +172,10 @@ class DeviceExecutor(Executor):
             raise
 
     def _can_take(self, running: list[Request]) -> bool:
+        """Where all have grammars, what is drafted on the device would be of use to nobody: the host drafts for
+        them."""
+        if self._drafter is not None and all(s.params.grammar is not None for s in running):
+            return False
         fit = self._stepper.limit(len(running)) >= 0 and max([len(s.tokens) for s in running]) <= self._stepper.reach
         takes = self._host.drafter.is_default
         return fit and all(steppable(s.params) and takes(s) for s in self._lanes.newcomers(running))
@@ -186,17 +194,28 @@ class DeviceExecutor(Executor):
         """One more step, of everybody in lanes: what is looked up for it is offered."""
         seated = self._lanes.requests
         way = max([manner(s.params) for s in running])
-        shape, offered = self._plan(running, way)
+        ready = self._ready(running)
+        shape, offered = self._plan(ready, way)
         self._lanes.renew(sum([launched.shape.verified + 1 for launched in self._under_way]) + shape.verified + 1)
         self._lanes.reserve(MOST_ROWS * (len(self._under_way) + 1))
-        found = {running[i].id: offer for i, offer in offered.items()}
-        offers = {number: found[s.id] for number, s in enumerate(seated) if s is not None and s.id in found}
-        ready = shape == PLAIN and bool(begun) and all(s is None or s.id in begun for s in seated)
-        run = [0 if s is None else begun[s.id] for s in seated] if ready else ()
-        self._stepper.launch(len(seated), shape, way, offers, run)
+        found = {ready[i].id: offer for i, offer in offered.items()}
+        lanes = {number: s for number, s in enumerate(seated) if s is not None}
+        offers = offers_of(lanes, found)
+        guides = guides_of(lanes, ready, found, shape.verified)
+        has_run = shape == PLAIN and bool(begun) and all(s.id in begun for s in lanes.values())
+        run = [0 if s is None else begun[s.id] for s in seated] if has_run else ()
+        self._stepper.launch(len(seated), shape, way, offers, run, guides)
         sources = {number: offer.source for number, offer in offers.items()}
-        self._under_way.append(_Launched(shape, list(seated), sources, ready))
+        sources |= {number: each.offer.source for number, each in guides.items()}
+        guided = {lanes[number].id for number in guides}
+        self._under_way.append(_Launched(shape, list(seated), sources, has_run, guided))
         self._burst = max(0, self._burst - 1)
+
+    def _ready(self, running: list[Request]) -> list[Request]:
+        """Those that can take part in the next step: not those whose grammar must see first what a step under way
+        gives them."""
+        waiting = set[int]().union(*(launched.guided for launched in self._under_way))
+        return [s for s in running if s.id not in waiting]
 
     def _plan(self, running: list[Request], way: Manner) -> StepPlan:
         """Near its end a request may be drafted for beyond it, which is cut off: only few lengths are recorded. Where
@@ -224,7 +243,7 @@ class DeviceExecutor(Executor):
         going = {request.id for request in running}
         requests, verified = list[Request](), list[VerifiedDraft]()
         for number, (s, lane) in enumerate(zip(launched.lanes, outcome.lanes, strict=True)):
-            if s is not None and s.id in going:
+            if s is not None and s.id in going and lane.tokens:  # else it sat out
                 requests.append(s)
                 verified.append(_verified(s, lane, launched.sources[number] if lane.offered else name))
         rows = len(verified) * (launched.shape.size + 1)
@@ -247,23 +266,28 @@ class DeviceExecutor(Executor):
 
 
 class _Launched:
-    """A step under way: whose lanes they were, by lane who had found what was offered, and whether its pass was run
-    with the prompts (`begun`)."""
+    """A step under way: whose lanes they were, by lane who had found what was offered, whether its pass was run with
+    the prompts (`begun`), and the ids of those that take part by a grammar."""
 
-    def __init__(self, shape: StepShape, lanes: list[Request | None], sources: dict[int, str], begun: bool) -> None:
+    def __init__(
+        self, shape: StepShape, lanes: list[Request | None], sources: dict[int, str], begun: bool, guided: set[int]
+    ) -> None:
         self.shape = shape
         self.lanes = lanes
         self.sources = sources
         self.begun = begun
+        self.guided = guided
 
     def drop(self, request: Request) -> None:
         """What it gains there is of no use."""
         self.lanes = [None if lane is request else lane for lane in self.lanes]
+        self.guided.discard(request.id)
 
 
 def steppable(p: ResolvedParams) -> bool:
     """Whether the device makes the choice these parameters ask for."""
-    if not p.features <= _KNOWN or p.features >= {"logprobs", "processed_logprobs"}:
+    features = p.features if p.temperature > 0 else p.features - {"verify"}  # greedily all rules give the same tokens
+    if not features <= _KNOWN or features >= {"logprobs", "processed_logprobs"}:
         return False
     return p.top_k <= MOST_TOP_K and len(p.logit_bias) <= MOST_BIASES and (p.logprobs or 0) <= MOST_LOGPROBS
 

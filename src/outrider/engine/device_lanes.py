@@ -151,6 +151,7 @@ class DeviceLanes:
             logprobs=p.logprobs,
             features=given.features,
             gap=given.gap,
+            guided=p.grammar is not None,
         )
 
     def _noise(self, s: Request, least: int) -> Tensor:
@@ -167,7 +168,7 @@ class DeviceLanes:
 
 def _processing(s: Request) -> Processing | None:
     p = s.params
-    if p.features.isdisjoint(PROCESSED):
+    if p.features.isdisjoint(PROCESSED - {"grammar"}):  # of that the device is told step by step
         return None
     none = np.empty(0, dtype=np.int64)
     seen, counts = (none, none) if p.features.isdisjoint(PENALTIES) else s.history.tally()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.models.cuda.kernels.choose import peaks_kernel, perturb_kernel, pick_kernel, top_k_kernel
+from outrider.models.cuda.kernels.choose import peaks_kernel, perturb_kernel, pick_kernel, top_k_kernel, unmask_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.nucleus import check_kernel, mass_kernel, next_kernel, pick_left_kernel
 from outrider.models.cuda.said import Said
@@ -66,15 +66,17 @@ class Chooser:
         grid = (rows, self._blocks)
         ids = self._ids
         if said is None:
-            given: tuple[Tensor | None, ...] = logits, None, None, None, None, ids
+            given: tuple[Tensor | None, ...] = logits, None, None, None, None, None, ids
             sizes, longest = (logits.stride(0), 0, self._vocab), 1
         else:
-            given = logits, said.table, said.numbers, said.marks[first:], said.drafts, ids
+            given = logits, said.table, said.numbers, said.marks[first:], said.drafts, said.masks.table, ids
             sizes, longest = (logits.stride(0), said.stride, self._vocab), said.drafts.shape[1]
         width = 1 << (self._blocks - 1).bit_length()
         blocks: dict[str, Any] = {"LONGEST": longest, "BLOCK": BLOCK, "BLOCKS": width, **UNFUSED}
         peaks, peak_which, limit = self._peaks, self._peak_which, self._limit
         peaks_kernel[grid](given, peaks, peak_which, *sizes, LONGEST=longest, BLOCK=BLOCK, **UNFUSED)
+        if said is not None and ids is None:  # a head's rows have no masks
+            unmask_kernel[(rows,)](given, peaks, peak_which, *sizes, self._blocks, **blocks)
         if noise is None:
             pick_kernel[(rows,)](
                 peaks, peak_which, ids, chosen, chosen.stride(0), self._blocks, BLOCKS=width, num_warps=1

@@ -38,7 +38,7 @@ STRIDE = _WORDS + 2 * NOISE_AHEAD
     tokens in the target's cache; tokens generated; its cache slots in the target and in the draft model or head; how
     many tokens a head's cache has no rows for, and how many it has rows for; the first position whose token is known
     here; top_k; min_tokens; whether scores are processed; logprobs and one, 0:
-    none are reported; one unused
+    none are reported; what guides it (`kernels/steps.py`)
     temperature, top_p, log(min_p): fp64 each; one unused
     the generated position of the first noise key
     noise keys
@@ -106,7 +106,8 @@ class Lanes:
             absorbed = max(0, lane.length - lane.gap - (lane.features is not None))
             fields = lane.length, lane.generated, lane.slot, lane.draft_slot, lane.gap, absorbed, known, lane.top_k
             reported = 0 if lane.logprobs is None else 1 + lane.logprobs
-            integers[i, :_NUMBERS] = *fields, *_processing(lane), reported, 0
+            guide = steps.SITS_OUT.value if lane.guided else steps.UNGUIDED.value
+            integers[i, :_NUMBERS] = *fields, *_processing(lane), reported, guide
             least = math.log(lane.min_p) if lane.min_p > 0 else -math.inf
             numbers[i, _NUMBERS // 2 : _START // 2] = lane.temperature, lane.top_p, least
             integers[i, _START] = lane.generated

@@ -1,4 +1,5 @@
-"""What the host offers to the lanes of the next step, on its way to the device."""
+"""What the host offers to the lanes of the next step, and what may follow in those that are guided, on its way to the
+device."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from outrider.core.step import Offer
+from outrider.core.step import Guide, Offer
 from outrider.models.cuda.graphs import Staging, oldest
 from outrider.models.cuda.kernels import align
 from outrider.models.cuda.kernels.align import align_kernel
@@ -20,7 +21,8 @@ _FIELDS = align.TOKENS.value
 
 class Offers:
     """One entry per lane: levels drafted on the device; where the offer starts and its tokens, none where there is no
-    offer. Entries are replaced as a whole before each step that verifies anything, so none outlives its request."""
+    offer; how many masks go with it, and the first of them. Entries are replaced as a whole before each step that
+    reads them, so none outlives its request."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
@@ -30,19 +32,21 @@ class Offers:
         self._levels: int | None = 0
         """What is said of every lane where nothing is offered to any; None: something is."""
 
-    def send(self, drafted: int, offers: Mapping[int, Offer]) -> None:
-        """For the steps launched from now on; waits for nothing."""
-        if not offers and self._levels == drafted:
+    def send(self, drafted: int, offers: Mapping[int, Offer], guides: Mapping[int, Guide] = {}) -> None:
+        """For the steps launched from now on; waits for nothing. Lanes with a guide have no other offer."""
+        if not offers and not guides and self._levels == drafted:
             return
+        places = self._lanes.said.masks.send([guide.masks for guide in guides.values()]) if guides else []
         staged = oldest(self._staged)
         entries = staged.free().view(self._table.shape).numpy()
-        entries[:, :_FIELDS] = drafted, 0, 0
-        for number, offer in offers.items():
-            tokens = offer.tokens[:OFFERED]
-            entries[number, 1:_FIELDS] = offer.start, len(tokens)
+        entries[:, :_FIELDS] = drafted, 0, 0, 0, 0
+        masks = dict(zip(guides, places, strict=True))
+        for number, offer in (*offers.items(), *((number, guide.offer) for number, guide in guides.items())):
+            tokens, own = offer.tokens[:OFFERED], masks.get(number, range(0))
+            entries[number, 1:_FIELDS] = offer.start, len(tokens), len(own), own.start
             entries[number, _FIELDS : _FIELDS + len(tokens)] = tokens
         staged.send(self._table.view(-1))
-        self._levels = None if offers else drafted
+        self._levels = None if offers or guides else drafted
 
     def align(self, lanes: int, length: int) -> None:
         """Put each lane's drafts in place; see `align_kernel`."""

@@ -64,11 +64,12 @@ class Result:
         if self._shape.nodes:
             return StepOutcome(_trees(rows, self._shape), *seconds)
         if not n:
-            return StepOutcome([SlotOutcome(0, (token,), ()) for token in rows[:, 1].tolist()], *seconds)
+            plain = [SlotOutcome(0, (token,) if accepted == 0 else (), ()) for accepted, token in rows[:, :2].tolist()]
+            return StepOutcome(plain, *seconds)
         gained, drafted = rows[:, : n + 2].tolist(), rows[:, 2 + MAX_LENGTH : 2 + MAX_LENGTH + n].tolist()
         offered = rows[:, -1].tolist()
         outcomes = [
-            SlotOutcome(accepted, tuple(tokens[: accepted + 1]), _drafts(drafts), bool(taken))
+            SlotOutcome(max(accepted, 0), tuple(tokens[: accepted + 1]), _drafts(drafts), bool(taken))
             for (accepted, *tokens), drafts, taken in zip(gained, drafted, offered, strict=True)
         ]
         return StepOutcome(outcomes, *seconds)

@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.core.step import MOST_BIASES, Processing
 from outrider.models.cuda.graphs import Staging, oldest
 from outrider.models.cuda.kernels import scores
+from outrider.models.cuda.masks import Masks
 
 _NUMBERS, _WORDS = scores.NUMBERS.value, scores.WORDS.value
 _SEEN, _COUNT, _EDIT = scores.SEEN.value, scores.COUNT.value, scores.EDIT.value
@@ -26,7 +27,8 @@ class Said:
     """Of up to `lanes` lanes. `drafts` [lanes, longest]: the chains that rows may stand in.
 
     A lane's entry: its penalties and one unused number, its biases by number, in fp64; then the words (see
-    `kernels/scores.py`). `marks` are those of the rows placed last whose logits are wanted.
+    `kernels/scores.py`). `marks` are those of the rows placed last whose logits are wanted. What grammars forbid comes
+    on top (`masks`), anew for every step.
     """
 
     def __init__(self, lanes: int, vocab: int, drafts: Tensor) -> None:
@@ -37,6 +39,7 @@ class Said:
         self.numbers = self.table.view(torch.float64)
         self.marks = torch.zeros(lanes * (1 + drafts.shape[1]), scores.MARKS.value, dtype=torch.int32, device=device)
         self.drafts = drafts
+        self.masks = Masks(lanes, vocab, 1 + drafts.shape[1], device)
         self._staged = [Staging(self.stride, device) for _ in range(8)]
 
     def seat(self, number: int, asked: Processing) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.core.step import Manner, Offer, PendingFeatures, StepOutcome, StepShape, StepSlot
+from outrider.core.step import Guide, Manner, Offer, PendingFeatures, StepOutcome, StepShape, StepSlot
 from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
@@ -172,15 +172,16 @@ class DeviceStepper:
         manner: Manner,
         offers: Mapping[int, Offer] = {},
         run: Sequence[int] = (),
+        guides: Mapping[int, Guide] = {},
     ) -> None:
         """Start a step of the first `lanes` lanes; does not wait for it."""
         count = bucket(lanes)
         result = self._results.pop(0)
-        if shape.verified and not shape.nodes:
-            self._offers.send(shape.drafted, offers)
+        if _aligns(shape, manner):
+            self._offers.send(shape.drafted, offers, guides)
         result.start()
         if self._chains is not None:
-            self._chains.draft(self._graphs, count, shape, manner, bool(offers))
+            self._chains.draft(self._graphs, count, shape, manner, bool(offers or guides))
         result.drafted()
         self._run(count, shape, manner, run)
         result.finish(lanes, shape, told=manner is Manner.FULL)
@@ -228,8 +229,7 @@ class DeviceStepper:
     def _verify(self, lanes: int, length: int, manner: Manner) -> None:
         network, count = self._target, length + 1
         rows = lanes * count
-        if length:
-            self._offers.align(lanes, length)
+        self._align(lanes, length, manner)
         self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
         network.body(rows, together=count > 2, chain=count)
         self._choose(rows, manner)
@@ -241,11 +241,17 @@ class DeviceStepper:
 
     def _begin(self, lanes: int, manner: Manner) -> None:
         """A plain step without its pass: its rows were run with the prompts, and the cache has what they left."""
+        self._align(lanes, 0, manner)
         self._board.place(self._target, TARGET_SLOT, lanes, 0, 1, wanted=1)
         self._choose(lanes, manner, self._has_run)
         self._accept(lanes, 0)
         if manner >= Manner.FULL:
             self._board.count(lanes)
+
+    def _align(self, lanes: int, length: int, manner: Manner) -> None:
+        """What the host has sent the lanes is held against what has come since."""
+        if _aligns(StepShape(0, length), manner):
+            self._offers.align(lanes, length)
 
     def _choose(self, rows: int, manner: Manner, wanted: Tensor | None = None) -> None:
         """What follows each row that the target has run, or those that are `wanted`."""
@@ -286,6 +292,11 @@ class DeviceStepper:
             WIDTH=WIDTH,
             num_warps=1,
         )
+
+
+def _aligns(shape: StepShape, manner: Manner) -> bool:
+    """Whether a step looks at what the host has sent its lanes: drafts to verify, or what may follow."""
+    return not shape.nodes and (shape.verified > 0 or manner is Manner.FULL)
 
 
 def _drafted(shape: StepShape) -> StepShape:

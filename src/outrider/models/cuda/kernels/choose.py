@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.kernels.scores import perturbed, row_best, row_peak, scores, token_of
+from outrider.models.cuda.kernels.scores import MARKS, MASK, perturbed, row_best, row_peak, scores, token_of, unmasked
 
 
 @triton.jit(do_not_specialize=["stride", "said_stride", "vocab"])
@@ -26,11 +26,44 @@ def peaks_kernel(
 ):
     row, block = tl.program_id(0), tl.program_id(1)
     score = scores(given, (stride, said_stride, vocab), row, block * BLOCK + tl.arange(0, BLOCK), LONGEST)
+    _store_peak(score, block * BLOCK, best_ptr, which_ptr, row * tl.num_programs(1) + block)
+
+
+@triton.jit
+def _store_peak(score, first, best_ptr, which_ptr, place):
+    """Of a block whose first column is `first`."""
     no_number = tl.max((score != score).to(tl.int32), axis=0) > 0
     best, which = tl.max(score, axis=0, return_indices=True)
-    place = row * tl.num_programs(1) + block
     tl.store(best_ptr + place, tl.where(no_number, float("inf"), best))
-    tl.store(which_ptr + place, tl.where(no_number, -1, block * BLOCK + which))
+    tl.store(which_ptr + place, tl.where(no_number, -1, first + which))
+
+
+@triton.jit(do_not_specialize=["stride", "said_stride", "vocab", "blocks"])
+def unmask_kernel(
+    given,
+    best_ptr,  # as `peaks_kernel` left them
+    which_ptr,
+    stride,
+    said_stride,
+    vocab,
+    blocks,
+    LONGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """A row of which its mask would leave nothing stays as it is, and has none from now on: as `_keep_allowed` of
+    sampling/warp.py."""
+    row = tl.program_id(0)
+    _, _, _, marks_ptr, _, _, _ = given
+    mask = marks_ptr + row * MARKS + MASK
+    if (tl.load(mask) > 0) & (row_peak(best_ptr, row, blocks, BLOCKS) == float("-inf")):
+        tl.store(mask, 0)
+        block = tl.full([], 0, tl.int32)
+        while block < blocks:
+            column = block * BLOCK + tl.arange(0, BLOCK)
+            score = unmasked(given, (stride, said_stride, vocab), row, column, LONGEST)
+            _store_peak(score, block * BLOCK, best_ptr, which_ptr, row * blocks + block)
+            block += 1
 
 
 @triton.jit

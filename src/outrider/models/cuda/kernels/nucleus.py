@@ -248,5 +248,5 @@ def pick_left_kernel(
     else:
         chosen = row_best(peaks_ptr, peak_which_ptr, row, blocks, BLOCKS)
     chosen = tl.where((temperature > 0) & (finite == 0), -1, chosen)
-    _, _, _, _, _, ids_ptr = given
+    _, _, _, _, _, _, ids_ptr = given
     tl.store(chosen_ptr + row * chosen_stride, token_of(ids_ptr, chosen))

@@ -66,7 +66,7 @@ def report_kernel(
         chosen = tl.maximum(tl.load(chosen_ptr + row), 0)
         tl.store(values, tl.load(logits_ptr + row.to(tl.int64) * stride + chosen).to(tl.float64) - peak - whole)
         told = tl.minimum(told, vocab + 1)
-        raw = logits_ptr, None, None, None, None, None
+        raw = logits_ptr, None, None, None, None, None, None
         i = tl.full([], 1, tl.int32)
         while i < told:
             top = tl.max(best, axis=0)

@@ -21,23 +21,41 @@ LANE = tl.constexpr(0)
 DEPTH = tl.constexpr(1)
 EARLY = tl.constexpr(2)
 REPORTS = tl.constexpr(3)
-MARKS = tl.constexpr(4)
+MASK = tl.constexpr(4)
+MARKS = tl.constexpr(5)
 
 
 @triton.jit
 def scores(given, sizes, row, column, LONGEST: tl.constexpr):
-    """In fp64, after the processors of sampling/warp.py; -inf beyond the vocabulary.
+    """In fp64, after the processors of sampling/warp.py; -inf beyond the vocabulary, and where a mask forbids.
 
     `given`, pointers to what scores are made of, which every kernel that needs them takes as one tuple:
         logits        fp32 [rows, stride]
-        said          int32 [lanes, said_stride]: see `said.Said`; None, as are the next three: no row is processed
+        said          int32 [lanes, said_stride]: see `said.Said`; None, as are the next four: no row is processed
         said_numbers  the same as fp64
-        marks         int32 [rows, MARKS]: its lane (-1: not processed), drafts before it, whether it may not end yet
+        marks         int32 [rows, MARKS]: its lane (-1: not processed), drafts before it, whether it may not end yet,
+                      how much it reports, its mask and one (0: none)
         drafts        int32 [lanes, LONGEST]
+        masks         int32 [any, words of 32 tokens]: see `masks.Masks`; of rows whose columns are the tokens
         ids           int32 [vocab]: the token of each column; None: the column itself
     `sizes`: stride, said_stride, vocab.
     """
-    logits_ptr, said_ptr, said_numbers_ptr, marks_ptr, drafts_ptr, ids_ptr = given
+    score = unmasked(given, sizes, row, column, LONGEST)
+    _, said_ptr, _, marks_ptr, _, masks_ptr, _ = given
+    _, _, vocab = sizes
+    if said_ptr is not None:
+        mask = tl.load(marks_ptr + row * MARKS + MASK)
+        if mask > 0:
+            words = masks_ptr + (mask - 1).to(tl.int64) * ((vocab + 31) // 32)
+            word = tl.load(words + column // 32, mask=column < vocab, other=0)
+            score = tl.where(((word >> (column % 32)) & 1) != 0, score, float("-inf"))
+    return score
+
+
+@triton.jit
+def unmasked(given, sizes, row, column, LONGEST: tl.constexpr):
+    """The same, whatever masks say."""
+    logits_ptr, said_ptr, said_numbers_ptr, marks_ptr, drafts_ptr, _, ids_ptr = given
     stride, said_stride, vocab = sizes
     at = logits_ptr + row.to(tl.int64) * stride + column
     score = tl.load(at, mask=column < vocab, other=float("-inf")).to(tl.float64)
@@ -91,7 +109,7 @@ def _mix(x):
 @triton.jit
 def perturbed(given, sizes, row, column, score, words_ptr):
     """`score` with the noise of these columns."""
-    _, _, _, _, _, ids_ptr = given
+    _, _, _, _, _, _, ids_ptr = given
     _, _, vocab = sizes
     token = column
     if ids_ptr is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.models.cuda.kernels.scores import DEPTH, EARLY, LANE, MARKS, REPORTS
+from outrider.models.cuda.kernels.scores import DEPTH, EARLY, LANE, MARKS, MASK, REPORTS
 from outrider.models.cuda.kernels.scores import WORDS as SAID
 
 LENGTH = tl.constexpr(0)
@@ -23,19 +23,32 @@ TOP_K = tl.constexpr(7)
 MIN_TOKENS = tl.constexpr(8)
 PROCESSED = tl.constexpr(9)
 REPORTED = tl.constexpr(10)
+GUIDE = tl.constexpr(11)
 NUMBERS = tl.constexpr(12)
 START = tl.constexpr(19)
 WORDS = tl.constexpr(20)
 
+UNGUIDED = tl.constexpr(0)
+SITS_OUT = tl.constexpr(1)
+MASKED = tl.constexpr(2)
+"""What GUIDE says: nothing tells the lane what may follow; something must, and has not for this step; it has, and from
+here on the number of its first row's mask is added."""
+
 
 @triton.jit
-def _mark(state, marks, lane, depth, real):
-    """What the scores of rows are processed by that stand after the lane's text and so many drafts."""
+def _mark(state, marks, lane, depth, real, GUIDED: tl.constexpr):
+    """What the scores of rows are processed by that stand after the lane's text and so many drafts. GUIDED: whether the
+    lane's masks are theirs, too; a drafter's have none."""
     tl.store(marks + LANE, tl.where(tl.load(state + PROCESSED) > 0, lane, -1) + 0 * depth, mask=real)
     tl.store(marks + DEPTH, tl.maximum(depth, 0), mask=real)
     early = tl.load(state + GENERATED) + depth < tl.load(state + MIN_TOKENS)
     tl.store(marks + EARLY, early.to(tl.int32), mask=real)
     tl.store(marks + REPORTS, tl.load(state + REPORTED) + 0 * depth, mask=real)
+    mask = 0 * depth
+    if GUIDED:
+        guide = tl.load(state + GUIDE)
+        mask = tl.where(guide >= MASKED, guide - MASKED + 1 + depth, 0)
+    tl.store(marks + MASK, mask, mask=real)
 
 
 @triton.jit
@@ -114,7 +127,7 @@ def place_kernel(
     tl.store(wanted_ptr + at, row, mask=is_asked)
     numbers = numbers_ptr + lane * STRIDE // 2
     choose_by(state, numbers, row_words_ptr, row_numbers_ptr, at, offset, is_asked, AHEAD)
-    _mark(state, row_marks_ptr + at * MARKS, lane, offset, is_asked)
+    _mark(state, row_marks_ptr + at * MARKS, lane, offset, is_asked, SLOT == TARGET_SLOT)
 
 
 @triton.jit(do_not_specialize=["count", "leave", "capacity", "spare", "vocab"])
@@ -173,7 +186,7 @@ def absorb_kernel(
         tl.store(index_ptr + row, lane * RING + place % RING, mask=real)
         tl.store(last_ptr + lane, last)
     choose_by(state, numbers_ptr + lane * STRIDE // 2, row_words_ptr, row_numbers_ptr, lane, 0, True, AHEAD)
-    _mark(state, row_marks_ptr + lane * MARKS, lane, 0, True)
+    _mark(state, row_marks_ptr + lane * MARKS, lane, 0, True, False)
 
 
 @triton.jit(do_not_specialize=["keep"])
@@ -211,7 +224,7 @@ def accept_kernel(
     text_ptr,
     drafts_ptr,  # int32 [lanes, LONGEST]
     chosen_ptr,  # int32 [lanes, length + 1]: the target's choices after the last token and after each draft
-    out_ptr,  # int32 [lanes, OUT]: how many drafts were accepted, the tokens gained, the drafts
+    out_ptr,  # int32 [lanes, OUT]: how many drafts were accepted, the tokens gained, the drafts; -1: it sat out
     length,
     capacity,
     spare,
@@ -221,13 +234,17 @@ def accept_kernel(
     WIDTH: tl.constexpr,
 ):
     """The coupled rule on a chain: follow the target's choices for as long as the draft has them. A draft of -1 is
-    none, and never accepted."""
+    none, and never accepted. A lane that is guided, and was not for this step, stays where it is."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     chosen = tl.load(chosen_ptr + lane * (length + 1) + i, mask=i <= length, other=-1)
     draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=-1)
     accepted = tl.min(tl.where((draft >= 0) & (chosen == draft), WIDTH, i), axis=0)
-    advance(lanes_ptr + lane * STRIDE, text_ptr + lane * capacity, chosen, i, accepted, spare)
+    state = lanes_ptr + lane * STRIDE
+    guide = tl.load(state + GUIDE)
+    accepted = tl.where(guide == SITS_OUT, -1, accepted)
+    tl.store(state + GUIDE, SITS_OUT, mask=guide >= MASKED)
+    advance(state, text_ptr + lane * capacity, chosen, i, accepted, spare)
     out = out_ptr + lane * OUT
     tl.store(out, accepted)
     tl.store(out + 1 + i, chosen, mask=i <= length)
@@ -236,8 +253,8 @@ def accept_kernel(
 
 @triton.jit
 def advance(state, text, gained, i, accepted, spare):
-    """The lane has `gained[0..accepted]` (where no token could be chosen, any). One that only fills up the batch stays
-    where it is."""
+    """The lane has `gained[0..accepted]` (where no token could be chosen, any; nothing where that is -1). One that only
+    fills up the batch stays where it is."""
     if tl.load(state + TARGET_SLOT) != spare:
         length = tl.load(state + LENGTH)
         tl.store(text + length + 1 + i, tl.maximum(gained, 0), mask=i <= accepted)
