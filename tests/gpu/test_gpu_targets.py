@@ -61,7 +61,7 @@ def test_choices_of_every_manner_fit() -> None:
     kernels = compiled(CARDS["RTX 3060"][0], "choices")
     names = {kernel["kernel"] for kernel in kernels}
     assert {"peaks_kernel", "pick_kernel", "top_k_kernel", "perturb_kernel", "pick_left_kernel"} <= names
-    assert {"mass_kernel", "next_kernel", "check_kernel", "weigh_kernel", "report_kernel"} <= names
+    assert {"mass_kernel", "next_kernel", "check_kernel", "weigh_kernel", "report_kernel", "unmask_kernel"} <= names
     for kernel in kernels:
         assert kernel["shared"] <= CARDS["RTX 3060"][1], kernel
 
@@ -73,6 +73,17 @@ def test_products_and_prompts_by_the_roles_of_warps() -> None:
     names = {kernel["kernel"] for kernel in kernels}
     assert {"wide_hopper_kernel", "prompt_hopper_kernel", "attend_chains_kernel", "chain_hopper_kernel"} <= names
     assert not names & {"wide_kernel", "prompt_kernel"}
+    for kernel in kernels:
+        assert kernel["shared"] <= shared, kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["RTX 3060", "H200"])
+def test_chains_fit(card: str) -> None:
+    capability, shared = CARDS[card]
+    kernels = compiled(capability, "chains")
+    names = {kernel["kernel"] for kernel in kernels}
+    assert names == {"align_kernel", "place_kernel", "absorb_kernel", "accept_kernel", "count_kernel", "skip_kernel"}
     for kernel in kernels:
         assert kernel["shared"] <= shared, kernel
 

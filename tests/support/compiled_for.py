@@ -1,7 +1,7 @@
-"""Compiles what a pass, a choice of tokens or a tree launches for a GPU that is not there, and says what kernels need.
+"""Compiles what a pass, a choice of tokens, a chain or a tree launches for a GPU that is not there: what kernels need.
 
     python compiled_for.py CAPABILITY SHARED SHAPE DTYPE ROWS[,ROWS…]
-    python compiled_for.py CAPABILITY choices|trees
+    python compiled_for.py CAPABILITY choices|chains|trees
 
 In a process of its own, since Triton decides when it is imported whether it compiles or interprets. Tensors are on no
 device: only their types count. One JSON line for each kernel.
@@ -31,10 +31,12 @@ from outrider.models.cuda.backend import HEAD_IN_FP8
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.growth import TreeGrowth
-from outrider.models.cuda.lanes import MAX_LENGTH, Lanes
+from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, TARGET_SLOT, Lanes
 from outrider.models.cuda.network import Network
+from outrider.models.cuda.offers import Offers
 from outrider.models.cuda.reports import Reports
 from outrider.models.cuda.said import Said
+from outrider.models.cuda.stepper import DeviceStepper
 from outrider.models.cuda.tables import Tables
 from outrider.models.cuda.trees import Trees
 from outrider.models.precision import FP8, PRECISIONS
@@ -131,6 +133,22 @@ def choices() -> None:
     Reports(rows, vocab, NOWHERE).fill(logits, rows, said.marks, chosen)
 
 
+def chains() -> None:
+    """Placed, held against what the host has sent, judged and counted; what waits for a drafter is left out."""
+    lanes, length, a = 2, 3, SHAPES["8b"]
+    a = replace(a, layers=a.layers[:1])
+    board = Lanes(lanes, lanes, lanes, 256, a.vocab_size, NOWHERE)
+    target = Network(a, weights(a, torch.bfloat16, torch.bfloat16), lanes + 1, 256, 64)
+    Offers(board).align(lanes, length)
+    board.place(target, TARGET_SLOT, lanes, 0, length + 1, wanted=length + 1)
+    board.place(target, DRAFT_SLOT, lanes, -1, 2, wanted=1)
+    board.place_waiting(target, lanes, 4)
+    board.count(lanes)
+    board.skip(lanes, 1)
+    stepper: Any = SimpleNamespace(_board=board, _chosen=torch.empty(8, dtype=torch.int32, device=NOWHERE))
+    DeviceStepper._accept(stepper, lanes, length)
+
+
 def trees() -> None:
     """Grown, run and judged, greedy and drawn."""
     lanes, shape, a = 2, tree_of(16), SHAPES["8b"]
@@ -169,10 +187,10 @@ def replace_of(gpu: GPU) -> type[GPU]:
 
 
 if __name__ == "__main__":
-    if sys.argv[2] in ("choices", "trees"):
+    if sys.argv[2] in ("choices", "chains", "trees"):
         driver.set_active(Absent(int(sys.argv[1])))
         network.GPU = replace_of(GPU(101_376, 100, divmod(int(sys.argv[1]), 10)))  # type: ignore[attr-defined]
-        compiled({"choices": choices, "trees": trees}[sys.argv[2]])
+        compiled({"choices": choices, "chains": chains, "trees": trees}[sys.argv[2]])
     else:
         _, capability, shared, shape, dtype, rows = sys.argv
         main(int(capability), int(shared), shape, dtype, [int(count) for count in rows.split(",")])
