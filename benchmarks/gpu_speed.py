@@ -110,7 +110,7 @@ def rate(name: str, engine: Engine, batch: int, runs: int = 4, **asked: Any) -> 
         for request in running:
             engine.add(request)
         began, before = 0.0, 0
-        while not all(s.finish_reason for s in running):
+        while not all(s.ended for s in running):
             engine.step()
             done = sum(s.generated for s in running)
             if not began and min(s.generated for s in running) >= SKIP:

@@ -174,7 +174,7 @@ def timed(engine: Engine, batch: int, length: int, new: int, skip: int) -> tuple
     for request in running:
         engine.add(request)
     first, since, before = 0.0, 0.0, 0
-    while not all(s.finish_reason for s in running):
+    while not all(s.ended for s in running):
         engine.step()
         least = min(s.generated for s in running)
         if not first and least:
@@ -195,7 +195,7 @@ def gaps(engine: Engine, others: int, length: int) -> Found:
     engine.add(arriving)
     began = last = perf_counter()
     waits = []
-    while not arriving.finish_reason:
+    while not arriving.ended:
         done = [s.generated for s in running]
         engine.step()
         if all(s.generated > n for s, n in zip(running, done, strict=True)):

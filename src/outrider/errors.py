@@ -36,11 +36,19 @@ class Busy(OutriderError):
 
 
 class Unavailable(OutriderError):
-    """The engine is stopping, or has failed as a whole: no request can be served."""
+    """The engine is stopping, or has failed as a whole (a GPU, for good): no request can be served."""
+
+
+class DeviceLost(Unavailable):
+    """The GPU has failed, and this process cannot use it any more: only another one can."""
 
 
 class RequestFailed(OutriderError):
     """One request could not be carried through; the others go on."""
+
+
+class NotANumber(RequestFailed, ModelError):
+    """The model's scores after a request's text are not numbers: no token can follow, and that request ends."""
 
 
 def shown(value: object) -> str:

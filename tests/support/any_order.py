@@ -166,6 +166,7 @@ def expected(target: CudaDecoder, one: Request) -> list[int]:
         num_uncomputed_tokens=0,
         prefix_donor=None,
         finish_reason=None,
+        failure=None,
         origins=[],
         logprobs=[],
         trace=[],

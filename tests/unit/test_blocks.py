@@ -182,3 +182,31 @@ def test_what_is_shared_counts_once() -> None:
     assert books.shared == 7
     assert books.holds([900, 900, 700])
     assert not books.holds([900, 900, 900])
+
+
+def test_a_cache_that_knows_nothing_any_more_is_told_again() -> None:
+    """Also what it had not been told before; of closed slots nothing is left."""
+    cache = Cache(3, 40, 16)
+    one, two = cache.books.open(), cache.books.open()
+    cache.write(one, list(range(10)))
+    cache.write(two, list(range(7)))
+    cache.books.close(two)
+    epoch = cache.books.epoch(two)
+    three = cache.books.fork(one, 6)
+    cache.books.reserve(one, 20)
+    cache.table = [[SPARE] * 400 for _ in range(3)]
+    cache.books.forget()
+    cache.apply()
+    assert (cache.blocks(two), cache.books.epoch(two)) == ([], epoch + 1)
+    with pytest.raises(ValueError, match="cannot be opened"):
+        cache.books.reopen(two, 1)
+    for slot, row in enumerate(cache.table):
+        held = cache.blocks(slot)
+        assert row[: len(held)] == held
+        assert set(row[len(held) :]) == {SPARE}
+    for slot in (one, three):
+        cache.books.close(slot)
+    text = {slot: [slot] * 12 for slot in (cache.books.open(), cache.books.open(), cache.books.open())}
+    for slot, tokens in text.items():
+        cache.write(slot, tokens)
+    cache.check(text)

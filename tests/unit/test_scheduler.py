@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine.scheduler import LOOKAHEAD, SPARED, Scheduler, SchedulerOutput
+from outrider.engine.scheduler import CALM, LOOKAHEAD, SPARED, Scheduler, SchedulerOutput
 from outrider.errors import InvalidRequest
 
 
@@ -360,3 +360,28 @@ def test_what_caches_have_no_room_for_waits_and_what_outgrows_them_gives_way() -
     assert scheduler.running == [jobs[0]], "one alone goes on"
     scheduler.remove(jobs[0])
     assert scheduler.admit() == jobs[1:4]
+
+
+def test_after_steps_that_were_too_wide_fewer_run_together_for_a_while() -> None:
+    scheduler: Scheduler[Job] = Scheduler(8, 100_000, 64)
+    jobs = [job(i, 3, 2000) for i in range(8)]
+    for each in jobs:
+        scheduler.add(each)
+    step(scheduler)
+    assert len(scheduler.running) == 8
+    for each in jobs:  # as after a step that failed
+        scheduler.remove(each)
+    scheduler.narrow(8)
+    for each in jobs:
+        scheduler.add(each)
+    widths = []
+    for _ in range(CALM + 2):
+        step(scheduler)
+        widths.append(len(scheduler.running))
+    assert set(widths[: CALM - 1]) == {4}
+    assert widths[-1] == 8
+    for _ in range(5):
+        scheduler.narrow(len(scheduler.running))
+    assert scheduler._most == 4, "half of those that ran"
+    scheduler.narrow(1)
+    assert scheduler._most == 1, "one always may"

@@ -21,7 +21,7 @@ from outrider.engine.request import NO_SLOT, Request
 from outrider.engine.request_state import OutputStream
 from outrider.engine.service import Service
 from outrider.engine.text import TextStream
-from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
+from outrider.errors import Busy, DeviceLost, InvalidRequest, RequestFailed, Unavailable
 from outrider.sampling.history import History
 
 VOCAB = 12
@@ -332,3 +332,61 @@ def test_the_longer_the_queue_the_later_to_come_back() -> None:
         assert told == [1, 5, 60]
 
     run(model, act)
+
+
+class Fragile(Model):
+    """Runs on a device that fails in some passes, and may be lost by that."""
+
+    def __init__(self, *fails: int, lost: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.fails = set(fails)
+        self.lost = lost
+        self.asked = 0
+
+    def forward(self, batch: Sequence[Rows]) -> Any:
+        self.asked += 1
+        if self.asked in self.fails:
+            raise OSError("the device has failed")
+        return super().forward(batch)
+
+    def recovers(self, error: Exception) -> bool:
+        if self.lost:
+            raise DeviceLost("the device is gone for good")
+        return isinstance(error, OSError)
+
+
+@pytest.mark.parametrize("drafter", [NoDrafter, NgramDrafter])
+def test_a_device_that_fails_now_and_then_changes_no_answer(drafter: type) -> None:
+    prompts = [[1, 2], [3], [4, 5, 6], [1, 2], [7], [8, 9, 1]]
+
+    async def act(service: Service) -> None:
+        got = await asyncio.gather(*(tokens_of(service, request(p, seed=i)) for i, p in enumerate(prompts)))
+        assert got == [alone(p, seed=i) for i, p in enumerate(prompts)]
+        assert service.load.stats.restarts == 4
+        assert service.ready
+
+    run(Fragile(3, 9, 10, 15, max_batch=3), act, drafter())
+
+
+def test_a_device_that_is_lost_ends_all_and_says_what_helps() -> None:
+    async def act(service: Service) -> None:
+        streams = [service.stream(request([i], 60)) for i in range(3)]
+        for stream in streams:
+            with pytest.raises(DeviceLost, match="gone for good"):
+                await drain(stream, [])
+        assert isinstance(service.lost, DeviceLost)
+        assert not service.ready
+        with pytest.raises(DeviceLost):
+            service.stream(request([1]))
+
+    model = Fragile(5, lost=True)
+    engine = Engine(model, NoDrafter(), FixedLength(0))
+
+    async def main() -> None:
+        service = Service(engine, probe=lambda: request([1], 1))
+        service.start()
+        async with asyncio.timeout(20):
+            await act(service)
+        await service.stop(0)
+
+    asyncio.run(main())

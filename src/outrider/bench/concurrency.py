@@ -80,6 +80,8 @@ def serve(llm: LLM, asked: Sequence[BenchRequest], concurrency: int, salt: str, 
                 engine.add(request)
             for chunk in engine.step():
                 index, request, watch = running[chunk.index]
+                if request.failure is not None:
+                    raise request.failure
                 watch.emit(chunk.token_ids)
                 if request.ended:
                     timings[index] = watch.timing(request.drafted)

@@ -190,6 +190,7 @@ def serve(
         from outrider.server.keys import KeyFile, OneKey, trust
         from outrider.server.logs import log_to_stderr
         from outrider.server.models import Models
+        from outrider.server.restart import Past
 
         if otlp_traces:
             from outrider.server.tracing import exported_to
@@ -208,7 +209,8 @@ def serve(
     if api_key is not None and (not api_key or api_key != api_key.strip()):
         raise InvalidRequest("api-key: it is empty or has space around it; give a key, or none at all")
     keys = KeyFile(api_keys) if api_keys else OneKey(api_key) if api_key else None
-    listeners = [run.listen(host, each) for each in (port, metrics_port) if each is not None]
+    past = Past.of_process()
+    listeners = list(past.listeners) or [run.listen(host, each) for each in (port, metrics_port) if each is not None]
     listener, *watched = listeners
     log_to_stderr()
     if host not in ("127.0.0.1", "localhost", "::1") and keys is None:
@@ -261,6 +263,7 @@ def serve(
         hosts=names(host, allow_host or ()),
         origins=origins(allowed_origins or ()),
         metrics_port=watched[0].getsockname()[1] if watched else None,
+        restarts=len(past.begun),
         watchers=[exported_to(otlp_traces).ended] if otlp_traces else (),
     )
     if (connections := affordable(max_connections)) < max_connections:
@@ -268,7 +271,10 @@ def serve(
     limits = ConnectionLimits(
         connections=connections, per_address=connections // 2, proxies=networks(trusted_proxies or ())
     )
-    run.serve(app, models, listeners, ready, limits)
+    try:
+        run.serve(app, models, listeners, ready, limits)
+    except run.Lost as lost:
+        past.begin_anew(lost, lost.listeners)
 
 
 def _name(model: str) -> str:

@@ -131,6 +131,11 @@ class CachedNetwork(ABC):
         """Those that were recorded while one waited all the same: 0, unless there is a mistake somewhere."""
         return 0
 
+    def recovers(self, error: Exception) -> bool:
+        """Whether this was an error of the device that the network runs on, not of who asked; it works again then
+        (`DeviceLost` where it does not), but what the cache held may be gone: every slot is to be closed."""
+        return False
+
 
 class LanguageModel(CachedNetwork):
     """A causal model."""

@@ -2,6 +2,9 @@
 
 A request may make a step fail, and the exception does not say whose it was. Then all leave the engine, those that ran
 are tried alone, whoever fails again is told, and the others go on from the tokens they have.
+
+An error of the device is nobody's at first: all come back, and are computed again from their tokens. Where that fails
+soon again, they are tried alone; and if nobody can be blamed, fewer run together for a while.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ log = logging.getLogger("outrider.engine")
 
 _UNEXPLAINED = 3
 """Failed steps in a row that nobody, tried alone, can be blamed for: then it is the engine."""
+_CALM = 256
+"""Steps without an error of the device after which one is nobody's."""
 
 
 class Crew(Generic[R]):
@@ -45,6 +50,8 @@ class Crew(Generic[R]):
         self._states: dict[int, RequestState[R]] = {}
         """By the request's id."""
         self._unexplained = 0
+        self._calm = _CALM
+        """Steps since the last error of the device."""
 
     @property
     def idle(self) -> bool:
@@ -71,7 +78,8 @@ class Crew(Generic[R]):
 
     def step(self) -> None:
         """One step of the engine, and what everybody gained is delivered. Raises only where the engine itself does not
-        work any more, or was interrupted (Ctrl-C): the readers are then still here."""
+        work any more (`DeviceLost` where its device does not), or was interrupted (Ctrl-C): the readers are then still
+        here."""
         if self.idle:
             return
         try:
@@ -83,6 +91,7 @@ class Crew(Generic[R]):
             self._return(self._out())
             raise
         self._unexplained = 0
+        self._calm += 1
         now = perf_counter()
         for chunk in chunks:
             if gaining := self._states.get(chunk.index):
@@ -99,15 +108,24 @@ class Crew(Generic[R]):
 
     def _recover(self, error: Exception) -> None:
         """A step has failed, and nobody knows over whom."""
+        device = self.engine.recover(error)
         held = list(self._states.values())
         ran = [state for state in held if state.request.slot != NO_SLOT] or held
         self._out()
+        if device:
+            calm, self._calm = self._calm, 0
+            log.warning("the device has failed, and works again; what ran is computed again", exc_info=error)
+            if calm >= _CALM:
+                self._return(held)
+                return
         guilty = False
         for state in ran:
             if state.request.id in self._states:
                 guilty = not self._passes(state) or guilty
         if guilty:
             self._check()
+        elif device:
+            self.engine.scheduler.narrow(len(ran))
         else:
             log.warning("a step has failed, but over nobody alone; it is taken again", exc_info=error)
             self._unexplained += 1
@@ -131,13 +149,17 @@ class Crew(Generic[R]):
             if state.request.id in self._states:
                 self.engine.add(state.request)
 
-    def _passes(self, state: RequestState[R]) -> bool:
-        """One step of this request alone; it is out of the engine again afterwards."""
+    def _passes(self, state: RequestState[R], again: bool = True) -> bool:
+        """One step of this request alone; it is out of the engine again afterwards. An error of the device is believed
+        the second time: `again`."""
         try:
             self.engine.add(state.request)
             chunks = self._first(state.request)
         except Exception as error:
+            device = self.engine.recover(error)
             self.engine.remove(state.request)
+            if device and again:
+                return self._passes(state, again=False)
             self.drop(state.stream)
             self._fail(state.stream, error)
             return False
@@ -160,5 +182,8 @@ class Crew(Generic[R]):
         self.engine.add(probe)
         try:
             self._first(probe)
+        except Exception as error:
+            self.engine.recover(error)
+            raise
         finally:
             self.engine.remove(probe)

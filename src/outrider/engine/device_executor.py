@@ -164,12 +164,15 @@ class DeviceExecutor(Executor):
         try:
             yield
         except BaseException:
-            self._under_way = []
-            self._lanes.clear()
-            self._clock.pause()
-            self._stepper.reset()
-            self._controller.abandon()
+            self.reset()
             raise
+
+    def reset(self) -> None:
+        self._under_way = []
+        self._lanes.clear()
+        self._clock.pause()
+        self._controller.abandon()
+        self._stepper.reset()  # the last: a device that is lost fails here as well
 
     def _can_take(self, running: list[Request]) -> bool:
         """Where all have grammars, what is drafted on the device would be of use to nobody: the host drafts for
@@ -241,16 +244,21 @@ class DeviceExecutor(Executor):
             self._lanes.drafted(launched.lanes)
         name = self._drafter.name if self._drafter else "none"
         going = {request.id for request in running}
-        requests, verified = list[Request](), list[VerifiedDraft]()
+        requests, verified, failed = list[Request](), list[VerifiedDraft](), list[Request]()
         for number, (s, lane) in enumerate(zip(launched.lanes, outcome.lanes, strict=True)):
-            if s is not None and s.id in going and lane.tokens:  # else it sat out
+            if s is None or s.id not in going or not lane.tokens:  # gone, or it sat out
+                continue
+            if min(lane.tokens) < 0:
+                s.failure = not_a_number()
+                failed.append(s)
+            else:
                 requests.append(s)
                 verified.append(_verified(s, lane, launched.sources[number] if lane.offered else name))
         rows = len(verified) * (launched.shape.size + 1)
         # What the host drafts is weighed against these steps: both must be timed alike.
         seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
         seconds = 0.0 if launched.begun else seconds  # without a pass it is no measure of others
-        return StepOutput(requests, verified, rows, outcome.draft_seconds, seconds, self._keep)
+        return StepOutput(requests, verified, rows, outcome.draft_seconds, seconds, self._keep, failed)
 
     def _keep(self, request: Request, verified: VerifiedDraft) -> None:
         """The device has kept the rows already; the host notes how many of them count."""
@@ -300,8 +308,6 @@ def manner(p: ResolvedParams) -> Manner:
 
 
 def _verified(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft:
-    if min(lane.tokens) < 0:
-        raise not_a_number()
     count, path = len(lane.drafts), tuple(range(lane.accepted))
     if lane.parents:
         draft, path = Draft(lane.drafts, lane.parents, lane.claims, source), _path(lane)

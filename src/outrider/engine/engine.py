@@ -24,7 +24,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.slot_manager import SlotManager
 from outrider.engine.stats import Stats
 from outrider.engine.target_pass import TargetPass
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, NotANumber, RequestFailed
 from outrider.sampling.target import score
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ class Engine:
             model.max_batch, kv_tokens or model.max_batch * model.max_context, model.chunk, self._hold
         )
         self._slots = SlotManager(model, drafter)
+        self._refused: list[Request] = []
+        """Too long for the caches; the next step tells of it."""
         self._preemptions = 0
+        self._restarts = 0
         self._target = TargetPass(model, drafter)
         self.prepares: list[CachedNetwork | Executor] = [*self._networks, self.executor]
         """What is to be compiled and recorded on a device before the first request."""
@@ -75,14 +78,18 @@ class Engine:
         prompts, running = self.scheduler.schedule()
         begun = self._prefill(prompts, self._begins(prompts, running))
         joining = perf_counter() - began if prompts else 0.0
-        only_scored = [self._end_scored(request) for request in running if not request.limit]
+        failed = [request for request, _ in prompts if request.failure is not None]
+        chunks = [self._end_failed(request) for request in (*self._refused, *failed)]
+        running = [request for request in running if request.failure is None]
+        chunks += [self._end_scored(request) for request in running if not request.limit]
         running = [request for request in running if request.limit]
         if not running:
-            return only_scored
+            return chunks
         started = perf_counter()
         output = self.executor.step(running, joining, begun)
+        chunks += [self._end_failed(request) for request in output.failed]
         why = self._why(running)
-        chunks, taken = [], []
+        taken = []
         for request, verified in zip(output.requests, output.verified, strict=True):
             verified, chunk = emit(request, verified, why)
             output.keep(request, verified)
@@ -98,21 +105,36 @@ class Engine:
         for request in output.requests:
             if request.ended:
                 self.remove(request)
-        return only_scored + chunks
+        return chunks
 
     def add(self, request: Request) -> None:
-        self.scheduler.add(request)
+        if self._hold([len(request.tokens)]):
+            self.scheduler.add(request)
+        else:
+            self._refuse(request)
 
     def remove(self, request: Request) -> None:
         """Let go of a request, finished or aborted, and of everything held for it; safe at any time and to repeat.
         One that has not finished may be added again, also after a step that failed: it goes on from its tokens."""
         self.scheduler.remove(request)
+        self._refused = [other for other in self._refused if other is not request]
         self._free(request)
         self.controller.forget(request)
 
+    def recover(self, error: Exception) -> bool:
+        """Whether a step failed because the device did. That works again then (`DeviceLost` where it does not), and
+        nothing that its caches hold is reused: requests that leave and come back are computed from their tokens."""
+        recovered = [network.recovers(error) for network in self._networks]
+        if not any(recovered):
+            return False
+        self._restarts += 1
+        self.executor.reset()
+        self._slots.forget()
+        return True
+
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle
+        return self.scheduler.idle and not self._refused
 
     @property
     def stats(self) -> Stats:
@@ -128,6 +150,7 @@ class Engine:
             slots.reused,
             self._preemptions,
             sum(part.late for part in self.prepares),
+            self._restarts,
         )
 
     def leaks(self) -> list[str]:
@@ -144,6 +167,10 @@ class Engine:
                 self._free(request)
             self._preemptions += len(gone)
             gone = self.scheduler.shed()
+        alone = self.scheduler.running if len(self.scheduler.running) == 1 else []
+        for request in [each for each in alone if not self._hold([len(each.tokens)])]:
+            self.remove(request)
+            self._refuse(request)
         if self.scheduler.admit():
             self.executor.go_on()
         for request in self.scheduler.running:
@@ -157,6 +184,14 @@ class Engine:
     def _hold(self, lengths: Sequence[int]) -> bool:
         """Whether all caches have room for requests of so many tokens."""
         return all(network.holds(lengths) for network in self._networks)
+
+    def _refuse(self, request: Request) -> None:
+        """It fits into no cache, though nothing else were there."""
+        request.failure = RequestFailed(
+            f"a text of {len(request.tokens)} tokens does not fit a cache of {self.model.cache_tokens}; shorten the "
+            "prompt, or raise gpu_memory"
+        )
+        self._refused.append(request)
 
     def _free(self, request: Request) -> None:
         request.prefix_donor = None
@@ -204,7 +239,15 @@ class Engine:
         """One that was to generate nothing: all its prompt has been run."""
         request.finish_reason = "length"
         self.remove(request)
-        return Chunk(request.id, "", (), (), StepTrace(Draft(), (), None, "target"))
+        return _nothing(request)
+
+    def _end_failed(self, request: Request) -> Chunk:
+        """One whose `failure` says why. Where scores were not numbers, what is cached that they may have come from is
+        not reused."""
+        if isinstance(request.failure, NotANumber):
+            self._slots.forget(request)
+        self.remove(request)
+        return _nothing(request)
 
     def _why(self, running: list[Request]) -> str:
         """Of this step's drafts, where somebody wants to know."""
@@ -212,11 +255,21 @@ class Engine:
         return belief.why if belief else ""
 
 
+def _nothing(request: Request) -> Chunk:
+    """Of a request that ends without another token."""
+    return Chunk(request.id, "", (), (), StepTrace(Draft(), (), None, "target"))
+
+
 def _score(prompts: list[tuple[Request, int]], batch: list[Rows], logits: Tensor) -> None:
-    """Note what the logits [rows wanted, V] of a piece of prompts say of the tokens that follow its rows."""
+    """Note what the logits [rows wanted, V] of a piece of prompts say of the tokens that follow its rows. A request of
+    which they say nothing has failed."""
     row = 0
     for (request, _), rows in zip(prompts, batch, strict=True):
-        for _ in rows.logits or ():
-            token = request.tokens[len(request.scores) + 1]
-            request.scores.append(score(logits[row], token, request.params.prompt_logprobs or 0))
-            row += 1
+        wanted = len(rows.logits or ())
+        try:
+            for its in logits[row : row + wanted]:
+                token = request.tokens[len(request.scores) + 1]
+                request.scores.append(score(its, token, request.params.prompt_logprobs or 0))
+        except NotANumber as error:
+            request.failure = error
+        row += wanted

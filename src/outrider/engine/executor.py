@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from outrider.core.drafter import VerifiedDraft
@@ -23,6 +23,8 @@ class StepOutput(NamedTuple):
     keep: Callable[[Request, VerifiedDraft], None]
     """Once a draft is cut to what its request takes: the request's cache is to hold all tokens but the last, which has
     no row yet or (cut inside the path) needs none."""
+    failed: Sequence[Request] = ()
+    """Those that cannot go on: their `failure` says why."""
 
 
 class Executor(ABC):
@@ -49,6 +51,10 @@ class Executor(ABC):
     @abstractmethod
     def drop(self, request: Request) -> None:
         """It has lost its slot. Should it come back, it is a newcomer."""
+
+    def reset(self) -> None:
+        """Nothing is under way any more, and all requests are newcomers."""
+        return
 
     def recordings(self) -> Iterator[Recording]:
         """As `CachedNetwork.recordings`: the steps that may be asked for."""

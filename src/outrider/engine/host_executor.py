@@ -12,7 +12,7 @@ from outrider.core.model import LanguageModel, Rows
 from outrider.engine.executor import Executor, StepOutput
 from outrider.engine.request import Request
 from outrider.engine.target_pass import TargetPass
-from outrider.errors import DrafterError
+from outrider.errors import DrafterError, NotANumber
 from outrider.sampling.random_source import KeyedRandom
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.verify import RULES, Rules
@@ -52,13 +52,26 @@ class HostExecutor(Executor):
         batch = [_rows(s, draft) for s, draft in zip(running, drafts, strict=True)]
         logits = self._target.forward(running, batch, soon=not self.controller.away)
         targets = target_rows(logits, running, drafts, self._runner)
-        verdicts = [
-            self.rules[s.params.verify](draft, target, KeyedRandom(s.params.seed, s.params.choice, s.generated))
-            for s, draft, target in zip(running, drafts, targets, strict=True)
-        ]
+        verdicts = [self._verdict(*each) for each in zip(running, drafts, targets, strict=True)]
         seconds = perf_counter() - started
-        verified = [_verified(*each) for each in zip(running, drafts, targets, verdicts, strict=True)]
-        return StepOutput(running, verified, sum(map(len, drafts)) + len(drafts), draft_seconds, seconds, self._keep)
+        requests, verified, failed = list[Request](), list[VerifiedDraft](), list[Request]()
+        for s, draft, target, verdict in zip(running, drafts, targets, verdicts, strict=True):
+            if verdict is None:
+                failed.append(s)
+            else:
+                requests.append(s)
+                verified.append(_verified(s, draft, target, verdict))
+        rows = sum(map(len, drafts)) + len(drafts)
+        return StepOutput(requests, verified, rows, draft_seconds, seconds, self._keep, failed)
+
+    def _verdict(self, request: Request, draft: Draft, target: TargetRows) -> Verdict | None:
+        """By the request's own rule; None where no token can follow, which ends that request alone."""
+        p = request.params
+        try:
+            return self.rules[p.verify](draft, target, KeyedRandom(p.seed, p.choice, request.generated))
+        except NotANumber as error:
+            request.failure = error
+            return None
 
     def drop(self, request: Request) -> None:
         pass

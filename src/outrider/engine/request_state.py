@@ -34,7 +34,7 @@ R = TypeVar("R", bound=Reader)
 class Load(NamedTuple):
     """What the engine is busy with, as of its last step."""
 
-    stats: Stats = Stats(0, 0, 0, 1, 0, 0, 0, 0, 0)
+    stats: Stats = Stats(0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
     budgets: tuple[int, ...] = ()
     """Nodes drafted for each running request."""
     belief: Belief | None = None
@@ -128,9 +128,10 @@ class RequestState(Generic[R]):
         return chunk
 
     def missed(self, now: float) -> Chunk | None:
-        """What the request gained in a step that failed afterwards, over another one, before it was handed out."""
+        """What the request gained in a step that failed afterwards, over another one, before it was handed out; or that
+        it cannot go on."""
         s = self.request
-        if s.generated == self.tokens:
+        if s.generated == self.tokens and s.failure is None:
             return None
         chunk = Chunk(
             index=s.id,

@@ -26,6 +26,8 @@ LOOKAHEAD = 32
 """Tokens a running request is taken to gain next: room for them is set aside."""
 SPARED = 64
 """Steps in which a request that has made way for another principal is not asked to again."""
+CALM = 256
+"""Steps after which twice as many may run together again, where they were too many."""
 
 
 class Schedulable(Owned, Protocol):
@@ -64,10 +66,10 @@ class SchedulerOutput(NamedTuple, Generic[S]):
 class Scheduler(Generic[S]):
     """Requests wait, then run until finished or aborted. Per step: `preempt`, `admit`, `schedule`.
 
-    Invariants: at most `max_running` run; after `preempt` and `admit` their tokens and what they are about to gain fit
-    into `kv_tokens`, and the caches hold them, unless only one runs; a request that waits never overtakes one of its
-    principal and priority that came before it; one that makes way for another principal does so at most once in
-    `SPARED` steps.
+    Invariants: at most `max_running` run (fewer after `narrow`); after `preempt` and `admit` their tokens and what they
+    are about to gain fit into `kv_tokens`, and the caches hold them, unless only one runs; a request that waits never
+    overtakes one of its principal and priority that came before it; one that makes way for another principal does so at
+    most once in `SPARED` steps.
     """
 
     def __init__(
@@ -83,6 +85,10 @@ class Scheduler(Generic[S]):
             raise InvalidRequest(f"kv_tokens must be at least 1, got {kv_tokens}")
         self.kv_tokens = kv_tokens
         self._max_running = max_running
+        self._most = max_running
+        """Those that may run together now."""
+        self._narrowed = 0
+        """The step in which that was last changed."""
         self._chunk = chunk
         self._holds = holds
         self._gained = 1.0
@@ -117,6 +123,10 @@ class Scheduler(Generic[S]):
             self._waiting.remove(request)
         self._spared.pop(id(request), None)
 
+    def narrow(self, running: int) -> None:
+        """A step of so many has failed, over none of them alone: half as many run together, for a while."""
+        self._most, self._narrowed = max(1, running // 2), self._step
+
     def gained(self, requests: int, tokens: int) -> None:
         """A step has brought so many requests so many tokens."""
         self._gained += _LATELY * (tokens / requests - self._gained)
@@ -126,6 +136,8 @@ class Scheduler(Generic[S]):
         hold less; what they hold must be let go. They keep their tokens, and are run again from the first when they are
         admitted again."""
         self._step += 1
+        if self._most < self._max_running and self._step - self._narrowed >= CALM:
+            self._most, self._narrowed = min(2 * self._most, self._max_running), self._step
         return self.shed() + self._make_way()
 
     def shed(self) -> list[S]:
@@ -173,7 +185,7 @@ class Scheduler(Generic[S]):
     def _fits(self, newcomer: S, running: Sequence[S]) -> bool:
         """A newcomer needs room for itself, and leaves the others twice their claim: otherwise it might soon have to go
         again, and its prompt would have been run for nothing."""
-        if len(running) >= self._max_running:
+        if len(running) >= self._most:
             return False
         wanted = [len(s.tokens) + min(s.remaining, 2 * LOOKAHEAD) for s in (*running, newcomer)]
         return not running or (sum(wanted) <= self.kv_tokens and self._holds(wanted))

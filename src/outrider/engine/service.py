@@ -2,6 +2,7 @@
 
 What happens to one request stays with it. Its reader may leave (cancelled before the next step), fall too far behind
 (cancelled, so that unread text cannot pile up), or make a step fail (`Crew`): then it is told so, and the others go on.
+A device that fails is no request's doing: what ran is computed again, unless only another process can use it (`lost`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from outrider.engine.crew import Crew
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.engine.request_state import Load, OutputStream
-from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
+from outrider.errors import Busy, DeviceLost, InvalidRequest, RequestFailed, Unavailable
 
 log = logging.getLogger("outrider.engine")
 
@@ -50,6 +51,8 @@ class Service:
         self.load = Load()
         self.failure: str | None = None
         """Why the engine is of no use any more."""
+        self.lost: DeviceLost | None = None
+        """The same, where it is of use to another process."""
         self._engine = engine
         self._buffer = buffer
         self._stopping = False
@@ -87,7 +90,7 @@ class Service:
         """Begin requests, all or none; iterate over what they gain, and close it when done. `Busy` where the queue is
         full, `Unavailable` where nothing can be begun at all."""
         if self.failure is not None:
-            raise Unavailable(f"the engine has failed ({self.failure}); load the model again (restart the server)")
+            raise self._unavailable()
         if not self.ready:
             raise Unavailable("the engine is stopping; ask again once it is back")
         if len(requests) > self.capacity:
@@ -162,12 +165,16 @@ class Service:
             if not stream.left:
                 self._streams.discard(stream)
 
-    def _failed(self, reason: str) -> None:
-        self.failure = reason
+    def _failed(self, error: BaseException) -> None:
+        self.failure = f"{type(error).__name__}: {error}"
+        self.lost = error if isinstance(error, DeviceLost) else None
         for stream in list(self._streams):
-            self._end(
-                stream, Unavailable(f"the engine has failed ({reason}); load the model again (restart the server)")
-            )
+            self._end(stream, self._unavailable())
+
+    def _unavailable(self) -> Unavailable:
+        if self.lost is not None:
+            return DeviceLost(*self.lost.args)
+        return Unavailable(f"the engine has failed ({self.failure}); load the model again (restart the server)")
 
     # -- the engine thread's side
 
@@ -178,7 +185,7 @@ class Service:
                 self._engine_note()
         except BaseException as error:
             log.exception("the engine has failed")
-            self._engine_tell(self._failed, f"{type(error).__name__}: {error}")
+            self._engine_tell(self._failed, error)
 
     def _engine_drain(self) -> bool:
         """Carry out what the loop asked for; waits while there is nothing to do. False: the end."""

@@ -77,6 +77,10 @@ class SlotManager:
         self._prefixes.close(request)
         self._drafter.close(request)
 
+    def forget(self, like: Request | None = None) -> None:
+        """What the caches hold now is not reused: nothing of it, or nothing that begins like this request."""
+        self._prefixes.forget(like)
+
     def trim(self, most: int) -> None:
         """Forget what was left beyond so many tokens."""
         self._prefixes.trim(most)

@@ -22,3 +22,5 @@ class Stats(NamedTuple):
     preemptions: int
     late_recordings: int
     """Steps on a device that were compiled or recorded while a request waited for them."""
+    restarts: int
+    """Errors of the device after which all that ran was computed again."""

@@ -82,6 +82,14 @@ class BlockSlots(Slots):
         changes, self._changes = self._changes, Changes([], {})
         return changes
 
+    def forget(self) -> None:
+        """Also, the cache knows of nobody's blocks: it is told again of those that open slots have."""
+        super().forget()
+        for slot in self._free:
+            self._cut(slot, 0, used=False)
+        held = {(slot, place): block for slot in self._slots for place, block in enumerate(self._blocks[slot])}
+        self._changes = Changes([], held)
+
     def extend(self, rows: Rows) -> Span:
         state = self._slots[rows.slot]
         end = state.length + state.pending + len(rows.tokens)

@@ -24,6 +24,8 @@ class Prefix:
     namespace: str | None
     left: tuple[int, int] | None = None
     """The slot's length and epoch when the request left it; None: it is still running there."""
+    sound: bool = True
+    """Whether the rows it holds may be reused."""
 
 
 class PrefixCache:
@@ -62,7 +64,7 @@ class PrefixCache:
         prefix = self._running.pop(request.id)
         length = self._network.length(prefix.slot)
         self._network.close(prefix.slot)
-        if self._network.keeps_prefixes and length >= self._least:
+        if self._network.keeps_prefixes and prefix.sound and length >= self._least:
             prefix.left = length, self._network.epoch(prefix.slot)
             self._left[prefix.slot] = prefix
 
@@ -94,7 +96,19 @@ class PrefixCache:
     @property
     def all(self) -> list[Prefix]:
         """What is left, then what runs; nothing where the network cannot keep any."""
-        return [*self.left, *self._running.values()] if self._network.keeps_prefixes else []
+        running = [prefix for prefix in self._running.values() if prefix.sound]
+        return [*self.left, *running] if self._network.keeps_prefixes else []
+
+    def forget(self, like: RequestView | None = None) -> None:
+        """Nothing that is here now is reused: all of it, or of a request's namespace what begins like it and so may
+        have the same rows. What runs goes on."""
+        for prefix in (*self._left.values(), *self._running.values()):
+            if like is None or (like.cache_salt == prefix.namespace and self._alike(like, prefix)):
+                prefix.sound = False
+        self._left = {slot: prefix for slot, prefix in self._left.items() if prefix.sound}
+
+    def _alike(self, request: RequestView, prefix: Prefix) -> bool:
+        return prefix.request == request.id or common_prefix(request.tokens, prefix.tokens) >= self._least
 
     def trim(self, most: int) -> None:
         """Forget what was unused for longest until at most so many tokens are left."""

@@ -136,6 +136,12 @@ class Slots:
         self._slots[slot].length = length
         return slot
 
+    def forget(self) -> None:
+        """What the cache holds is gone: closed slots are empty, and open ones are to be closed and not opened again."""
+        for slot in self._free:
+            self._left[slot] = 0
+            self._epochs[slot] += 1
+
     def _take(self, slot: int, length: int) -> int:
         self._free.remove(slot)
         self._epochs[slot] += 1

@@ -18,6 +18,7 @@ from outrider.core.model import LanguageModel, Rows
 from outrider.errors import ModelError
 from outrider.kvcache.slots import Slots
 from outrider.models.checkpoints.checkpoint import Checkpoint
+from outrider.models.faults import recovered
 
 _CROPPABLE = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -85,6 +86,9 @@ class HFModel(LanguageModel):
         wanted = range(len(rows.tokens)) if rows.logits is None else rows.logits
         chosen: Tensor = logits[torch.tensor(list(wanted), dtype=torch.long, device=self.device)]
         return chosen.float()
+
+    def recovers(self, error: Exception) -> bool:
+        return recovered(error, self.device)
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         self._slots.commit(slot, path)

@@ -13,6 +13,7 @@ from outrider.core.model import LanguageModel, Rows
 from outrider.kvcache.slots import Span, StaticCache, wanted_rows
 from outrider.models.architecture import Architecture
 from outrider.models.attention import blocked, capped, masked, path_index, visibility
+from outrider.models.faults import recovered
 from outrider.models.memory import lazy_zeros
 from outrider.models.rotary import rotated, rotation_table
 from outrider.models.weights import DecoderWeights, LayerWeights, load_weights
@@ -120,6 +121,12 @@ class TorchDecoder(StaticCache, LanguageModel):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return perf_counter()
+
+    def recovers(self, error: Exception) -> bool:
+        if not recovered(error, self.device):
+            return False
+        self._slots.forget()
+        return True
 
     def keep_hidden_layers(self, layers: Sequence[int]) -> None:
         self._kept_layers = tuple(layers)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.errors import ModelError
+from outrider.errors import NotANumber
 from outrider.sampling.noise import Key, gumbel_at, gumbel_rows
 
 
@@ -29,8 +29,8 @@ def choices(scores: Tensor) -> Tensor:
     return torch.where(largest > -math.inf, best, -1)
 
 
-def not_a_number() -> ModelError:
-    return ModelError(
+def not_a_number() -> NotANumber:
+    return NotANumber(
         "the model gave scores that are not numbers (NaN), so no token can be chosen; its weights may be damaged, or "
         "too large for this number format: fetch them again, or try fp32"
     )

@@ -238,5 +238,7 @@ def _report(logp: Tensor, token: int, count: int) -> TokenLogprob:
 
 
 def reported(logprob: float) -> float:
-    """JSON has no infinity."""
+    """JSON has no infinity; and what is not a number is not reported."""
+    if math.isnan(logprob):
+        raise not_a_number()
     return LOG_ZERO if logprob == -math.inf else logprob

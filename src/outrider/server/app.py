@@ -30,11 +30,12 @@ def make_app(
     hosts: Collection[str] | None = None,
     origins: Collection[str] = (),
     metrics_port: int | None = None,
+    restarts: int = 0,
     watchers: Sequence[Callable[[Scope, Record, int], None]] = (),
 ) -> FastAPI:
     """OpenAI's protocol over these models, for requests to `hosts` (None: any). Pages of other sites may read answers
     if they are of one of `origins`. On `metrics_port` there is what watches the server, and nothing else.
-    `watchers` are told of every request when it has ended."""
+    `restarts`: how often it has begun anew. `watchers` are told of every request when it has ended."""
     app = FastAPI(
         title="Outrider",
         version=__version__,
@@ -43,7 +44,7 @@ def make_app(
         redoc_url=None,
     )
     app.state.reader = BodyReader()
-    metrics = Metrics(lambda: models.loads)
+    metrics = Metrics(lambda: models.loads, restarts)
     for name in models.names:
         metrics.of(name)  # from now on there is a zero to count from
     for router in (generating(models, metrics), describing(models), watching(models, metrics)):

@@ -40,6 +40,8 @@ class _Model:
         yield self._counter("num_preemptions", "Requests sent back to wait", stats.preemptions)
         late = "Steps compiled or recorded on a GPU while a request waited"
         yield self._counter("gpu_late_recordings", late, stats.late_recordings)
+        again = "Errors of the GPU after which all that ran was computed again"
+        yield self._counter("gpu_restarts", again, stats.restarts)
         yield self._gauge("controller_budget_nodes", "Nodes that may be drafted in a step, over all", sum(budgets))
         yield self._gauge(
             "controller_drafting_sequences", "Requests that may draft at all", sum(1 for nodes in budgets if nodes)

@@ -21,14 +21,15 @@ _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 _POSITIONS = 32
 """Positions in a draft told apart; the rest count with the last."""
 _OURS, _THEIRS = b"outrider:", b"vllm:"
-_OUR_OWN = (b"controller_", b"gpu_late", b"request_errors", b"request_rejected", b"request_cancelled")
+_OUR_OWN = (b"controller_", b"gpu_", b"server_restarts", b"request_errors", b"request_rejected", b"request_cancelled")
 """What names begin with that vLLM does not have."""
 
 
 class Metrics:
     """What happened since the start. `loads` says what the engine of each model is busy with when somebody looks."""
 
-    def __init__(self, loads: Callable[[], Mapping[str, Load]]) -> None:
+    def __init__(self, loads: Callable[[], Mapping[str, Load]], restarts: int = 0) -> None:
+        """`restarts`: how often the server has begun anew, see `restart.py`."""
         self._registry = CollectorRegistry()
         self._admins = CollectorRegistry()
         """For those who may know what was reused: whoever reads that before and after a request of their own knows how
@@ -41,6 +42,8 @@ class Metrics:
         )
         self._rejected = Counter("outrider:request_rejected", "Requests answered with 429", registry=registry)
         self._cancelled = Counter("outrider:request_cancelled", "Requests whose client left", registry=registry)
+        begun = Counter("outrider:server_restarts", "Times the server began anew, its GPU lost", registry=registry)
+        begun.inc(restarts)
         registry.register(Gauges(loads))
 
     def of(self, model: str) -> ModelMetrics:

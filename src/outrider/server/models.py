@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from time import monotonic
 
 from outrider.engine.request_state import Load
-from outrider.errors import Unavailable
+from outrider.errors import DeviceLost, Unavailable
 from outrider.server.backend import Backend, Status
 from outrider.server.cards import Card
 from outrider.server.errors import ApiError
@@ -43,6 +43,12 @@ class Models:
         """The default's. Once it was loaded requests are answered, also while it is unloaded again."""
         status = self._default.status
         return status if status != "unloaded" else "loading" if self._watch is None else "ready"
+
+    @property
+    def lost(self) -> DeviceLost | None:
+        """Why only another process can answer."""
+        services = [backend.service for backend in self._backends.values()]
+        return next((service.lost for service in services if service is not None and service.lost is not None), None)
 
     @property
     def loads(self) -> Mapping[str, Load]:

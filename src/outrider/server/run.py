@@ -12,7 +12,7 @@ from errno import EACCES, EADDRINUSE
 import uvicorn
 from fastapi import FastAPI
 
-from outrider.errors import InvalidRequest
+from outrider.errors import DeviceLost, InvalidRequest
 from outrider.server.connections import ConnectionLimits, connections
 from outrider.server.models import Models
 from outrider.server.strays import catch_strays
@@ -51,8 +51,17 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class Lost(DeviceLost):
+    """The GPU is, to this process; `listeners` are open still."""
+
+    def __init__(self, error: DeviceLost, listeners: list[socket.socket]) -> None:
+        super().__init__(*error.args)
+        self.listeners = listeners
+
+
 class Server(uvicorn.Server):
-    """Drains the engine first: then nothing is left for connections to wait for. A second Ctrl-C does not wait."""
+    """Drains the engine first: then nothing is left for connections to wait for. A second Ctrl-C does not wait. Ends by
+    itself where only another process can answer; whoever comes meanwhile waits in `kept`."""
 
     def __init__(
         self, app: FastAPI, models: Models, grace: float = GRACE, limits: ConnectionLimits | None = None
@@ -76,6 +85,8 @@ class Server(uvicorn.Server):
         )
         self._models = models
         self._grace = grace
+        self.kept: list[socket.socket] = []
+        """What it listened on, for the server after it; empty: none is to follow."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         catch_strays(asyncio.get_running_loop())
@@ -83,7 +94,12 @@ class Server(uvicorn.Server):
         for listener in sockets or ():
             listener.listen(_BACKLOG)  # asyncio has one number for how many wait and how many it accepts at once
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._models.lost is not None
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._models.lost is not None:
+            self.kept = [listener.dup() for listener in sockets or ()]
         draining = asyncio.ensure_future(self._models.stop(self._grace))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
@@ -100,7 +116,7 @@ def serve(
     limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve until a signal comes. `ready` is called once the default model answers; what loading it raises ends the
-    server and is raised."""
+    server and is raised. `Lost` where only another process can go on."""
     sys.setswitchinterval(_SWITCH)
     server = Server(app, models, limits=limits)
 
@@ -123,3 +139,5 @@ def serve(
             loading.result()
 
     asyncio.run(both())
+    if models.lost is not None and server.kept:  # not if it was told to stop before
+        raise Lost(models.lost, server.kept)

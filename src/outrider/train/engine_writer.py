@@ -42,7 +42,9 @@ class EngineWriter:
                 if not running:
                     return
                 self._engine.step()
-                for request in [each for each in running if each.finish_reason is not None]:
+                for request in [each for each in running if each.ended]:
+                    if request.failure is not None:
+                        raise request.failure
                     job = running.pop(request)
                     ended = request.finish_reason == "stop"
                     tokens = np.array(request.tokens, np.int32)

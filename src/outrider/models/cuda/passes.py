@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.model import CachedNetwork, Rows
-from outrider.kvcache.blocks import BlockSlots
+from outrider.kvcache.blocks import SPARE, BlockSlots
 from outrider.kvcache.slots import Span, StaticCache
 from outrider.models.cuda.cache import SLACK
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
@@ -22,6 +22,7 @@ from outrider.models.cuda.memory import CacheMemory, divide
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, Network
 from outrider.models.cuda.tables import PATH, Tables
 from outrider.models.cuda.tiling import FEW_ROWS
+from outrider.models.faults import recovered
 
 MAX_ROWS = 8192
 """Rows of one pass of prompts; more are run in several, which changes nothing but the time. Of others NARROW_ROWS."""
@@ -130,6 +131,14 @@ class Passes(StaticCache, Generic[N]):
 
     def advance(self, slot: int, count: int) -> None:
         self._slots.advance(slot, count)
+
+    @torch.inference_mode()
+    def recovers(self, error: Exception) -> bool:
+        if not recovered(error, self.device):
+            return False
+        self.network.cache.table.fill_(SPARE)  # the error may have come before it was told of a change
+        self._book.forget()
+        return True
 
     def _apply(self) -> None:
         """What the books have changed, to the cache itself."""
