@@ -129,7 +129,7 @@ static const char *gathered_keys(const Shape *s, const char *keys, const Sight *
     return room;
 }
 
-/* Likewise values. */
+/* Likewise values, and zeros behind the path's end: a share of zero is none only of a number. */
 static const char *gathered_values(const Shape *s, const char *values, const Sight *sight, int from, int to, char *room) {
     const int size = s->bf16 ? 2 : 4;
     for (int d = 0; d < s->head_dim; d += PANEL)
@@ -145,6 +145,7 @@ static const char *gathered_values(const Shape *s, const char *values, const Sig
                 memcpy(at, value, 4 * PANEL);
             }
         }
+    clear_values(s, room, to - from, sight->length - from, to - from);
     return room;
 }
 

@@ -181,6 +181,10 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
             }
         }
     }
+    /* The slot's last row, where its prefix does not reach: behind it lies what somebody else has left. */
+    const int base = pass->bases[row], is_last = row + 1 == pass->rows || pass->slots[row + 1] != slot;
+    if (is_last && (base == 0 || index / PANEL_PAIR != (base - 1) / PANEL_PAIR))
+        clear_values(s, values, s->capacity, index + 1, up_to(index + 1, PANEL_PAIR));
 }
 
 /* Rows of one slot behind the same prefix, from `row` on: how many. */

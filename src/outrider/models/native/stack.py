@@ -160,7 +160,7 @@ class NativeStack(StaticCache):
         # Keys lie in panels of LANES positions, values in panels of LANES dimensions (cache.h).
         keys, values = self._cache[:, 0], self._cache[:, 1]
         values = values.view(*values.shape[:3], self._depth // LANES, -1)
-        positions = -(-length // LANES) * LANES
+        positions = -(-length // PAIR) * PAIR  # attention reads so many, and what it does not see must be numbers
         keys[:, target, :, : positions * self._depth] = keys[:, source, :, : positions * self._depth]
         values[:, target, :, :, : positions * LANES] = values[:, source, :, :, : positions * LANES]
 
