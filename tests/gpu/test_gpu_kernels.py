@@ -18,6 +18,7 @@ from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.graphs import Graphs
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
+from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
 from outrider.models.cuda.tiling import depth_split, tiling
 from outrider.sampling.draw import perturb
@@ -112,7 +113,7 @@ def test_attention(window: int, together: int) -> None:
             torch.arange(groups, dtype=torch.int32, device=DEVICE) * blocks,
             torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE), counter,
             len(rows), blocks, known, window, 0.3 / math.log(2), HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PATH=64,
-            TOGETHER=together, TILE=TILE, BLOCK=BLOCK, DEPENDENT=False,
+            TOGETHER=together, TILE=TILE, BLOCK=BLOCK, DEPENDENT=False, **UNFUSED,
         )  # fmt: skip
         return out
 
