@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import chain
 
 from outrider.engine.engine import Engine
@@ -23,3 +24,4 @@ def prepare(engine: Engine, progress: Progress) -> None:
             advance(1)
         for _ in engine.executor.measure():
             pass
+    gc.collect()  # else it would be while the first request waits
