@@ -159,6 +159,25 @@ def test_a_pass_that_was_disturbed_does_not_make_wider_ones_dear() -> None:
     assert costs[12] <= costs[16]
 
 
+@pytest.mark.parametrize("times", [1, 9])
+def test_wide_passes_that_were_disturbed_are_measured_again(times: int) -> None:
+    """Something else runs while passes of six rows and more are timed, so that all of them look dear: the first time,
+    or always."""
+    asked: dict[int, int] = {}
+
+    def seconds(rows: int, context: int) -> float:
+        asked[rows] = asked.get(rows, 0) + 1
+        return 0.001 * (1 + 0.1 * rows) * (6 if rows >= 6 and context == 64 and asked[rows] <= times else 1)
+
+    costs = Survey(Stopwatch(seconds), {}, 4096).whole().pass_seconds(32, 64)
+    for rows in (6, 8, 16):
+        right = 0.001 * (1 + 0.1 * rows)
+        assert costs[rows] == pytest.approx(right, rel=0.1) if times == 1 else right <= costs[rows] < 3.6 * right
+    undisturbed = Survey(target := Stopwatch(lambda rows, context: 0.001 * (1 + 0.1 * rows)), {}, 4096)
+    undisturbed.whole()
+    assert target.asked == 18, "nothing is measured again without need"
+
+
 def test_a_prediction_during_the_survey_pays_nobody() -> None:
     """What a head costs is not known yet: it is not asked, and what is assumed meanwhile does not stay."""
 

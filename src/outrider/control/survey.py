@@ -21,7 +21,10 @@ _RESUME_ROWS, _SOME_ROWS = 32, 8
 """Rows that a drafter catches up with after a pause; drawn straight through a level's and some more, which take less
 time to measure."""
 _AGAIN = 4
-"""All is timed once, and passes of at most so many rows again: wide ones take longer, and differ less."""
+"""All is timed once, and passes of at most so many rows again: wide ones take longer, and differ less. Those are timed
+again only if their rows would take less in passes of fewer: then something came between."""
+_DEARER = 1.25
+"""How many times as long as in such passes they must take for that."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -89,18 +92,33 @@ class Survey:
         yield from near
         yield from ((self._target, rows, self._far) for rows in _FAR_ROWS)
         yield from (piece for piece in near if piece[1] <= _AGAIN)
+        yield from (piece for piece in near if piece[1] > _AGAIN and self._is_disturbed(piece))
+
+    def _least(self, piece: _Piece) -> float:
+        return min(self._samples[piece])  # what disturbs only ever takes longer
+
+    def _is_disturbed(self, piece: _Piece) -> bool:
+        return self._least(piece) > _DEARER * self._in_parts(piece)
+
+    def _in_parts(self, piece: _Piece) -> float:
+        """What its rows take in passes of fewer: more than that no pass needs to take."""
+        model, rows, context = piece
+        fewer = [other for other in self._samples if other[0] is model and other[2] == context and other[1] < rows]
+        return min([-(-rows // other[1]) * self._least(other) for other in fewer], default=float("inf"))
 
     def _table(self) -> CostTable:
-        def of(model: Measurable, rows: int, context: int) -> float:
-            return min(self._samples[model, rows, context])  # what disturbs only ever takes longer
+        def of(model: Measurable, rows: int) -> float:
+            piece = (model, rows, self._near)
+            return self._in_parts(piece) if self._is_disturbed(piece) else self._least(piece)
 
-        near = _undisturbed([of(self._target, rows, self._near) for rows in ROWS])
-        added = [max(0.0, of(self._target, r, self._far) - near[ROWS.index(r)]) / r for r in _FAR_ROWS]
+        near = _undisturbed([of(self._target, rows) for rows in ROWS])
+        far_off = [self._least((self._target, rows, self._far)) for rows in _FAR_ROWS]
+        added = [max(0.0, s - near[ROWS.index(r)]) / r for r, s in zip(_FAR_ROWS, far_off, strict=True)]
         attending = median(added)  # every row attends to its own past
         far = [seconds + rows * attending for rows, seconds in zip(ROWS, near, strict=True)]
         drafting = {}
         for name, drafter in self._drafters.items():
-            one, level, some = (of(drafter, rows, self._near) for rows in (1, _LEVEL_ROWS, _SOME_ROWS))
+            one, level, some = (of(drafter, rows) for rows in (1, _LEVEL_ROWS, _SOME_ROWS))
             per_row = max(0.0, some - level) / (_SOME_ROWS - _LEVEL_ROWS)
             drafting[name] = DraftCost(one, level, some + per_row * (_RESUME_ROWS - _SOME_ROWS))
         table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting)
