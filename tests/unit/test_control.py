@@ -18,6 +18,8 @@ from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 from outrider.errors import InvalidRequest
 
+pytestmark = pytest.mark.long
+
 # -- the controller: it drafts what pays
 
 PAYS = {

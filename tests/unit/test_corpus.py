@@ -70,6 +70,7 @@ def test_counts_are_of_answers_that_are_not_held_out(tmp_path: Path) -> None:
     assert 0 < sum(corpus.held_out(i) for i in range(200)) < 15
 
 
+@pytest.mark.long
 def test_a_killed_writer_leaves_what_it_flushed(tmp_path: Path) -> None:
     """kill -9 while a shard is on its way: a file under another name is left, and ignored."""
     script = f"""

@@ -271,6 +271,7 @@ def test_a_waiting_sequence_has_no_slot() -> None:
     run(model, act)
 
 
+@pytest.mark.long
 def test_behind_64_requests_of_one_client_anothers_first_token_comes_soon() -> None:
     """In passes of the model, not seconds; and whoever had to make way gets the tokens it would have had."""
     model = Model(max_batch=4, max_context=200)
