@@ -108,7 +108,7 @@ def main() -> None:
     wrong = {i for rounds in arms.values() for each in rounds for i in differing(each.answers, alone)}
     kept = {
         "provenance": provenance(),
-        "settings": {key: str(value) for key, value in vars(options).items()},
+        "settings": {key: value for key, value in vars(options).items() if key != "out"},
         "prompt_tokens": sum(len(request.prompt) for request in requests),
         "lost": len(lost),
         "different": sorted(wrong),
