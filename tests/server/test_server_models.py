@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -102,6 +104,33 @@ def test_what_nobody_uses_is_unloaded_and_comes_back(serve: Callable[..., Any], 
         assert live.http.get("/health").json() == {"status": "ready"}
         assert ask(live, "other").json()["choices"] == first
         assert len(other.made) == 2
+
+
+class _Slow:
+    """Garbage whose end takes as long as `may_end` says, and the collection that found it, as long."""
+
+    def __init__(self, found: Event, may_end: Event) -> None:
+        self.me, self.found, self.may_end = self, found, may_end
+
+    def __del__(self) -> None:
+        self.found.set()
+        self.may_end.wait(30)
+
+
+def test_memory_is_free_also_where_another_thread_was_just_collecting(serve: Callable[..., Any], other: Maker) -> None:
+    found, may_end = Event(), Event()
+    with serve(idle=0.4) as live:
+        ask(live, "other")
+        _Slow(found, may_end)
+        collecting = Thread(target=gc.collect)
+        collecting.start()
+        assert found.wait(10)
+        assert soon(lambda: statuses(live)["other"] == "unloaded")
+        time.sleep(0.3)
+        assert other.made[0]() is not None, "nothing is collected meanwhile"
+        may_end.set()
+        collecting.join()
+        assert soon(lambda: other.made[0]() is None, 5)
 
 
 def test_what_is_in_use_is_not_unloaded(serve: Callable[..., Any], other: Maker) -> None:

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from time import monotonic
 from typing import Literal
+from weakref import ref
 
 from outrider.engine.request_state import Load
 from outrider.engine.service import Service
@@ -18,6 +19,8 @@ from outrider.server.served import Served
 Status = Literal["unloaded", "loading", "ready", "failed", "stopping"]
 _AGAIN = 30.0
 """Seconds after which loading is tried again."""
+_COLLECTIONS = 10
+"""How often a model's memory is asked back: another thread that collects meanwhile makes the interpreter ignore it."""
 
 
 class Backend:
@@ -84,9 +87,14 @@ class Backend:
         """Let go of the model and its memory; nothing may be on its way. It may be opened again."""
         served, self._served = self._served, None
         if served is not None:
+            engine = ref(served.llm.engine)
             await served.service.stop(0)
             del served
-            gc.collect()  # engine and service know each other
+            for _ in range(_COLLECTIONS):
+                gc.collect()  # its parts know each other
+                if engine() is None:
+                    return
+                await asyncio.sleep(0.2)
 
     async def stop(self, grace: float) -> None:
         self._stopping = True
