@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from outrider.bench.forced_kernel import forced_accept_kernel
 from outrider.bench.synthetic import SyntheticAcceptance
-from outrider.core.step import Guide, Manner, Offer, StepShape
+from outrider.core.step import Manner, StepShape
 from outrider.models.cuda.decoder import CudaDecoder
-from outrider.models.cuda.graphs import Staging, bucket, oldest
+from outrider.models.cuda.graphs import bucket, oldest
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.lanes import MAX_LENGTH, OUT, STRIDE, WIDTH
 from outrider.models.cuda.stepper import DeviceStepper
@@ -27,25 +27,15 @@ class ForcedStepper(DeviceStepper):
     ) -> None:
         super().__init__(target, draft, vocab_size)
         self._acceptance, self._step = acceptance, 0
-        lanes = bucket(target.max_batch)
-        self._forced = torch.zeros(lanes, dtype=torch.int32, device=target.device)
-        self._sending = [Staging(lanes, target.device) for _ in range(4)]
+        self._forced = torch.zeros(bucket(target.max_batch), dtype=torch.int32, device=target.device)
 
-    def launch(
-        self,
-        lanes: int,
-        shape: StepShape,
-        manner: Manner,
-        offers: Mapping[int, Offer] = {},
-        run: Sequence[int] = (),
-        guides: Mapping[int, Guide] = {},
-    ) -> None:
+    def _run(self, lanes: int, shape: StepShape, manner: Manner, has_run: Sequence[int]) -> None:
         sending = oldest(self._sending)
         counts = [self._acceptance.accepted(KeyedRandom(0, i, self._step)) for i in range(len(self._forced))]
         sending.free()[:] = torch.tensor(counts, dtype=torch.int32)
         sending.send(self._forced)
         self._step += 1
-        super().launch(lanes, shape, manner, offers, run, guides)
+        super()._run(lanes, shape, manner, has_run)
 
     def _accept(self, lanes: int, length: int) -> None:
         forced_accept_kernel[(lanes,)](

@@ -215,28 +215,13 @@ class Attention:
     def _by_few(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, chain: int) -> None:
         a = self._architecture
         tile = max(TILE, chain * power_of_two(a.heads // a.kv_heads))
+        given, shape = self._of_chains(i, cache, t, self._meetings, chain, tile)
         chain_hopper_kernel[(rows // chain, a.kv_heads, self._shared(rows, chain))](
             qkv,
             swizzled(cache.pool[0, i].view(-1, a.head_dim), BLOCK, a.head_dim),
             swizzled(cache.pool[1, i].view(-1, a.head_dim), BLOCK, a.head_dim),
-            self.attended,
-            cache.table,
-            t.slots,
-            t.positions,
-            self.scratch,
-            self._partial,
-            self._stats,
-            self._meetings,
-            self._blocks,
-            self._cells * TILE // tile,
-            a.layers[i].window,
-            a.attention_scale * LOG2E,
-            HEADS=a.heads,
-            KV_HEADS=a.kv_heads,
-            DIM=a.head_dim,
-            PER=chain,
-            TILE=tile,
-            BLOCK=BLOCK,
+            *given,
+            **shape,
             M=GROUP_ROWS,
             STAGES=AHEAD,
             PATIENCE=PATIENCE,
@@ -249,32 +234,27 @@ class Attention:
     def _by_chains(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, chain: int) -> None:
         a, tile, chains = self._architecture, self._tile(rows, chain), rows // chain
         spread = max(1, min(self._blocks, SPREAD, PROGRAMS // (chains * a.kv_heads)))
+        given, shape = self._of_chains(i, cache, t, self._counter, chain, tile)
         attend_chains_kernel[(chains, a.kv_heads, spread)](
             qkv,
             cache.pool[0, i],
             cache.pool[1, i],
-            self.attended,
-            cache.table,
-            t.slots,
-            t.positions,
-            self.scratch,
-            self._partial,
-            self._stats,
-            self._counter,
-            self._blocks,
-            self._cells * TILE // tile,
-            a.layers[i].window,
-            a.attention_scale * LOG2E,
-            HEADS=a.heads,
-            KV_HEADS=a.kv_heads,
-            DIM=a.head_dim,
-            PER=chain,
-            TILE=tile,
-            BLOCK=BLOCK,
+            *given,
+            **shape,
             FEW=FEW_BLOCKS,
             num_stages=self._stages,
             **self._launch,
         )
+
+    def _of_chains(
+        self, i: int, cache: BlockCache, t: Tables, counter: Tensor, chain: int, tile: int
+    ) -> tuple[tuple[object, ...], dict[str, int]]:
+        """What both kernels for chains take behind keys and values, and the sizes they are compiled for."""
+        a = self._architecture
+        where = self.attended, cache.table, t.slots, t.positions, self.scratch, self._partial, self._stats, counter
+        how = self._blocks, self._cells * TILE // tile, a.layers[i].window, a.attention_scale * LOG2E
+        heads = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "DIM": a.head_dim}
+        return (*where, *how), {**heads, "PER": chain, "TILE": tile, "BLOCK": BLOCK}
 
     def _by_rows(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, together: bool) -> None:
         a, group = self._architecture, self.group(rows, together, 0)

@@ -54,7 +54,7 @@ def compile_kernels(recordings: Iterable[Recording]) -> Iterator[None]:
             cache.pop(key, None)
     if not missing:
         return
-    device = torch.cuda.current_device()
+    device = driver.active.get_current_device()
     workers = min(_MOST, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers, initializer=torch.cuda.set_device, initargs=(device,)) as pool:
         for _ in as_completed([pool.submit(_load, kernel, what) for what, kernel in missing.items()]):

@@ -17,8 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from outrider.models.cuda.kernels.dependent_hopper import after_previous, wait_for_previous
-from outrider.models.cuda.kernels.fetching import async_load, meet
-from outrider.models.cuda.kernels.prompt_hopper import clear, merge, weigh
+from outrider.models.cuda.kernels.fetching import meet
+from outrider.models.cuda.kernels.prompt_hopper import clear, fetch_block, merge, weigh
 
 GIVEN_UP = gl.constexpr(1 << 16)
 """What a program that gives up waiting adds to the counter; one that is done adds 1."""
@@ -147,15 +147,9 @@ def _fetch(
         block = first + start + count * step
         if block >= begin // BLOCK:  # those before were there before this pass
             wait_for_previous()
-        at, phase = count % STAGES, ((count // STAGES) & 1) ^ 1
         row = (its * KV_HEADS + head) * BLOCK
         its = gl.load(blocks_ptr + gl.minimum(block + step, last), cache_modifier=".cg")
-        mbarrier.wait(bars.index(2 * STAGES + at), phase)
-        mbarrier.expect(bars.index(at), 2 * BLOCK * DIM)
-        async_load(keys, [row, 0], bars.index(at), ks.index(at))
-        mbarrier.wait(bars.index(3 * STAGES + at), phase)
-        mbarrier.expect(bars.index(STAGES + at), 2 * BLOCK * DIM)
-        async_load(values, [row, 0], bars.index(STAGES + at), vs.index(at))
+        fetch_block(keys, values, ks, vs, bars, row, count, DIM, BLOCK, STAGES)
 
 
 @gluon.jit

@@ -115,15 +115,22 @@ def _fetch(
     async_load(queries, [start, column], bars.index(4 * STAGES), qs)
     its = gl.load(blocks_ptr + first)
     for block in range(first, last + 1):
-        at, phase = (block - first) % STAGES, (((block - first) // STAGES) & 1) ^ 1
         row = (its * KV_HEADS + key_head) * BLOCK
         its = gl.load(blocks_ptr + gl.minimum(block + 1, last))  # where the next is, before it is asked for
-        mbarrier.wait(bars.index(2 * STAGES + at), phase)
-        mbarrier.expect(bars.index(at), 2 * BLOCK * DIM)
-        async_load(keys, [row, 0], bars.index(at), ks.index(at))
-        mbarrier.wait(bars.index(3 * STAGES + at), phase)
-        mbarrier.expect(bars.index(STAGES + at), 2 * BLOCK * DIM)
-        async_load(values, [row, 0], bars.index(STAGES + at), vs.index(at))
+        fetch_block(keys, values, ks, vs, bars, row, block - first, DIM, BLOCK, STAGES)
+
+
+@gluon.jit
+def fetch_block(keys, values, ks, vs, bars, row, count, DIM: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr):
+    """The block of the cache that begins in `row`, the `count`-th of those fetched, once its places are free: barriers
+    say that keys and that values are there, then that each may be written over."""
+    at, phase = count % STAGES, ((count // STAGES) & 1) ^ 1
+    mbarrier.wait(bars.index(2 * STAGES + at), phase)
+    mbarrier.expect(bars.index(at), 2 * BLOCK * DIM)
+    async_load(keys, [row, 0], bars.index(at), ks.index(at))
+    mbarrier.wait(bars.index(3 * STAGES + at), phase)
+    mbarrier.expect(bars.index(STAGES + at), 2 * BLOCK * DIM)
+    async_load(values, [row, 0], bars.index(STAGES + at), vs.index(at))
 
 
 @gluon.jit
