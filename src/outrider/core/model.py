@@ -190,6 +190,17 @@ class TopK(NamedTuple):
     drawn: Sequence[tuple[int, float]]
 
 
+class WantedChain(NamedTuple):
+    """A chain to be drafted."""
+
+    depth: int
+    """Its most tokens, at least 1."""
+    floor: float
+    """It ends before a token that it is less sure of."""
+    keys: Sequence[NoiseKey] | None
+    """Of each of its tokens; None: greedily."""
+
+
 class DraftHead(CachedNetwork):
     """A small network that reads the target's features and drafts on from its own states.
 
@@ -206,6 +217,8 @@ class DraftHead(CachedNetwork):
     """[draft vocabulary] int64, rising: which of the target's tokens each column of logits stands for."""
     most_ranked: int = 0
     """The most tokens that `rank` finds to follow a row; 0: it hands out logits only."""
+    drafts_chains: bool = False
+    """Whether it drafts whole chains (`draft`)."""
 
     @abstractmethod
     def forward(
@@ -224,4 +237,11 @@ class DraftHead(CachedNetwork):
     ) -> tuple[list[TopK], Tensor]:
         """As `forward`, with at most `count` (up to `most_ranked`) followers instead of logits, per row wanted, and its
         states. `keys` per row wanted; None: greedily, so that what is drawn is what is likely."""
+        raise NotImplementedError
+
+    def draft(
+        self, batch: Sequence[Rows], wanted: Sequence[WantedChain], features: Tensor
+    ) -> list[tuple[list[int], list[float]]]:
+        """As `rank` once a level, with the token drawn as the next row: the tokens of a chain behind every row wanted,
+        and their confidence as `TreeBuilder` has it. At most `chunk` rows. Rows of drafted tokens are dropped."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ from heapq import heappush, heapreplace
 
 from outrider.core.draft import ROOT, Budget
 from outrider.drafters.candidates import Candidates
-from outrider.drafters.tree_builder import Level
+from outrider.drafters.tree_builder import Level, TreeBuilder
 
 WIDTH = 8
 """Nodes of a level whose followers are looked at: their rows share a pass, which costs little more than one row."""
@@ -37,6 +37,9 @@ class BestFirstTree:
         """The pending row of each node that was run."""
         self._before: Sequence[int] = []
         """The level before this one."""
+
+    chain: TreeBuilder | None = None
+    """It grows branches."""
 
     @property
     def growing(self) -> bool:

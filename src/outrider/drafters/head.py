@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.core.draft import Budget
 from outrider.core.drafter import DevicePart, VerifiedDraft
-from outrider.core.model import DraftHead, Rows
+from outrider.core.model import DraftHead, Rows, WantedChain
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
 from outrider.drafters.backlog import Backlog, keep_last
@@ -212,6 +212,9 @@ class HeadDrafter(CachedDrafter[Backlog]):
         return self._head.length(held.slot) + len(held.tokens)
 
     def _grow(self, plans: list[Plan[Backlog]]) -> None:
+        if len(plans) <= self._head.chunk and (chains := self._candidates.chains(plans)):
+            self._grow_chains(plans, chains)
+            return
         self._absorb(plans)
         while plans := growing(plans):
             self._run_level(plans)
@@ -254,6 +257,20 @@ class HeadDrafter(CachedDrafter[Backlog]):
                 row += len(rows.tokens)
                 if rows.logits:
                     _grow(plan, [next(candidates)], states[row - 1 : row])
+
+    def _grow_chains(self, plans: Sequence[Plan[Backlog]], wanted: Sequence[WantedChain]) -> None:
+        """The same of chains that the head drafts whole."""
+        all_held = [plan.held for plan in plans]
+        for held in all_held:
+            self._drop_draft(held)
+        if sum(len(held.tokens) for held in all_held) > self._head.chunk:
+            self._catch_up(all_held)
+        batch, features = self._next_rows(all_held)
+        drafted = self._head.draft(batch, wanted, features)
+        for plan, rows, (tokens, confidence) in zip(plans, batch, drafted, strict=True):
+            self._head.commit(rows.slot, range(len(rows.tokens)))
+            assert plan.growth.chain
+            plan.growth.chain.grow_chain(tokens, confidence)
 
     def _next_rows(self, waiting: Sequence[Backlog], leave: int = 0) -> tuple[list[Rows], Tensor]:
         """As many rows as one pass takes, all but the last `leave` of each, and their features; what follows the last

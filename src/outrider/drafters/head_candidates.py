@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from outrider.core.model import DraftHead, NoiseKey, Rows
+from outrider.core.model import DraftHead, NoiseKey, Rows, WantedChain
 from outrider.drafters.backlog import Backlog
 from outrider.drafters.cached import Plan
 from outrider.drafters.candidates import Candidates, in_turn, ranked_candidates, sampled_candidates, samples
@@ -49,6 +49,20 @@ class HeadCandidates:
             candidates += self._from_logits(plan, logits)
         return iter(candidates), output.states
 
+    def chains(self, plans: Sequence[Plan[Backlog]]) -> list[WantedChain] | None:
+        """What the head can draft whole: chains that it ranks by itself at every level, and nothing else."""
+        if not (self._ranks and self._head.drafts_chains and all(map(_plainly_ranked, plans))):
+            return None
+        wanted = []
+        for plan in plans:
+            chain = plan.growth.chain
+            if chain is None:
+                return None
+            depths = range(chain.levels_left)
+            keys = [_noise_key(plan, depth) for depth in depths] if plan.request.params.temperature else None
+            wanted.append(WantedChain(len(depths), chain.floor, keys))
+        return wanted
+
     def _from_logits(self, plan: Plan[Backlog], logits: Tensor) -> list[Candidates]:
         """What may follow the last level's nodes, given their logits [nodes, draft vocabulary]."""
         params, history, paths, count = plan.request.params, plan.held.history, plan.paths(), self._count
@@ -69,5 +83,11 @@ def _noise_keys(plan: Plan[Backlog]) -> list[NoiseKey | None]:
     params, level = plan.request.params, plan.growth.level
     if params.temperature == 0:
         return [None] * len(level)
-    position = plan.held.history.generated + plan.growth.depth
-    return [NoiseKey(fp32_temperature(params), *row_key(params.seed, params.choice, position))] * len(level)
+    return [_noise_key(plan, plan.growth.depth)] * len(level)
+
+
+def _noise_key(plan: Plan[Backlog], depth: int) -> NoiseKey:
+    """Of a node's children, so many levels down."""
+    params = plan.request.params
+    position = plan.held.history.generated + depth
+    return NoiseKey(fp32_temperature(params), *row_key(params.seed, params.choice, position))

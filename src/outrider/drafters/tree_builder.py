@@ -78,6 +78,27 @@ class TreeBuilder:
                 heapreplace(promising, (-self._chance(parent) * after.outlook(), parent, after))
         self.level = range(start, len(self.tokens))
 
+    @property
+    def chain(self) -> TreeBuilder | None:
+        """Itself, where it grows a single path."""
+        return self if self._branching == 1 else None
+
+    @property
+    def levels_left(self) -> int:
+        return self._levels_left
+
+    @property
+    def floor(self) -> float:
+        """The least confidence of a node."""
+        return self._budget.floor
+
+    def grow_chain(self, tokens: list[int], confidence: list[float]) -> None:
+        """All that `grow` would add, level by level, to a chain that has nothing yet."""
+        self.tokens, self.confidence = tokens, confidence
+        self.parents = list(range(ROOT, ROOT + len(tokens)))
+        self.depth = len(tokens)
+        self.level, self._levels_left = range(len(tokens), len(tokens)), 0
+
     def run_level(self) -> Level:
         """Levels are run whole and in order, so pending row i is node i."""
         start = self.level.start

@@ -191,6 +191,18 @@ typedef struct {
     const Ranking *ranking; /* or NULL */
 } Pass;
 
+/* Chains that a head drafts by itself: see chains.h. */
+typedef struct {
+    const Pass *first;     /* ranks one follower of each wanted row, where the chains begin; says nothing of noise */
+    const int32_t *depths; /* [chains]: the most tokens of each, at least 1 */
+    const double *floors;  /* [chains]: how sure of a token it must be */
+    const Noise *noise;    /* [levels, chains], as many levels as the deepest has */
+    int32_t *tokens;       /* [levels, chains], -1 where a chain has ended */
+    double *confidence;    /* [levels, chains] */
+    float *states;         /* workspace [2, chains, hidden] */
+    int32_t *numbers;      /* workspace [chains * (levels + 5) + 1] */
+} Chains;
+
 /* A matrix product by itself: y [rows, columns] = x · W^T, x as the model's matrices take it. */
 typedef struct {
     const Matrix *matrix;

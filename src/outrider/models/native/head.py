@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import addressof, pointer, sizeof
+from ctypes import addressof, byref, pointer, sizeof
 from struct import pack
 
 import torch
 from torch import Tensor
 
-from outrider.core.model import DraftHead, HeadOutput, NoiseKey, Rows, TopK
+from outrider.core.model import DraftHead, HeadOutput, NoiseKey, Rows, TopK, WantedChain
 from outrider.errors import DrafterError
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.memory import lazy_zeros
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.library import MOST_RANKED, Fusion, Noise, Partial, Ranking
+from outrider.models.native.library import MOST_RANKED, Chains, Fusion, Noise, Partial, Ranking
 from outrider.models.native.packing import Packer
-from outrider.models.native.stack import MAX_ROWS, NativeStack
+from outrider.models.native.stack import MAX_ROWS, NativeStack, described
 from outrider.models.precision import FP32, INT8
 
 LEAST_SCREENED = 2048
@@ -29,6 +29,7 @@ class NativeHead(NativeStack, DraftHead):
     """On the CPU; it also ranks what may follow."""
 
     most_ranked = MOST_RANKED
+    drafts_chains = True
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, target: NativeDecoder) -> None:
         """`weights`: in int8, or in fp32, which is for comparison. `target` keeps what the config reads from now on."""
@@ -75,6 +76,7 @@ class NativeHead(NativeStack, DraftHead):
         partials = self._keep(torch.zeros(shape.threads * MAX_ROWS * sizeof(Partial), dtype=torch.uint8))
         # What `rank` uses again and again: a pass is short, and making these would be a good part of it.
         self._ranking = Ranking(columns=config.draft_vocab, ids=columns, partials=partials)
+        self._states = torch.zeros(2, MAX_ROWS, config.hidden)
         self._logits = lazy_zeros((MAX_ROWS, m.head.columns), torch.float32, self.device)
         self._given_width = config.feature_width
 
@@ -145,6 +147,44 @@ class NativeHead(NativeStack, DraftHead):
             followers.append(TopK(likely, drawn))
         return followers, run.hidden
 
+    def draft(
+        self, batch: Sequence[Rows], wanted: Sequence[WantedChain], features: Tensor
+    ) -> list[tuple[list[int], list[float]]]:
+        given = self._given(sum(len(rows.tokens) for rows in batch), features, None)
+        run = self._run(batch)
+        assert run.rows <= MAX_ROWS, "one pass"
+        ends = [span.end for _, span, _, want in run.given if want]
+        room = min(self.max_context + 1 - end - chain.depth for end, chain in zip(ends, wanted, strict=True))
+        assert room >= 0, "room for all but the last token of a chain"
+        numbers, step = described(run.given)
+        step.logits, step.tapped, step.features = self._logits.data_ptr(), run.hidden.data_ptr(), given.at(0)[0]
+        self._ranking.count = 1
+        step.ranking = addressof(self._ranking)
+        count, levels = len(wanted), max([chain.depth for chain in wanted])
+        size = levels * count
+        noise = array("B", b"".join([_level_noise(chain, level) for level in range(levels) for chain in wanted]))
+        # What C reads, what it answers, and what it works with.
+        integers = array("i", [chain.depth for chain in wanted] + [-1] * size + [0] * (size + 5 * count + 1))
+        doubles = array("d", [chain.floor for chain in wanted] + [0.0] * size)
+        at, sure = integers.buffer_info()[0], doubles.buffer_info()[0]
+        chains = Chains(
+            first=pointer(step),
+            depths=at,
+            floors=sure,
+            noise=noise.buffer_info()[0],
+            tokens=at + 4 * count,
+            confidence=sure + 8 * count,
+            states=self._states.data_ptr(),
+            numbers=at + 4 * (count + size),
+        )
+        self._kernels.outrider_draft(byref(self._model), byref(chains))
+        del numbers, noise  # which C has read
+        drafted = []
+        for first in range(count, 2 * count):
+            tokens = [token for token in integers[first : first + size : count] if token >= 0]
+            drafted.append((tokens, list(doubles[first : first + size : count][: len(tokens)])))
+        return drafted
+
 
 _GREEDY = pack("fiII", 1.0, 0, 0, 0)
 
@@ -152,6 +192,10 @@ _GREEDY = pack("fiII", 1.0, 0, 0, 0)
 def _noise(key: NoiseKey | None) -> bytes:
     """A `Noise`."""
     return _GREEDY if key is None else pack("fiII", 1.0 / key.temperature, 1, key.low, key.high)
+
+
+def _level_noise(chain: WantedChain, level: int) -> bytes:
+    return _noise(chain.keys[level]) if chain.keys and level < chain.depth else _GREEDY
 
 
 class _Given:

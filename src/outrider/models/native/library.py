@@ -171,6 +171,13 @@ class Pass(Structure):
     ]
 
 
+class Chains(Structure):
+    _fields_ = [
+        ("first", POINTER(Pass)),
+        *[(name, c_void_p) for name in ("depths", "floors", "noise", "tokens", "confidence", "states", "numbers")],
+    ]
+
+
 class Product(Structure):
     _fields_ = [*[(name, c_void_p) for name in ("matrix", "x", "y")], ("rows", c_int32)]
 
@@ -189,7 +196,7 @@ FORCED = "OUTRIDER_KERNELS"
 _HERE = Path(__file__).parent
 SHARED = (
     *(Shape, Screen, Strip, Matrix, Expert, Layer, Routing, Model, Fusion, Ranked, Partial, Noise, Ranking, Pass),
-    Product,
+    *(Chains, Product),
 )
 
 
@@ -207,6 +214,8 @@ def library() -> ctypes.CDLL | None:
         return None
     kernels.outrider_forward.argtypes = [POINTER(Model), POINTER(Pass)]
     kernels.outrider_forward.restype = None
+    kernels.outrider_draft.argtypes = [POINTER(Model), POINTER(Chains)]
+    kernels.outrider_draft.restype = None
     kernels.outrider_product.argtypes = [POINTER(Model), POINTER(Product)]
     kernels.outrider_product.restype = None
     kernels.outrider_move.argtypes = [POINTER(Model), c_int32, c_int32, c_void_p, c_void_p]

@@ -299,8 +299,8 @@ class _Run:
         self.wanted = sum([want for _, _, _, want in rows])
         self.hidden = hidden
         """[rows, layers * hidden]"""
+        self.given = rows
         self._stack = stack
-        self._rows = rows
 
     def passes(self, logits: int, pitch: int) -> Iterator[tuple[int, int, Pass]]:
         """One compiled pass after the other: (rows before it, wanted rows before it, its description). Each is run when
@@ -310,7 +310,7 @@ class _Run:
         model, forward = byref(self._stack._model), self._stack._kernels.outrider_forward
         wanted = 0
         for start in range(0, self.rows, MAX_ROWS):
-            numbers, step = _described(self._rows[start : start + MAX_ROWS])
+            numbers, step = described(self.given[start : start + MAX_ROWS])
             step.logits, step.tapped = logits + pitch * wanted, hidden + width * start
             yield start, wanted, step
             forward(model, byref(step))
@@ -318,7 +318,7 @@ class _Run:
             del numbers  # the step points into them
 
 
-def _described(rows: list[_Row]) -> tuple[array[int], Pass]:
+def described(rows: list[_Row]) -> tuple[array[int], Pass]:
     """A `Pass` without its results, and what it points into.
 
     One plain array, no NumPy or PyTorch: the weights have swept every cache, and what is not touched costs nothing.
