@@ -75,6 +75,16 @@ INLINE Floats fused_floats(Floats a, Floats b, Floats c) { return _mm256_fmadd_p
 #define ZERO_FLOATS _mm256_setzero_ps()
 #endif
 #define WIDTH (PANEL / VECTORS)
+
+/* In how many sums a row's products with a column are added up. A dot product takes as long as five begin: of few rows, each
+ * would wait for the one before. */
+#if defined(WITH_VNNI)
+#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
+#elif defined(WITH_AVXVNNI)
+#define CHAINS(rows) ((rows) == 1 ? 2 : 1)
+#else
+#define CHAINS(rows) 1
+#endif
 #define TILE_ORDER BY_FOURS
 
 /* Of `size` weights with as many inputs. */
@@ -103,6 +113,12 @@ INLINE void add_sums(float *total, Ints sums, Floats scale, float unit) {
     keep(total, fused_floats(floats_of(sums), scale * splatted(unit), floats_at(total)));
 }
 
+/* Register v of the weights of four inputs, the `four`-th such from `weights` on; `levels`: prepared, what codes stand for. */
+INLINE Ints weights_at(const int8_t *weights, int four, int v, int coded, Ints levels) {
+    const int8_t *at = weights + (coded ? four / 2 : four) * 64 + v * 4 * WIDTH;
+    return coded ? decoded(levels, ints_at(at), four % 2) : prepared(ints_at(at));
+}
+
 /* A block of `rows` (constant) rows of the `held` there are, `size` inputs of them. Meanwhile it asks for weights further on,
  * SOON to be needed; where rows are taken in several tiles, each for its share of the next panel. */
 INLINE void block_int8(const Panel *w, Line x, int held, int start, int size, int rows, int coded, Turn turn, float *out) {
@@ -113,22 +129,25 @@ INLINE void block_int8(const Panel *w, Line x, int held, int start, int size, in
     const int8_t *next = w->weights + (turn.tiles == 1 ? before + SOON : panel + (turn.tile * panel + before) / LINE * step);
     const float *units = x.scales + (int64_t)block * held;
     const int32_t *excess = x.excess + (int64_t)block * held;
-    const Ints levels = coded ? levels_at(w->levels) : ints_of(0);
+    const Ints levels = coded ? prepared(levels_at(w->levels)) : ints_of(0);
     const int8_t *weights = w->weights + (int64_t)start * bytes, *in = x.values + (int64_t)start * held;
-    Ints sums[TILE_ROWS][VECTORS];
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++)
-        sums[r][v] = begun(excess[r]);
-    for (int k = 0; k < size; k += 8, weights += 8 * bytes) {
-        UNROLL for (int line = 0; line < 8 * bytes; line += LINE, next += step)
+    const int chains = CHAINS(rows), fours = chains < 2 ? 2 : chains; /* fours of inputs taken at once */
+    Ints sums[CHAINS(1)][TILE_ROWS][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) {
+        sums[0][r][v] = begun(excess[r]);
+        UNROLL for (int i = 1; i < chains; i++) sums[i][r][v] = ints_of(0);
+    }
+    for (int k = 0; k < size; k += 4 * fours, weights += 4 * fours * bytes) {
+        UNROLL for (int line = 0; line < 4 * fours * bytes; line += LINE, next += step)
             if (turn.tiles == 1)
                 _mm_prefetch((const char *)next, _MM_HINT_T0);
             else
                 _mm_prefetch((const char *)next, _MM_HINT_T1);
-        UNROLL for (int four = 0; four < 2; four++) {
+        UNROLL for (int four = 0; four < fours; four++) {
+            Ints(*const of)[VECTORS] = sums[four % chains];
             UNROLL for (int v = 0; v < VECTORS; v++) {
-                const Ints part = prepared(coded ? decoded(levels, ints_at(weights + v * 4 * WIDTH), four)
-                                                 : ints_at(weights + four * 64 + v * 4 * WIDTH));
-                UNROLL for (int r = 0; r < rows; r++) sums[r][v] = added(sums[r][v], part, in + 4 * r);
+                const Ints part = weights_at(weights, four, v, coded, levels);
+                UNROLL for (int r = 0; r < rows; r++) of[r][v] = added(of[r][v], part, in + 4 * r);
             }
             in += 4 * held;
             __asm__("" : "+r"(in)); /* one pointer: GCC would keep one to every row's next input */
@@ -136,26 +155,25 @@ INLINE void block_int8(const Panel *w, Line x, int held, int start, int size, in
     }
     UNROLL for (int v = 0; v < VECTORS; v++) {
         const Floats scale = coded ? splatted(1.0f) : bf16_at(w->scales + block * PANEL + v * WIDTH);
-        UNROLL for (int r = 0; r < rows; r++)
-            add_sums(out + r * PANEL_PAIR + v * WIDTH, sums[r][v], scale, units[r]);
+        UNROLL for (int r = 0; r < rows; r++) {
+            UNROLL for (int i = 1; i < chains; i++) sums[0][r][v] = sum_ints(sums[0][r][v], sums[i][r][v]);
+            add_sums(out + r * PANEL_PAIR + v * WIDTH, sums[0][r][v], scale, units[r]);
+        }
     }
 }
 
 /* What rounding left of a block of one row with outliers: few have any. */
 __attribute__((noinline)) static void rest_int8(const Panel *w, const int8_t *in, float unit, int32_t excess, int start, int size,
                                                 int coded, float *out) {
-    enum { CHAINS = 4 }; /* of additions that need not wait for one another */
+    enum { FOURS = 4 }; /* sums that need not wait for one another */
     const int block = start / BLOCK, bytes = coded ? PANEL / 2 : PANEL;
-    const Ints levels = coded ? levels_at(w->levels) : ints_of(0);
+    const Ints levels = coded ? prepared(levels_at(w->levels)) : ints_of(0);
     const int8_t *weights = w->weights + (int64_t)start * bytes;
     UNROLL for (int v = 0; v < VECTORS; v++) {
-        Ints sums[CHAINS];
-        UNROLL for (int i = 0; i < CHAINS; i++) sums[i] = i ? ints_of(0) : begun(excess);
-        for (int k = 0; k < size; k += 4 * CHAINS) UNROLL for (int i = 0; i < CHAINS; i++) {
-            const int8_t *at = weights + (int64_t)k * bytes + v * 4 * WIDTH;
-            sums[i] = added(sums[i], prepared(coded ? decoded(levels, ints_at(at + i / 2 * 64), i % 2) : ints_at(at + i * 64)),
-                            in + k + 4 * i);
-        }
+        Ints sums[FOURS];
+        UNROLL for (int i = 0; i < FOURS; i++) sums[i] = i ? ints_of(0) : begun(excess);
+        for (int k = 0; k < size; k += 4 * FOURS) UNROLL for (int i = 0; i < FOURS; i++)
+            sums[i] = added(sums[i], weights_at(weights + (int64_t)k * bytes, i, v, coded, levels), in + k + 4 * i);
         const Floats scale = coded ? splatted(1.0f) : bf16_at(w->scales + block * PANEL + v * WIDTH);
         add_sums(out + v * WIDTH, sum_ints(sum_ints(sums[0], sums[1]), sum_ints(sums[2], sums[3])), scale, unit);
     }
