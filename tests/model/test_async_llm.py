@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import sleep
 from typing import Any
 
 import pytest
@@ -27,12 +28,23 @@ def params(i: int, max_tokens: int = 16) -> SamplingParams:
 
 def run(llm: LLM, act: Callable[[AsyncLLM], Awaitable[None]], max_queue: int | None = None) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60), AsyncLLM(llm, max_queue=max_queue) as opened:
+        async with asyncio.timeout(300), AsyncLLM(llm, max_queue=max_queue) as opened:
             await act(opened)
 
     asyncio.run(main())
     assert llm.engine.idle
     assert llm.engine.leaks() == []
+
+
+def slow_down(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred tokens take many seconds, so that what is asked for or stopped meanwhile finds them on their way."""
+    forward = llm.model.forward
+
+    def slowly(batch: Any) -> Any:
+        sleep(0.1)
+        return forward(batch)
+
+    monkeypatch.setattr(llm.model, "forward", slowly)
 
 
 def test_everything_at_once_is_what_each_gets_alone(shared: LLM) -> None:
@@ -74,7 +86,9 @@ def test_the_llm_is_lent_meanwhile_and_back_afterwards(shared: LLM) -> None:
     assert shared.generate(PROMPTS[0], params(0))[0].token_ids == expected
 
 
-def test_whoever_stops_reading_lets_go(shared: LLM) -> None:
+def test_whoever_stops_reading_lets_go(shared: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(shared, monkeypatch)
+
     async def act(llm: AsyncLLM) -> None:
         stream = llm.stream(PROMPTS[0], params(0, max_tokens=100))
         async for _ in stream:
@@ -85,12 +99,15 @@ def test_whoever_stops_reading_lets_go(shared: LLM) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        monkeypatch.undo()
         assert (await llm.generate(PROMPTS[2], params(2)))[0].token_ids
 
     run(shared, act)
 
 
-def test_what_cannot_be_is_said(shared: LLM) -> None:
+def test_what_cannot_be_is_said(shared: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(shared, monkeypatch)
+
     async def act(llm: AsyncLLM) -> None:
         with pytest.raises(InvalidRequest, match="it is empty"):
             await llm.generate("")
@@ -105,7 +122,9 @@ def test_what_cannot_be_is_said(shared: LLM) -> None:
         AsyncLLM("smollm2-135m")  # type: ignore[arg-type]
 
 
-def test_closing_ends_what_still_runs(shared: LLM) -> None:
+def test_closing_ends_what_still_runs(shared: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(shared, monkeypatch)
+
     async def main() -> None:
         llm = AsyncLLM(shared)
         async with llm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ from outrider.sampling.history import History
 
 VOCAB = 12
 POISON = 11
+PATIENCE = 300
+"""Seconds, for a machine that is busy with something else."""
 _ids = count()
 
 
@@ -45,11 +47,16 @@ class Model(TableModel):
         self.poison_after = 0
         self.broken = False
         self.delay = 0.0
+        self.watched: Request | None = None
+        self.waited = 0
+        """Passes that began while the watched request, which the engine has, was without a token."""
         inner = self._language
         self._language = lambda text: [*inner(text), -50.0]
 
     def forward(self, batch: Sequence[Rows]) -> Any:
         sleep(self.delay)
+        if self.watched is not None and not self.watched.generated:
+            self.waited += 1
         if self.broken:
             raise RuntimeError("the device is gone")
         for rows in batch:
@@ -70,7 +77,7 @@ def run(model: Model, act: Callable[[Service], Awaitable[None]], drafter: Any = 
         service = Service(engine, probe=lambda: request([1], 1), **options)
         service.start()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await act(service)
         finally:
             await service.stop(0)
@@ -113,10 +120,11 @@ def test_requests_share_the_engine_and_get_what_they_would_alone() -> None:
 def test_several_sequences_in_one_stream_keep_their_places() -> None:
     async def act(service: Service) -> None:
         texts: dict[int, list[int]] = {0: [], 1: []}
+        began = perf_counter()
         with service.stream(request([1, 2]), request([3], seed=5)) as stream:
             async for chunk in stream:
                 texts[chunk.index] += chunk.token_ids
-                assert 0 < chunk.seconds < 10
+                assert 0 < chunk.seconds < perf_counter() - began
         assert texts == {0: alone([1, 2]), 1: alone([3], seed=5)}
 
     run(Model(), act)
@@ -131,11 +139,10 @@ def test_closing_a_stream_cancels_within_a_step_and_frees_its_slot() -> None:
             await anext(stream)
             assert model.used == 2
         passes = len(model.passes)
-        await asyncio.sleep(0.1)
-        assert len(model.passes) <= passes + 1
-        assert model.used == 0
         assert service.open == 0
-        assert service.load.stats.running == 0
+        while model.used or service.load.stats.running:
+            await asyncio.sleep(0.01)
+        assert len(model.passes) <= passes + 1
 
     run(model, act)
 
@@ -216,11 +223,11 @@ def test_what_a_failed_step_had_brought_is_not_lost() -> None:
 
 
 def test_an_engine_that_has_failed_says_so_to_all() -> None:
-    model = Model()
+    model = Model(max_context=4000)
     model.delay = 0.005
 
     async def act(service: Service) -> None:
-        streams = [service.stream(request([i], 60)) for i in range(3)]
+        streams = [service.stream(request([i], 3000)) for i in range(3)]
         await anext(streams[0])
         model.broken = True
         for stream in streams:
@@ -243,7 +250,7 @@ def test_stopping_finishes_what_runs_and_cancels_what_takes_too_long() -> None:
     async def act(service: Service) -> None:
         short, long = service.stream(request([1], 20)), service.stream(request([2], 3000))
         await asyncio.sleep(0)
-        stopping = asyncio.ensure_future(service.stop(0.5))
+        stopping = asyncio.ensure_future(service.stop(3))  # of the 0.1 and the 15 seconds that they take
         await asyncio.sleep(0.01)
         with pytest.raises(Unavailable, match="stopping"):
             service.stream(request([3]))
@@ -256,11 +263,11 @@ def test_stopping_finishes_what_runs_and_cancels_what_takes_too_long() -> None:
 
 
 def test_a_waiting_sequence_has_no_slot() -> None:
-    model = Model(max_batch=1)
+    model = Model(max_batch=1, max_context=4000)
     model.delay = 0.005
 
     async def act(service: Service) -> None:
-        first, second = request([1]), request([2])
+        first, second = request([1], 3000), request([2])
         with service.stream(first) as one, service.stream(second):
             await anext(one)
             await anext(one)
@@ -277,20 +284,28 @@ def test_behind_64_requests_of_one_client_anothers_first_token_comes_soon() -> N
     model = Model(max_batch=4, max_context=200)
 
     async def act(service: Service) -> None:
+        add = service._crew.add
+
+        def noted(stream: OutputStream) -> None:
+            if stream.requests[0].principal == "new":
+                model.watched, model.waited = stream.requests[0], 0
+            add(stream)
+
+        service._crew.add = noted  # type: ignore[method-assign]
+
         async def passes(seq: Request) -> int:
             with service.stream(seq) as stream:
-                before = len(model.passes)
                 await anext(stream)
-                return len(model.passes) - before
+                return model.waited
 
         prompt = [1, 2, 3, 4, 5]
         alone_ = await passes(request(prompt, principal="new"))
         many = [request([7, 8, 9], 60, seed=i, principal="many") for i in range(64)]
+        model.delay = 0.005  # they take seconds, so that the newcomer finds them there
         asked = [asyncio.ensure_future(tokens_of(service, seq)) for seq in many]
         while not many[3].generated:
             await asyncio.sleep(0)
-        model.delay = 0.005  # so that the loop's thread is not passes behind the engine's
-        assert await passes(request(prompt, principal="new")) <= 3 * alone_ + 2
+        assert 1 <= await passes(request(prompt, principal="new")) <= 3 * alone_ + 2
         model.delay = 0.0
         assert await asyncio.gather(*asked) == [alone([7, 8, 9], max_tokens=60, seed=i) for i in range(64)]
         assert service.load.stats.preemptions >= 1
@@ -386,7 +401,7 @@ def test_a_device_that_is_lost_ends_all_and_says_what_helps() -> None:
     async def main() -> None:
         service = Service(engine, probe=lambda: request([1], 1))
         service.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await act(service)
         await service.stop(0)
 
