@@ -7,32 +7,44 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
-from live_server import Live, live_server, soon
+from live_server import PATIENCE, Live, live_server, soon
 from tiny_llm import tiny_gguf
 
 from outrider import LLM
 from outrider.errors import ModelError
+from outrider.server import routes
 from outrider.server.backend import Backend
+from outrider.server.translate import prepare_completion
 
 OPTIONS: dict[str, Any] = {"also": "available", "dtype": "fp32", "drafter": "suffix", "draft_length": 4, "max_batch": 3}
 
 
 class Maker:
-    """Loads a tiny model, and remembers those it has loaded."""
+    """Loads a tiny model, and remembers those it has loaded. Their passes wait for `may_run`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.made: list[weakref.ref[Any]] = []
+        self.may_run = Event()
+        self.may_run.set()
 
     def __call__(self) -> LLM:
         llm = LLM(str(self._path), **OPTIONS)
+        forward: Any = llm.model.forward
+
+        def held(batch: Any) -> Any:
+            assert self.may_run.wait(PATIENCE)
+            return forward(batch)
+
+        llm.model.forward = held  # type: ignore[method-assign]
         self.made.append(weakref.ref(llm.model))
         return llm
 
@@ -114,37 +126,57 @@ class _Slow:
 
     def __del__(self) -> None:
         self.found.set()
-        self.may_end.wait(30)
+        self.may_end.wait(PATIENCE)
 
 
 def test_memory_is_free_also_where_another_thread_was_just_collecting(serve: Callable[..., Any], other: Maker) -> None:
     found, may_end = Event(), Event()
     with serve(idle=0.4) as live:
-        ask(live, "other")
         _Slow(found, may_end)
         collecting = Thread(target=gc.collect)
         collecting.start()
-        assert found.wait(10)
+        assert found.wait(PATIENCE)
+        assert ask(live, "other").status_code == 200
         assert soon(lambda: statuses(live)["other"] == "unloaded")
-        time.sleep(0.3)
+        time.sleep(1.5)
         assert other.made[0]() is not None, "nothing is collected meanwhile"
         may_end.set()
         collecting.join()
-        assert soon(lambda: other.made[0]() is None, 5)
+        assert soon(lambda: other.made[0]() is None)
 
 
-def test_what_is_in_use_is_not_unloaded(serve: Callable[..., Any], other: Maker) -> None:
-    with serve(idle=1.0) as live:
-        ask(live, "other")
-        model = live.models._backends["other"].served().llm.model
-        forward = model.forward
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Requests for text are read no further until it is set."""
+    may_go_on = Event()
 
-        def slowly(batch: Any) -> Any:
-            time.sleep(0.03)
-            return forward(batch)
+    def slowly(*given: Any) -> Any:
+        assert may_go_on.wait(PATIENCE)
+        return prepare_completion(*given)
 
-        model.forward = slowly
-        assert ask(live, "other", max_tokens=60, outrider={"speculate": False}).status_code == 200
+    monkeypatch.setattr(routes, "prepare_completion", slowly)
+    return may_go_on
+
+
+@pytest.mark.parametrize("where", ["reading", "running"])
+def test_what_is_in_use_is_not_unloaded(
+    serve: Callable[..., Any], other: Maker, reading: Event, where: Literal["reading", "running"]
+) -> None:
+    """Though it takes long to read the request, or to answer it."""
+    for may_go_on in (reading, other.may_run):
+        may_go_on.set()
+    held = reading if where == "reading" else other.may_run
+    held.clear()
+    idle = 0.4
+    with serve(idle=idle) as live, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, live, "other")
+        try:
+            assert soon(lambda: statuses(live)["other"] == "ready")
+            time.sleep(3 * idle)
+            assert statuses(live)["other"] == "ready"
+        finally:
+            held.set()
+        assert asked.result().status_code == 200
         assert len(other.made) == 1
 
 

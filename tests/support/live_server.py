@@ -28,8 +28,11 @@ from outrider.server.logs import JsonLines
 from outrider.server.models import Models
 from outrider.server.run import Server, listen
 
+PATIENCE = 120.0
+"""Seconds, for a machine that is busy with something else: waiting for what does come takes no longer."""
 
-def soon(true: Callable[[], bool], seconds: float = 20) -> bool:
+
+def soon(true: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -65,8 +68,8 @@ class Live:
         """The same weights, decoding plainly without the server; only while that is idle."""
         self.backend = backend
         self.server = server
-        self.http = httpx.Client(base_url=url, timeout=60)
-        self.openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
+        self.openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -78,7 +81,7 @@ class Live:
         """Whether everything is let go of, soon."""
         service = self.backend.served().service
         # The load is as of the last step, the engine's own state as of now.
-        return soon(lambda: not service.open and self.llm.engine.idle and service.load.stats.running == 0, 5)
+        return soon(lambda: not service.open and self.llm.engine.idle and service.load.stats.running == 0)
 
     def metric(self, name: str) -> float:
         """The sum over a metric's labels."""
@@ -138,16 +141,14 @@ def live_server(
     live.models = models
     live.watched = f"http://127.0.0.1:{watched.getsockname()[1]}"
     try:
-        for _ in range(200):
-            if backend.status == "ready" and server.started:
-                break
-            thread.join(0.05)
+        assert soon(lambda: not thread.is_alive() or (models.status == "ready" and server.started))
+        assert thread.is_alive(), "the server has started"
         yield live
     finally:
         live.http.close()
         live.openai.close()
         server.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "the server has stopped"
         assert llm.engine.idle
         assert llm.engine.leaks() == []

@@ -284,14 +284,15 @@ def test_behind_64_requests_of_one_client_anothers_first_token_comes_soon() -> N
     model = Model(max_batch=4, max_context=200)
 
     async def act(service: Service) -> None:
-        add = service._crew.add
+        crew: Any = service._crew
+        add = crew.add
 
         def noted(stream: OutputStream) -> None:
             if stream.requests[0].principal == "new":
                 model.watched, model.waited = stream.requests[0], 0
             add(stream)
 
-        service._crew.add = noted  # type: ignore[method-assign]
+        crew.add = noted
 
         async def passes(seq: Request) -> int:
             with service.stream(seq) as stream:

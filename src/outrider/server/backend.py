@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Literal
 from weakref import ref
 
+from outrider.engine.engine import Engine
 from outrider.engine.request_state import Load
 from outrider.engine.service import Service
 from outrider.errors import Unavailable
@@ -19,8 +21,8 @@ from outrider.server.served import Served
 Status = Literal["unloaded", "loading", "ready", "failed", "stopping"]
 _AGAIN = 30.0
 """Seconds after which loading is tried again."""
-_COLLECTIONS = 10
-"""How often a model's memory is asked back: another thread that collects meanwhile makes the interpreter ignore it."""
+_COLLECTIONS = 5
+"""How often a model's memory is asked back: an answer that is just being sent may hold on to it."""
 
 
 class Backend:
@@ -34,6 +36,7 @@ class Backend:
         """What is known of it, also while it is not loaded."""
         self.used = monotonic()
         """When somebody last asked for it."""
+        self._wanted = 0
         self._make = make
         self._max_queue = max_queue
         self._served: Served | None = None
@@ -41,6 +44,7 @@ class Backend:
         self._failed = 0.0
         """When it could not be loaded."""
         self._stopping = False
+        self._freeing: asyncio.Task[None] | None = None
 
     @property
     def status(self) -> Status:
@@ -56,6 +60,20 @@ class Backend:
     def service(self) -> Service | None:
         """While it is loaded."""
         return None if self._served is None else self._served.service
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request is on its way to it or through it."""
+        return self._wanted > 0 or (self._served is not None and self._served.service.open > 0)
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """It is in use meanwhile: a request is being read, though the engine does not know of it yet."""
+        self._wanted += 1
+        try:
+            yield
+        finally:
+            self._wanted -= 1
 
     @property
     def load(self) -> Load:
@@ -84,17 +102,13 @@ class Backend:
         self._served, self.card, self.used = served, card_of(served), monotonic()
 
     async def close(self) -> None:
-        """Let go of the model and its memory; nothing may be on its way. It may be opened again."""
+        """Let go of the model, and soon of its memory; nothing may be on its way. It may be opened again."""
         served, self._served = self._served, None
         if served is not None:
             engine = ref(served.llm.engine)
             await served.service.stop(0)
             del served
-            for _ in range(_COLLECTIONS):
-                gc.collect()  # its parts know each other
-                if engine() is None:
-                    return
-                await asyncio.sleep(0.2)
+            self._freeing = asyncio.ensure_future(_free(engine))
 
     async def stop(self, grace: float) -> None:
         self._stopping = True
@@ -107,3 +121,18 @@ class Backend:
             raise Unavailable(failed if self.error else stopping if self._stopping else "the model is being loaded")
         self.used = monotonic()
         return self._served
+
+
+async def _free(engine: ref[Engine]) -> None:
+    """Collect garbage, for its parts know each other, until it is gone or something else holds it."""
+    collected = 0
+    while engine() is not None and collected < _COLLECTIONS:
+        collected += _collect()
+        await asyncio.sleep(0.2)
+
+
+def _collect() -> bool:
+    """Whether garbage was collected: while another thread collects, the interpreter ignores whoever else asks."""
+    before = gc.get_stats()
+    gc.collect()
+    return gc.get_stats()[-1] != before[-1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from time import monotonic
 
 from outrider.engine.request_state import Load
@@ -74,14 +74,16 @@ class Models:
             self._watch.cancel()
         await asyncio.gather(*(backend.stop(grace) for backend in self._backends.values()))
 
-    async def served(self, name: str | None) -> Served:
-        """The model a request names (none: the default), once it is loaded."""
+    @asynccontextmanager
+    async def served(self, name: str | None) -> AsyncIterator[Served]:
+        """The model a request names (none: the default), once it is loaded; it is not unloaded within the block."""
         backend = self._find(name)
-        if backend.worth_trying and self._watch is not None and backend.name not in self._waking:
-            self._waking[backend.name] = asyncio.ensure_future(self._wake(backend))
-        if (waking := self._waking.get(backend.name)) is not None:
-            await asyncio.wait({waking})
-        return backend.served()
+        with backend.wanted():
+            if backend.worth_trying and self._watch is not None and backend.name not in self._waking:
+                self._waking[backend.name] = asyncio.ensure_future(self._wake(backend))
+            if (waking := self._waking.get(backend.name)) is not None:
+                await asyncio.wait({waking})
+            yield backend.served()
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -115,7 +117,7 @@ class Models:
         while self._idle is not None:
             await asyncio.sleep(self._idle / _LOOKS)
             for backend in self._backends.values():
-                if backend.service is not None and backend.service.open:
+                if backend.in_use:
                     backend.used = monotonic()
                 elif backend.status == "ready" and monotonic() - backend.used > self._idle:
                     await backend.close()

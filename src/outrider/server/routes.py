@@ -32,25 +32,25 @@ def generating(models: Models, metrics: Metrics) -> APIRouter:
     async def chat_completions(request: HttpRequest) -> Response:
         """Answer a conversation. With `stream`, server-sent events that end with `data: [DONE]`."""
         asked = await read(request, ChatRequest)
-        served = await models.served(asked.model)
-        prepared = await asyncio.to_thread(prepare_chat, served, asked, caller_of(request.scope))
-        return await Generation(request, served, prepared, ChatForm(), metrics.of(served.name)).respond()
+        async with models.served(asked.model) as served:
+            prepared = await asyncio.to_thread(prepare_chat, served, asked, caller_of(request.scope))
+            return await Generation(request, served, prepared, ChatForm(), metrics.of(served.name)).respond()
 
     @router.post("/completions", openapi_extra=body(CompletionRequest), responses=errors(400, 404, 413, 429, 503))
     async def completions(request: HttpRequest) -> Response:
         """Continue texts, given as such or as token ids."""
         asked = await read(request, CompletionRequest)
-        served = await models.served(asked.model)
-        prepared = await asyncio.to_thread(prepare_completion, served, asked, caller_of(request.scope))
-        return await Generation(request, served, prepared, TextForm(), metrics.of(served.name)).respond()
+        async with models.served(asked.model) as served:
+            prepared = await asyncio.to_thread(prepare_completion, served, asked, caller_of(request.scope))
+            return await Generation(request, served, prepared, TextForm(), metrics.of(served.name)).respond()
 
     @router.post("/responses", openapi_extra=body(ResponsesRequest), responses=errors(400, 404, 413, 429, 503))
     async def responses(request: HttpRequest) -> Response:
         """Answer a conversation, in the newer form. Nothing is stored: `previous_response_id` cannot be given."""
         asked = await read(request, ResponsesRequest)
-        served = await models.served(asked.model)
-        prepared = await asyncio.to_thread(prepare_response, served, asked, caller_of(request.scope))
-        return await ResponseGeneration(request, served, prepared, asked, metrics.of(served.name)).respond()
+        async with models.served(asked.model) as served:
+            prepared = await asyncio.to_thread(prepare_response, served, asked, caller_of(request.scope))
+            return await ResponseGeneration(request, served, prepared, asked, metrics.of(served.name)).respond()
 
     return router
 
@@ -73,20 +73,20 @@ def describing(models: Models) -> APIRouter:
     async def tokenize(request: HttpRequest) -> JSONResponse:
         """Token ids of a text or a conversation."""
         asked = await read(request, TokenizeRequest)
-        served = await models.served(asked.model)
-        if (asked.prompt is None) == (asked.messages is None):
-            raise ApiError(400, "prompt: give either it or messages", param="prompt")
-        tokens = await asyncio.to_thread(_tokens, served, asked)
-        return JSONResponse({"count": len(tokens), "max_model_len": served.llm.model.max_context, "tokens": tokens})
+        async with models.served(asked.model) as served:
+            if (asked.prompt is None) == (asked.messages is None):
+                raise ApiError(400, "prompt: give either it or messages", param="prompt")
+            tokens = await asyncio.to_thread(_tokens, served, asked)
+            return JSONResponse({"count": len(tokens), "max_model_len": served.llm.model.max_context, "tokens": tokens})
 
     @router.post("/detokenize", openapi_extra=body(DetokenizeRequest), responses=errors(400, 404, 413, 503))
     async def detokenize(request: HttpRequest) -> JSONResponse:
         """The text of token ids."""
         asked = await read(request, DetokenizeRequest)
-        served = await models.served(asked.model)
-        if max(asked.tokens, default=0) >= (size := served.llm.model.vocab_size):
-            raise ApiError(400, f"tokens: {max(asked.tokens)} is outside the vocabulary of {size}", param="tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(served.llm.tokenizer.decode, asked.tokens)})
+        async with models.served(asked.model) as served:
+            if max(asked.tokens, default=0) >= (size := served.llm.model.vocab_size):
+                raise ApiError(400, f"tokens: {max(asked.tokens)} is outside the vocabulary of {size}", param="tokens")
+            return JSONResponse({"prompt": await asyncio.to_thread(served.llm.tokenizer.decode, asked.tokens)})
 
     return router
 
