@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import count
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
-from live_server import Live, live_server, logged, soon
+from live_server import PATIENCE, Live, held, live_server, logged, soon
 from tiny_llm import tiny_llm
 
 from outrider import LLM
@@ -17,6 +19,8 @@ from outrider.server.connections import ConnectionLimits, networks
 from outrider.server.hosts import origins
 
 APP = "https://app.example"
+Asked = tuple[dict[str, Any], str]
+"""A request, and whom it comes from."""
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +88,12 @@ def test_errors_and_cancellations_are_counted(live: Live) -> None:
     cancelled = counted(live, "request_cancelled")
     assert completion(live, max_tokens="many").status_code == 400
     assert completion(live, model="another").status_code == 404
-    with live.http.stream(
-        "POST", "/v1/completions", json={"prompt": [30], "max_tokens": 120, "stream": True}
-    ) as stream:
-        next(stream.iter_lines())
+    body = {"prompt": [30], "max_tokens": 120, "stream": True, "ignore_eos": True}
+    passes, service = count(), live.backend.served().service
+    with held(live.llm, lambda batch: next(passes) < 5):
+        with live.http.stream("POST", "/v1/completions", json=body) as stream:
+            next(stream.iter_lines())
+        assert soon(lambda: not service.open)
     assert soon(lambda: counted(live, "request_cancelled") == cancelled + 1)
     assert counted(live, "request_errors", 'status="400"') == bad + 1
     assert counted(live, "request_errors", 'status="404"') == missing + 1
@@ -103,15 +109,52 @@ def test_what_is_turned_away_is_counted_and_told_when_to_come_back(llm: LLM) -> 
         service.capacity = 1
         service._typical = 30.0
 
-        async def both() -> list[httpx.Response]:
-            async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
-                body = {"prompt": [30], "max_tokens": 120, "ignore_eos": True}
-                return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(6)))
+        may_run = Event()
 
-        refused = [answer for answer in asyncio.run(both()) if answer.status_code == 429]
-        assert refused
+        async def six() -> list[httpx.Response]:
+            async with httpx.AsyncClient(base_url=live.url, timeout=PATIENCE) as client:
+                body = {"prompt": [30], "max_tokens": 120, "ignore_eos": True}
+                asked = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for _ in range(6)]
+                while sum(each.done() for each in asked) < 5:
+                    await asyncio.sleep(0.01)
+                may_run.set()
+                return await asyncio.gather(*asked)
+
+        with held(live.llm, lambda batch: may_run.is_set()):
+            answers = asyncio.run(six())
+        assert sorted(answer.status_code for answer in answers) == [200] + [429] * 5
+        refused = [answer for answer in answers if answer.status_code == 429]
         assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
         assert counted(live, "request_rejected") == len(refused)
+
+
+def crowded(live: Live, many: list[Asked], late: list[Asked]) -> list[httpx.Response]:
+    """What the many are answered, who fill four places, and the late, who come while they all are there."""
+    service = live.backend.served().service
+    all_many, all_late = Event(), Event()
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=live.url, timeout=PATIENCE) as client:
+
+            async def begun(asked: list[Asked], open_then: int) -> list[asyncio.Task[httpx.Response]]:
+                tasks = [
+                    asyncio.ensure_future(
+                        client.post("/v1/completions", json=body, headers={"x-forwarded-for": address})
+                    )
+                    for body, address in asked
+                ]
+                while service.open < open_then:
+                    await asyncio.sleep(0.005)
+                return tasks
+
+            first = await begun(many, len(many))
+            all_many.set()
+            last = await begun(late, len(many) + len(late))
+            all_late.set()
+            return await asyncio.gather(*first, *last)
+
+    with held(live.llm, lambda batch: all_many.is_set() if len(batch) < 4 else all_late.is_set()):
+        return asyncio.run(ask())
 
 
 def test_tokens_are_counted_once_whoever_had_to_make_way(live: Live, llm: LLM) -> None:
@@ -121,19 +164,12 @@ def test_tokens_are_counted_once_whoever_had_to_make_way(live: Live, llm: LLM) -
     preempted = llm.engine.stats.preemptions
     prefix = httpx.get(f"{live.watched}/metrics").text
 
-    async def all_() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=live.url, timeout=120) as client:
+    def asked(number: int, address: str) -> Asked:
+        return {"prompt": [40 + number] * 20, "max_tokens": 80, "ignore_eos": True, "seed": number}, address
 
-            def ask(number: int, address: str) -> Any:
-                body = {"prompt": [40 + number] * 20, "max_tokens": 80, "ignore_eos": True, "seed": number}
-                return client.post("/v1/completions", json=body, headers={"x-forwarded-for": address})
-
-            first = [asyncio.ensure_future(ask(i, "10.0.0.1")) for i in range(12)]
-            while llm.engine.stats.running < 4:
-                await asyncio.sleep(0.005)
-            return [*await asyncio.gather(*first, *(ask(20 + i, f"10.0.0.{2 + i}") for i in range(3)))]
-
-    usages = [answer.json()["usage"] for answer in asyncio.run(all_())]
+    many = [asked(i, "10.0.0.1") for i in range(12)]
+    late = [asked(20 + i, f"10.0.0.{2 + i}") for i in range(3)]
+    usages = [answer.json()["usage"] for answer in crowded(live, many, late)]
     assert llm.engine.stats.preemptions > preempted, "no test"
     spent = [sum(usage[name] for usage in usages) for name in ("completion_tokens", "prompt_tokens")]
     assert [counted(live, name) - then for name, then in zip(names, before, strict=True)] == spent
@@ -148,17 +184,10 @@ def test_a_network_of_ipv6_addresses_is_one_in_the_queue(live: Live, llm: LLM, n
     newcomer waits like everybody else."""
     preempted = llm.engine.stats.preemptions
 
-    async def all_() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=live.url, timeout=120) as client:
+    def asked(number: int, address: str) -> Asked:
+        return {"prompt": [60 + number] * 20, "max_tokens": 80, "ignore_eos": True, "seed": number}, address
 
-            def ask(number: int, address: str) -> Any:
-                body = {"prompt": [60 + number] * 20, "max_tokens": 80, "ignore_eos": True, "seed": number}
-                return client.post("/v1/completions", json=body, headers={"x-forwarded-for": address})
-
-            many = [asyncio.ensure_future(ask(i, network.format(1 + i))) for i in range(12)]
-            while llm.engine.stats.running < 4:
-                await asyncio.sleep(0.002)
-            return await asyncio.gather(*many, ask(20, "2001:db8:ffff::1"))
-
-    assert [answer.status_code for answer in asyncio.run(all_())] == [200] * 13
+    many = [asked(i, network.format(1 + i)) for i in range(12)]
+    answers = crowded(live, many, [asked(20, "2001:db8:ffff::1")])
+    assert [answer.status_code for answer in answers] == [200] * 13
     assert (llm.engine.stats.preemptions > preempted) == makes_way

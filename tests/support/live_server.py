@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -87,6 +87,25 @@ class Live:
         """The sum over a metric's labels."""
         lines = self.http.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"outrider:{name}{{"))
+
+
+@contextmanager
+def held(llm: LLM, may: Callable[[Sequence[Any]], bool]) -> Iterator[None]:
+    """Within the block a pass over a batch waits until it `may`: others' requests come in time, whatever the machine
+    does meanwhile."""
+    model: Any = llm.engine.model
+    forward, over = model.forward, Event()
+
+    def waiting(batch: Sequence[Any]) -> Any:
+        assert soon(lambda: over.is_set() or may(batch))
+        return forward(batch)
+
+    model.forward = waiting
+    try:
+        yield
+    finally:
+        over.set()
+        del model.forward
 
 
 def _lent(llm: LLM) -> LLM:
