@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from live_server import Live, live_server, soon
+from live_server import PATIENCE, Live, live_server, soon
 
 from outrider import LLM
 from outrider.server.connections import Connection, ConnectionLimits
@@ -33,7 +33,7 @@ def llm() -> LLM:
 @pytest.fixture(scope="module")
 def live(llm: LLM) -> Iterator[Live]:
     """With little patience, and buffers that are soon full."""
-    limits = ConnectionLimits(connections=4, per_address=3, head=0.5, idle=1, window=1.0, least=16 << 10)
+    limits = ConnectionLimits(head=2, idle=2, window=1.0, least=16 << 10)
     with live_server(llm, limits=limits, send_buffer=4096) as server:
         yield server
         assert server.settled()
@@ -41,7 +41,7 @@ def live(llm: LLM) -> Iterator[Live]:
 
 def connect(live: Live, source: str = "127.0.0.1", buffer: int = 0) -> socket.socket:
     connection = socket.socket()
-    connection.settimeout(10)
+    connection.settimeout(PATIENCE)
     if buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     connection.bind((source, 0))
@@ -58,8 +58,8 @@ def ask(connection: socket.socket, **body: Any) -> None:
 def hung_up(connection: socket.socket, drip: bytes = b"") -> bool:
     """Whether the server closes the connection, though a byte comes now and then."""
     connection.settimeout(0.1)
-    deadline = time.monotonic() + 8
-    for i in range(10_000):
+    deadline = time.monotonic() + PATIENCE
+    for i in range(100_000):
         if time.monotonic() > deadline:
             return False
         try:
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_with_its_buffer_full_is_cancelled(llm: LLM, reset:
 def test_a_reader_that_stalls_or_trickles_is_cut_off(live: Live, piece: int, caplog: Any) -> None:
     with connect(live, buffer=4096) as connection, caplog.at_level(logging.INFO, "outrider.server"):
         ask(connection, **FLOOD)
-        assert soon(lambda: full(live))
+        assert soon(lambda: full(live) or bool(endings(caplog)))
         connection.settimeout(0.05)
 
         def cut() -> bool:
@@ -114,20 +114,21 @@ def test_a_reader_that_stalls_or_trickles_is_cut_off(live: Live, piece: int, cap
                     connection.recv(piece)
             return not served(live)
 
-        assert soon(cut, 10)
+        assert soon(cut)
         assert live.settled()
         assert soon(lambda: endings(caplog)[-1:] == ["reader stalled"])
 
 
 def test_a_reader_that_keeps_up_with_the_least_rate_is_not_cut_off(llm: LLM) -> None:
     """It is slower than the text, but in every window takes what it must."""
+    window = 3.0
     with (
-        live_server(llm, send_buffer=4096, limits=ConnectionLimits(window=1.0, least=1)) as slow,
+        live_server(llm, send_buffer=4096, limits=ConnectionLimits(window=window, least=1)) as slow,
         connect(slow, buffer=4096) as connection,
     ):
         ask(connection, **FLOOD)
         assert soon(lambda: full(slow))
-        until = time.monotonic() + 2.5
+        until = time.monotonic() + 2.5 * window
         while time.monotonic() < until:
             assert connection.recv(2048)
             time.sleep(0.01)
@@ -138,7 +139,7 @@ def test_what_is_left_unread_after_an_answer_does_not_keep_a_connection(live: Li
     with connect(live, buffer=4096) as connection:
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert soon(lambda: bool(served(live)))
-        assert soon(lambda: not served(live), 8)
+        assert soon(lambda: not served(live))
 
 
 def test_a_client_that_sends_ahead_and_leaves_is_cancelled(live: Live) -> None:
@@ -192,9 +193,12 @@ def test_a_body_that_ends_in_no_http_is_no_fault_of_the_server_s(live: Live, cap
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_connections_are_limited_in_all_and_per_address(live: Live, caplog: Any) -> None:
-    assert soon(lambda: not served(live))
+def test_connections_are_limited_in_all_and_per_address(llm: LLM, caplog: Any) -> None:
+    with live_server(llm, limits=ConnectionLimits(connections=4, per_address=3)) as live:
+        _check_limits(live, caplog)
 
+
+def _check_limits(live: Live, caplog: Any) -> None:
     def is_served(connection: socket.socket) -> bool:
         connection.sendall(HEAD + b"\r\n")
         return connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -228,8 +232,9 @@ def test_running_out_of_files_is_said_once_and_passes(llm: LLM, caplog: Any) -> 
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
         try:
             for client in clients:
-                client.settimeout(20)
+                client.settimeout(PATIENCE)
                 client.connect(("127.0.0.1", server.port))
+            assert soon(lambda: bool(caplog.records))
             time.sleep(1.5)  # asyncio tries again after a second
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import playground_site
 import pytest
-from live_server import soon
+from live_server import PATIENCE, soon
 from tiny_llm import tiny_gguf
 
 FILES, SILENT = 200, 300
@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
 
 def answered(address: str, source: str) -> bool:
     """Whether a client there is given tokens."""
-    with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=5) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=PATIENCE) as client:
         try:
             answer = client.post(f"{address}v1/completions", json={"prompt": [30, 31], "max_tokens": 2})
         except httpx.TransportError:
@@ -48,13 +48,13 @@ def test_300_silent_sockets_with_200_files_leave_service_to_others(
         stack.callback(process.send_signal, signal.SIGCONT)
         for _ in range(SILENT):
             silent = stack.enter_context(socket.socket())
-            silent.settimeout(10)
+            silent.settimeout(PATIENCE)
             silent.connect(("127.0.0.1", port))
         process.send_signal(signal.SIGCONT)
         assert answered(address, "127.0.0.2"), "while all of them are open"
         assert not answered(address, "127.0.0.1"), "nothing was taken up, and nothing is shown"
         assert answered(address, "127.0.0.3")
-        assert soon(lambda: answered(address, "127.0.0.1"), 30), "those who say nothing are let go of"
+        assert soon(lambda: answered(address, "127.0.0.1")), "those who say nothing are let go of"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from live_server import live_server, soon
+from live_server import PATIENCE, live_server, soon
 from tiny_llm import tiny_gguf, tiny_llm
 
 from outrider.errors import DeviceLost
@@ -52,7 +52,7 @@ def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, found[1]
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE)
         pool.shutdown()
 
 
@@ -60,19 +60,20 @@ def test_a_lost_gpu_costs_a_restart_and_no_token(tmp_path: Path) -> None:
     model, trigger = tiny_gguf(tmp_path), tmp_path / "lost"
     options = ["--dtype", "fp32", "--drafter", "none", "--port", "0", "--max-batch", "4"]
     with served(str(trigger), "1", "serve", "--model", str(model), *options) as (process, address):
-        client = httpx.Client(base_url=address, timeout=60)
+        client = httpx.Client(base_url=address, timeout=PATIENCE)
 
         def ask(body: dict[str, Any]) -> httpx.Response:
             return client.post("/v1/completions", json=body)
 
         undisturbed = [ask(body).json()["choices"][0]["text"] for body in ASKED]
         assert all(undisturbed)
+        trigger.with_suffix(".slow").touch()
         with ThreadPoolExecutor(len(ASKED)) as pool:
             with client.stream("POST", "/v1/completions", json={**ASKED[0], "stream": True}) as stream:
                 events = stream.iter_lines()
                 running = [pool.submit(ask, body) for body in ASKED]
                 next(line for line in events if line)
-                time.sleep(0.1)
+                assert soon(lambda: running_at(address) == 1 + len(ASKED))
                 trigger.touch()
                 told = [line.removeprefix("data: ") for line in events if line]
             answers = [each.result() for each in running]
@@ -89,11 +90,17 @@ def test_a_lost_gpu_costs_a_restart_and_no_token(tmp_path: Path) -> None:
         assert "vllm:server_restarts" not in metrics
 
 
+def running_at(address: str) -> int:
+    found = re.search(r"outrider:num_requests_running{.*} (\d+)", httpx.get(f"{address}/metrics").text)
+    assert found
+    return int(found[1])
+
+
 def patient(address: str, body: dict[str, Any]) -> str:
     """What a client gets that asks again when it is told to; the server is never away."""
-    for _ in range(200):
+    for _ in range(1000):
         try:
-            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE)
         except (httpx.ReadError, httpx.RemoteProtocolError):  # accepted as the old server ended
             continue
         if answer.status_code == 200:

@@ -1,7 +1,7 @@
 """`outrider`, as it is, over a CPU that is lost like a GPU: `python lost_server.py FILE LIVES serve …`.
 
-Once FILE is there, passes fail for good in each of the first LIVES processes. They take their time, so that requests
-are still running then.
+Once FILE is there, passes fail for good in each of the first LIVES processes. Once FILE.slow is there they take their
+time, so that requests are still running then.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from outrider.cli.main import main
 from outrider.errors import DeviceLost
 from outrider.models.native.decoder import NativeDecoder
 
-SECONDS = 0.01
+SECONDS = 0.5
 
 
 def plant(file: Path) -> None:
     forward = NativeDecoder.forward
 
     def failing(self: NativeDecoder, *args: Any) -> Any:
-        sleep(SECONDS)
+        if file.with_suffix(".slow").exists():
+            sleep(SECONDS)
         if file.exists():
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
         return forward(self, *args)
