@@ -20,7 +20,7 @@ from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.load import load_model, placement
 
-pytest.register_assert_rewrite("any_order", "enumeration", "live_server", "tiny_engine", "toy")
+pytest.register_assert_rewrite("any_order", "device_faults", "enumeration", "live_server", "tiny_engine", "toy")
 
 collect_ignore = ["clients"]  # theirs is another environment: `make test-clients`
 
