@@ -44,7 +44,7 @@ test-all: setup model browser ## Every test at its full size, the long equality 
 test-isa: setup ## Matrix products and passes on every instruction set this machine has or can emulate
 	@$(BIN)/python tests/isa/run.py
 
-sanitize: setup ## The C code under AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize: setup ## The C code under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	@$(BIN)/python tests/isa/sanitize.py
 
 test-clients: setup model ## Clients that people have against a live server, in an environment of their own

@@ -1,5 +1,5 @@
-"""The C code's own tests (products.c, passes.c, lookups.c) under AddressSanitizer and UndefinedBehaviorSanitizer:
-`make sanitize`.
+"""The C code's own tests (products.c, passes.c, lookups.c) under AddressSanitizer and UndefinedBehaviorSanitizer, and
+those on several threads under ThreadSanitizer, too: `make sanitize`.
 
 On every instruction set that this CPU has, by the first compiler found that brings the sanitizers along: some minutes.
 The first fault ends the run, with where it was.
@@ -18,6 +18,7 @@ from run import HERE, build, compilers
 
 LOOKUP = HERE.parents[1] / "src" / "outrider" / "drafters" / "native"
 
+THREADS = ["-g", "-fsanitize=thread"]
 FLAGS = ["-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # the tests free nothing
 
@@ -34,7 +35,11 @@ def main() -> int:
             command = [*compiler, *FLAGS, "-O1", "-ffp-contract=off", "-I", str(LOOKUP), str(HERE / "lookups.c")]
             subprocess.run([*command, "-o", str(lookups)], check=True)
             kernels = sound(name, binary, {**os.environ, **OPTIONS})
-            return int(not (sound(f"{name}, lookup", lookups, {**os.environ}) and kernels))
+            lookup = sound(f"{name}, lookup", lookups, {**os.environ})
+            if trouble := build([*compiler, *THREADS], binary, level="-O1"):
+                print(f"{name}: threads not tried, it has no sanitizer for them\n{trouble[-400:]}")
+                return 1
+            return int(not (sound(f"{name}, threads", binary, {**os.environ}) and lookup and kernels))
     print("no compiler here has the sanitizers; install gcc or clang with its runtime")
     return 1
 

@@ -12,6 +12,7 @@
 #define OUTRIDER_GEMM_H
 
 #include "decoder.h"
+#include "pool.h"
 #include "vector.h"
 
 /* What becomes of a pair's 32 columns of up to 32 rows. */
@@ -139,10 +140,9 @@ static void gemm(const Model *m, const Matrix *w, const void *x, int rows, Epilo
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
     const int bf16 = m->shape.bf16, narrow_x = bf16_products(&m->shape);
     const int64_t pitch = (int64_t)w->depth * PANEL * (bf16 ? 2 : 4);
-    const int pairs = w->columns / PANEL_PAIR;
-    const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
+    Share share = pool_share(w->columns / PANEL_PAIR, thread, threads);
     if (narrow_x) begin_bf16(rows);
-    for (int pair = first; pair < last; pair++) {
+    for (int pair; (pair = pool_next(&share)) >= 0;) {
         const char *panel = (const char *)w->data + 2 * pair * pitch;
         if (narrow_x)
             pair_bf16(panel, pitch, x, w->depth, w->depth, rows, 0, block);

@@ -164,11 +164,10 @@ static Lines narrowed(const Model *m, const Matrix *w, const float *x, int rows,
 __attribute__((noinline)) static void pairs_int8(const Model *m, const Matrix *w, Lines lines, int rows, Epilogue epilogue,
                                                  void *y, int y_stride, int thread, int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
-    const int pairs = w->columns / PANEL_PAIR;
-    const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
+    Share share = pool_share(w->columns / PANEL_PAIR, thread, threads);
     const int many = takes_many(m, rows);
     if (many) begin_many_int8(rows);
-    for (int pair = first; pair < last; pair++) {
+    for (int pair; (pair = pool_next(&share)) >= 0;) {
         for (int half = 0; half < 2; half++) {
             const Panel panel = panel_of(w, 2 * pair + half);
             if (many)

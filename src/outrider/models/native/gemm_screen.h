@@ -80,13 +80,13 @@ INLINE float largest_of(v16 low, v16 high, int real) {
     return max_lane(maximum(choose(lanes < real, low, never), choose(lanes + PANEL < real, high, never)));
 }
 
-/* The share of `thread` of `threads`; at most MOST_ROWS rows. All is done when it returns. */
+/* The share of `thread` of `threads`; at most MOST_ROWS rows. */
 static void gemm_screened(const Model *m, const Matrix *w, const float *x, int rows, float *y, int y_stride, int thread,
                           int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64))), offsets[MOST_ROWS];
     const Screen *s = w->screen;
     const int depth = w->depth, pairs = w->columns / PANEL_PAIR;
-    const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
+    Share share = pool_share(pairs, thread, threads);
     int8_t *own = m->scratch + thread * m->scratch_size;
     const Lines stretched = lines_in(own, rows, depth, TILE_ORDER);
     const Lines plain = lines_in(own + rows * LINE_BYTES(depth), rows, depth, BY_ROWS);
@@ -97,7 +97,7 @@ static void gemm_screened(const Model *m, const Matrix *w, const float *x, int r
         narrow_row(widened, w->inputs, lines_at(stretched, r));
         narrow_row(row, w->inputs, lines_at(plain, r));
     }
-    for (int pair = first; pair < last; pair++) {
+    for (int pair; (pair = pool_next(&share)) >= 0;) {
         for (int half = 0; half < 2; half++) {
             const int8_t *codes = (const int8_t *)s->codes + (int64_t)(2 * pair + half) * depth * PANEL / 2;
             const Panel panel = {codes, 0, s->levels, depth};
@@ -124,7 +124,6 @@ static void gemm_screened(const Model *m, const Matrix *w, const float *x, int r
                 if (logits[column] >= least) logits[column] = rescored(w, lines_at(plain, r), column);
         }
     }
-    pool_barrier();
 }
 
 #endif

@@ -368,6 +368,7 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
     }
     if (s->kernels == KERNELS_AMX) amx_release();
     if (pass->ranking) {
+        pool_barrier();
         rank_share(pass->ranking, pass->logits, pass->wanted, m->head.columns, thread, threads);
         pool_barrier();
         SHARE(pass->wanted) rank_merge(pass->ranking, i, pass->wanted, threads);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdint.h>
 
 #define MAX_THREADS 256
 #define SPINS 4000    /* about 50 microseconds: longer than any wait between threads that are all running */
@@ -18,6 +19,10 @@ static struct {
     int threads;              /* of the running job */
     atomic_uint generation;   /* of the job; changing it starts one */
     atomic_int arrived, phase; /* of the barrier */
+    struct {
+        _Alignas(64) atomic_ullong cursor; /* number of the share it is of, and first part not taken: 32 bits each */
+        unsigned shares;                   /* begun in this job; the thread's own */
+    } own[MAX_THREADS];
 } pool = {.one_caller = PTHREAD_MUTEX_INITIALIZER, .mutex = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 static inline void relax(void) {
@@ -27,9 +32,10 @@ static inline void relax(void) {
 }
 
 void pool_barrier(void) {
-    if (pool.threads == 1) return;
+    const int threads = pool.threads; /* before the last one comes: it may begin the next job at once */
+    if (threads == 1) return;
     int phase = atomic_load_explicit(&pool.phase, memory_order_relaxed);
-    if (atomic_fetch_add(&pool.arrived, 1) == pool.threads - 1) {
+    if (atomic_fetch_add(&pool.arrived, 1) == threads - 1) {
         atomic_store_explicit(&pool.arrived, 0, memory_order_relaxed);
         atomic_store(&pool.phase, phase + 1);
         return;
@@ -40,6 +46,36 @@ void pool_barrier(void) {
         else
             sched_yield();
     }
+}
+
+Share pool_share(int parts, int thread, int threads) {
+    return (Share){.parts = parts, .thread = thread, .threads = threads, .number = ++pool.own[thread].shares};
+}
+
+/* A cursor of an earlier share stands for one before the first part. One of a later share says that all parts of this one are
+ * taken: nobody goes on before. A quarter of what is left at a time, so that neighbours are mostly read one after the other
+ * and little is left to wait for in the end. */
+int pool_take(Share *s) {
+    for (; s->ahead < s->threads; s->ahead++) {
+        const int owner = (s->thread + s->ahead) % s->threads;
+        const int first = (int)((int64_t)s->parts * owner / s->threads);
+        const int last = (int)((int64_t)s->parts * (owner + 1) / s->threads);
+        if (first == last) continue;
+        atomic_ullong *cursor = &pool.own[owner].cursor;
+        unsigned long long seen = atomic_load_explicit(cursor, memory_order_relaxed);
+        while ((unsigned)(seen >> 32) <= s->number) {
+            const int next = (unsigned)(seen >> 32) == s->number ? (int)(uint32_t)seen : first;
+            if (next == last) break;
+            const int end = next + (last - next + 3) / 4;
+            if (atomic_compare_exchange_weak_explicit(cursor, &seen, (unsigned long long)s->number << 32 | (unsigned)end,
+                                                      memory_order_relaxed, memory_order_relaxed)) {
+                s->next = next;
+                s->end = end;
+                return 1;
+            }
+        }
+    }
+    return 0;
 }
 
 static void *work(void *index) {
@@ -83,6 +119,10 @@ void pool_run(PoolJob job, const void *argument, int threads) {
         }
         pthread_detach(thread);
         pool.workers++;
+    }
+    for (int thread = 0; thread < threads; thread++) {
+        atomic_store_explicit(&pool.own[thread].cursor, 0, memory_order_relaxed);
+        pool.own[thread].shares = 0;
     }
     pthread_mutex_lock(&pool.mutex);
     pool.job = job;

@@ -14,4 +14,23 @@ void pool_run(PoolJob job, const void *argument, int threads);
 /* Wait until all threads of the running job are here. */
 void pool_barrier(void);
 
+/* Some work in parts, shared out: every thread takes neighbouring ones of its own, in order, and then those of threads that
+ * are behind. No two cores are equally fast for long, and at the next barrier all would wait for the slowest.
+ *
+ * All threads of a job begin the same shares in the same order. What a part gives must not depend on who does it. */
+typedef struct {
+    int parts, thread, threads;
+    unsigned number; /* of the job's shares, from 1 on */
+    int ahead;       /* parts are taken of the thread so many further on */
+    int next, end;   /* taken and not yet done */
+} Share;
+
+Share pool_share(int parts, int thread, int threads);
+
+/* Take some parts; 0: all are taken, though others may not have done theirs yet. */
+int pool_take(Share *share);
+
+/* The next part for this thread, or -1. */
+static inline int pool_next(Share *share) { return share->next < share->end || pool_take(share) ? share->next++ : -1; }
+
 #endif

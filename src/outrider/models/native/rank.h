@@ -93,7 +93,7 @@ static void rank_drawn(const float *logits, const int32_t *ids, int first, int l
     }
 }
 
-/* All wanted rows, in the columns the head's product gave to `thread` (see gemm). */
+/* All wanted rows, in the columns that are `thread`'s. */
 static void rank_share(const Ranking *ranking, const float *logits, int wanted, int stride, int thread, int threads) {
     const int pairs = stride / PANEL_PAIR, count = ranking->count;
     const int first = (int)((int64_t)pairs * thread / threads) * PANEL_PAIR;

@@ -160,10 +160,9 @@ static void pair_numbers(const Strip *const *strips, const int *which, const flo
 static void gemm_stored(const Model *m, const Matrix *w, const void *x, int rows, Epilogue epilogue, void *y, int y_stride,
                         int thread, int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
-    const int pairs = w->columns / PANEL_PAIR;
-    const int first = (int)((int64_t)pairs * thread / threads), last = (int)((int64_t)pairs * (thread + 1) / threads);
     const Rounded blocks = rounded(m, w, x, rows, thread, threads);
-    for (int pair = first; pair < last; pair++) {
+    Share share = pool_share(w->columns / PANEL_PAIR, thread, threads);
+    for (int pair; (pair = pool_next(&share)) >= 0;) {
         int which[2] = {0, 0};
         const Strip *strips[2];
         for (int half = 0; half < 2; half++) strips[half] = strip_of(w, 2 * pair + half, which + half);
