@@ -37,7 +37,7 @@ def test_killed_stopped_and_resumed(trained: Path, taught: Path, tmp_path: Path)
     with started("--out", str(broken), *data) as process:
         wait_for(lambda: len(list(broken.glob("checkpoints/step-*.pt"))) == 2, process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(240) == 130
         assert f"go on with: outrider train --out {broken} --resume" in read(process)
     stopped = step_of(broken)
     with started("--out", str(broken), "--resume") as process:
@@ -57,8 +57,22 @@ def test_killed_stopped_and_resumed(trained: Path, taught: Path, tmp_path: Path)
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
-    """The command in a process of its own, saving after every step."""
-    code = "from outrider.train import loop; loop.SAVE_EVERY = 0.0; from outrider.cli.main import main; main()"
+    """The command in a process of its own, saving after every step, and in no hurry to end before it is stopped."""
+    code = """
+import time
+from outrider.cli.main import main
+from outrider.train import loop
+from outrider.train.head_student import HeadStudent
+
+loop.SAVE_EVERY, honest = 0.0, HeadStudent.loss
+
+def slowly(*given):
+    time.sleep(0.2)
+    return honest(*given)
+
+HeadStudent.loss = slowly
+main()
+"""
     return subprocess.Popen(
         [sys.executable, "-c", code, "train", *arguments],
         stderr=subprocess.PIPE,
@@ -73,7 +87,7 @@ def read(process: subprocess.Popen[str]) -> str:
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while not condition():
         assert process.poll() is None, read(process)
         assert time.monotonic() < end
