@@ -65,6 +65,12 @@ MACHINES = {
     "vnni-2-int8": Machine(
         (6.2, 6.7, 7.2, 8.0, 8.9, 10.5, 14.0, 16.0, 17.5, 23.8, 31.6, 63.0), (0.9, 1.1, 1.3, 3.0), dtype="int8"
     ),
+    "cascade-lake-2-int8": Machine(
+        (7.3, 7.6, 8.1, 8.5, 9.0, 10.3, 14.2, 17.7, 19.0, 26.6, 36.0, 72.0),
+        (1.2, 2.0, 3.2, 10.0),
+        step=0.9,
+        dtype="int8",
+    ),
     "avx2-2": Machine((11.9, 12.5, 15.0, 15.7, 20.1, 30.4, 40.2, 55.4, 60.0, 79.8, 110.0, 220.0), (1.2, 1.6, 2.2, 7.0)),
     "n1-2": Machine((22, 23, 26, 33, 50, 66, 99, 132, 140, 198, 264, 528), (2.0, 2.6, 4.0, 14.0)),
 }
@@ -101,6 +107,7 @@ class Clock:
         before(NativeHead, "rank", lambda batch: self.spend("head: drafting", self.head(total(batch))))
         before(SuffixDrafter, "look_up", lambda asked: self.spend("lookup", self._machine.lookup * len(asked)))
         replace(Timer, "seconds", lambda timer, rows, _: (self.head if timer._features else self.target)(rows) / 1e3)
+        replace(NativeHead, "drafts_chains", False)  # level by level, so that every pass is seen
         replace(Costs, "_path", lambda *_: None)  # nothing measured before is believed, and nothing kept
 
     def _target_pass(self, batch: Sequence[Rows]) -> None:

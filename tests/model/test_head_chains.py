@@ -78,7 +78,8 @@ class Both(Drafter):
             return budget
         nodes = self._chance.randint(1, budget.nodes)
         depth, floor = self._chance.randint(1, budget.nodes), self._chance.choice([0.0, 0.0, 0.1, 0.4])
-        return Budget(nodes, depth, floor, tree=False)
+        expand_level = self._chance.choice([0.0, 0.3, 0.7])
+        return Budget(nodes, depth, floor, tree=False, expand_level=expand_level)
 
 
 def drafters(target: NativeDecoder, model: Any, branching: int | None) -> Both:

@@ -127,9 +127,14 @@ class Drafts(Drafter):
         drafts = []
         for request, budget in zip(requests, budgets, strict=True):
             claim = self._world.claim(self._world.chance(request.id % self._requests, self._step))
-            claims = [claim ** (k + 1) for k in range(min(budget.nodes, budget.depth))]
-            kept = [c for c in claims if c >= budget.floor]
-            self.levels = max(self.levels, min(len(claims), len(kept) + 1))  # the one below the floor was drafted, too
+            kept: list[float] = []
+            for level in range(min(budget.nodes, budget.depth)):
+                if kept and kept[-1] < budget.expand_level:
+                    break
+                self.levels = max(self.levels, level + 1)
+                if claim ** (level + 1) < budget.floor:
+                    break
+                kept.append(claim ** (level + 1))
             drafts.append(Draft([7] * len(kept), range(-1, len(kept) - 1), kept, "world"))
         return drafts
 

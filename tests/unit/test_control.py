@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import mean
 
 import pytest
 from control_world import PASS, Drafts, Finder, Predicts, Running, World, always, flat, rising
@@ -47,8 +48,10 @@ def test_the_best_fixed_length_is_that_of_runs(free: bool) -> None:
 
 @pytest.mark.parametrize("name", PAYS)
 def test_comes_close_to_the_best_fixed_length(name: str) -> None:
-    world = PAYS[name]
-    assert world.run(world.auto(), 1000, length=150).rate > 0.89 * world.best_fixed(1000)
+    """On average of three runs: with dear rows one differs from the next by a tenth, by luck."""
+    worlds = [replace(PAYS[name], seed=seed) for seed in range(3)]
+    shares = [world.run(world.auto(), 1000, length=150).rate / world.best_fixed(1000) for world in worlds]
+    assert mean(shares) > 0.89
 
 
 @pytest.mark.parametrize("free", [False, True])

@@ -18,7 +18,7 @@ from outrider.control.choice import chosen, depth
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.isotonic import isotonic
 from outrider.control.ledger import SHARE, Ledger
-from outrider.control.levels import Levels, PricedLevels
+from outrider.control.levels import Levels, PricedLevels, SeenLevels
 from outrider.control.pace import DraftPace, Pace
 from outrider.control.paid import PaidDrafters
 from outrider.control.survey import Survey
@@ -93,18 +93,29 @@ def test_one_disturbed_pass_changes_nothing() -> None:
 
 
 def test_draft_cost_is_corrected_by_drafts_of_any_depths() -> None:
-    draw, cost = random.Random(0), DraftPace(0.0, 0.01)
+    draw, cost = random.Random(0), DraftPace(DraftCost(0.0, 0.01))
     for _ in range(200):
         levels = draw.randrange(1, 9)
-        cost.observe(levels, (0.2 + 0.1 * levels) * math.exp(draw.gauss(0, 0.05)))
+        cost.observe(levels, 1, (0.2 + 0.1 * levels) * math.exp(draw.gauss(0, 0.05)))
     assert cost.fixed == pytest.approx(0.2, abs=0.06)
     assert cost.per_level == pytest.approx(0.1, abs=0.02)
 
 
+def test_draft_cost_of_many_requests_is_told_from_that_of_one() -> None:
+    """Each request's rows add to a pass; what is learned of twelve together holds for one."""
+    known = DraftCost(0.02, 0.1, row=0.01)
+    cost = DraftPace(known)
+    assert cost.level(12) == pytest.approx(cost.level(1) + 11 * 2 * 0.01)
+    for levels in (2, 3, 4) * 60:
+        cost.observe(levels, 12, 0.05 + levels * 0.2 + (1 + levels) * 11 * 2 * 0.01)
+    assert cost.level(1) == pytest.approx(0.2, rel=0.02)
+    assert cost.beginning(1) == pytest.approx(0.05, abs=0.01)
+
+
 def test_draft_cost_of_one_depth_is_right_at_that_depth() -> None:
-    cost = DraftPace(0.1, 0.1)
+    cost = DraftPace(DraftCost(0.1, 0.1))
     for _ in range(100):
-        cost.observe(4, 0.8)
+        cost.observe(4, 1, 0.8)
     assert cost.fixed + 4 * cost.per_level == pytest.approx(0.8, rel=0.05)
 
 
@@ -245,14 +256,14 @@ def test_honest_claims_are_believed_before_and_after_evidence() -> None:
 
 def test_exaggeration_is_found_out() -> None:
     calibration = calibrated(lambda claim: claim / 3, 3000)
-    assert calibration.modesty == 1
+    assert calibration.truth <= 1
     assert calibration.acceptance(0.6) == pytest.approx(0.2, abs=0.05)
 
 
 def test_modesty_is_found_out_below_what_was_seen() -> None:
     calibration = calibrated(lambda claim: 0.95, 300, least=0.5)
     assert calibration.acceptance(0.3) > 0.45
-    assert calibration.modesty > 1.2
+    assert calibration.truth > 1.2
 
 
 def test_what_is_no_longer_seen_fades_back_to_the_claim() -> None:
@@ -337,18 +348,31 @@ def test_what_levels_bring_holds_at_any_price_of_a_row() -> None:
     """Two nodes were kept of each level where rows cost nothing; where they are dear, the likelier one alone pays."""
     levels = PricedLevels.hoped((), 4, 0.1, 1)
     for _ in range(100):
-        levels.observe([0.6, 0.4], [0.8, 0.5], [2, 2], 0.6)
+        levels.observe(SeenLevels([0.6, 0.4], [0.8, 0.5], [2, 2], [1, 1], 0.6), [1.0, 1.0])
     assert levels.expected(2, 0.0) == pytest.approx([0.8, 0.5], abs=0.01)
     assert levels.expected(2, 0.1) == pytest.approx([0.6, 0.3], abs=0.01)
     assert levels.expected(2, 0.5) == pytest.approx([0.1, 0.0], abs=0.01)
 
 
+def test_what_others_have_brought_already_says_nothing_of_a_drafter() -> None:
+    """It adds nothing where a lookup is right, which is no reason to expect nothing of it elsewhere."""
+    levels = PricedLevels.hoped((0.7, 0.7), 2, 0.1, 1)
+    for _ in range(100):
+        levels.observe(SeenLevels([0.0, 0.0], [0.0, 0.0], [0, 0], [1, 0], 0.9), [0.0, 0.0])
+    assert levels.expected(2, 0.0) == pytest.approx([0.7, 0.49])
+    for _ in range(100):
+        levels.observe(SeenLevels([0.25, 0.2], [0.25, 0.2], [1, 1], [1, 0], 0.9), [0.5, 0.5])
+    assert levels.expected(2, 0.0) == pytest.approx([0.5, 0.4], abs=0.01)
+    assert levels.runs(2) == pytest.approx([1.0, 0.0], abs=0.01)
+
+
 def test_depth_pays_for_what_drafting_costs() -> None:
     gains = [0.6, 0.36, 0.2, 0.1]
-    assert depth(gains, 0.0, 0.25) == 2
-    assert depth(gains, 0.5, 0.25) == 0
-    assert depth(gains[:1], 0.0, 0.0) == 1
-    assert depth([], 0.0, 0.0) == 0
+    assert depth(gains, 0.0, [0.25] * 4) == 2
+    assert depth(gains, 0.0, [0.25, 0.25, 0.1, 0.1]) == 3  # levels that are seldom run cost less
+    assert depth(gains, 0.5, [0.25] * 4) == 0
+    assert depth(gains[:1], 0.0, [0.0]) == 1
+    assert depth([], 0.0, []) == 0
 
 
 # -- the ledger

@@ -131,10 +131,10 @@ class Calibration:
         return sum(self._hits) / max(1.0, sum(self._seen))
 
     @property
-    def modesty(self) -> float:
-        """How many times as often its nodes are right as it claims; at least 1."""
+    def truth(self) -> float:
+        """How many times as often its nodes are right as it claims."""
         claimed = sum(seen * middle for seen, middle in zip(self._seen, _MIDDLES, strict=True))
-        return max(1.0, (sum(self._hits) + _PRIOR) / (claimed + _PRIOR))
+        return (sum(self._hits) + _PRIOR) / (claimed + _PRIOR)
 
 
 class Leaning:
@@ -232,14 +232,14 @@ class Acceptance:
         for calibration in self._calibrations.values():
             calibration.tick()
 
-    def modesty(self, label: str) -> float:
-        """How many times as often its nodes are right as it claims; at least 1."""
-        return self._of(label).modesty
+    def truth(self, label: str) -> float:
+        """How many times as often its nodes are right as it claims."""
+        return self._of(label).truth
 
     def greatest_modesty(self, other_than: Container[str]) -> float:
         """Of all labels but these; 1 where there are none."""
         known = self._calibrations.items()
-        return max((calibration.modesty for label, calibration in known if label not in other_than), default=1.0)
+        return max([1.0, *[calibration.truth for label, calibration in known if label not in other_than]])
 
     def rates(self) -> dict[str, float]:
         """By label: how often its nodes have lately been right."""

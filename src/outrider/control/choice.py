@@ -101,11 +101,12 @@ def kept(
     return Kept(nodes, row)
 
 
-def depth(gains: Sequence[float], fixed: float, per_level: float) -> int:
-    """Levels worth drafting where level k is expected to gain `gains[k]`; 0 if drafting does not pay at all."""
+def depth(gains: Sequence[float], fixed: float, costs: Sequence[float]) -> int:
+    """Levels worth drafting where level k is expected to gain `gains[k]` and costs `costs[k]`; 0 if drafting does not
+    pay at all."""
     total, best, deepest = -fixed, 0.0, 0
-    for k, gain in enumerate(gains):
-        total += gain - per_level
+    for k, (gain, cost) in enumerate(zip(gains, costs, strict=True)):
+        total += gain - cost
         if total > best:
             best, deepest = total, k + 1
     return deepest

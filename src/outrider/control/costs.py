@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, fields
 from itertools import accumulate
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32)
@@ -22,12 +22,16 @@ _LONGEST = 1e4
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """Seconds of a draft: `fixed` for beginning one, `per_level` for every level of it; `resume` for beginning one
-    after a long pause, when the drafter has to catch up first."""
+    """Seconds of a draft: `fixed` for beginning one, `per_level` for every level of it, of one node, and `row` for each
+    node more; `resume` for beginning one after a long pause, when the drafter has to catch up first."""
 
     fixed: float
     per_level: float
     resume: float = 0.0
+    row: float = 0.0
+
+
+_DRAFT_COST = tuple(each.name for each in fields(DraftCost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class CostTable:
         """Raises ValueError, KeyError, TypeError, AttributeError or RecursionError where it is none that can have been
         measured."""
         read = json.loads(text)
-        drafting = {name: DraftCost(**cost) for name, cost in read.pop("drafting").items()}
+        drafting = {name: DraftCost(*map(cost.__getitem__, _DRAFT_COST)) for name, cost in read.pop("drafting").items()}
         table = CostTable(drafting=drafting, **read)
         if tuple(table.rows) != ROWS or len(table.contexts) != 2 or not 0 < table.contexts[0] <= table.contexts[1]:
             raise ValueError("other rows or contexts than are measured")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 HOPE = 0.66
 """A drafter is taken to be right two times in three before it has been tried."""
@@ -35,12 +36,16 @@ class Levels:
         """The same belief, held less or more firmly."""
         return Levels(self._levels, self._ratio, rate, weight)
 
-    def observe(self, brought: Sequence[float], first: float, rate: float = 0.0) -> None:
-        """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
+    def observe(
+        self, brought: Sequence[float], first: float, rate: float = 0.0, left: Sequence[float] | None = None
+    ) -> None:
+        """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right. `left[k]`: how
+        likely there was anything left to bring, not brought by others already; None: in any case."""
         rate = max(rate, self._rate, 1 / (self._weight + 1))
         self._weight += 1
         before = self.expected(len(brought))
-        self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
+        there = left or [1.0] * len(brought)
+        self._levels = [old + rate * (new - old * part) for old, new, part in zip(before, brought, there, strict=True)]
         self._ratio += rate * (min(first, 0.95) - self._ratio)
 
     def total(self, levels: int) -> float:
@@ -72,38 +77,60 @@ class Levels:
         return known
 
 
+class SeenLevels(NamedTuple):
+    """Of one draft, by level: the chance of its likeliest node, those of all kept together, their number, and whether a
+    pass was made for it. `first`: how likely its first level was right, whoever else proposed the same."""
+
+    best: Sequence[float]
+    tokens: Sequence[float]
+    rows: Sequence[float]
+    runs: Sequence[float]
+    first: float
+
+
 class PricedLevels:
-    """What each level of a paid drafter's drafts has lately brought a request, and the rows that took: so what it is
-    worth can be said at any price of a row, and what was learned among many requests holds among few."""
+    """What each level of a paid drafter's drafts has lately brought a request where nothing else was proposed, and the
+    rows that took: so what it is worth can be said at any price of a row, and what was learned among many requests
+    holds among few."""
 
-    __slots__ = ("_best", "_rows", "_tokens")
+    __slots__ = ("_best", "_rows", "_runs", "_tokens")
 
-    def __init__(self, best: Levels, tokens: Levels, rows: Levels) -> None:
+    def __init__(self, best: Levels, tokens: Levels, rows: Levels, runs: Levels) -> None:
         self._best = best
         """The likeliest node of each level."""
         self._tokens, self._rows = tokens, rows
         """All those kept."""
+        self._runs = runs
+        """How often a pass was made for it: drafts end where nothing promising follows."""
 
     @staticmethod
     def hoped(known: Sequence[float], count: int, rate: float, weight: float) -> PricedLevels:
         """Before anything was seen: of single paths. As `hoped` and `Levels`."""
         chances, single = hoped(known, count), [1.0] * count
-        return PricedLevels(*[Levels(levels, HOPE, rate, weight) for levels in (chances, chances, single)])
+        return PricedLevels(*[Levels(levels, HOPE, rate, weight) for levels in (chances, chances, single, single)])
 
     def copy(self, rate: float, weight: float) -> PricedLevels:
         """As `Levels.copy`."""
-        return PricedLevels(*[levels.copy(rate, weight) for levels in (self._best, self._tokens, self._rows)])
+        known = (self._best, self._tokens, self._rows, self._runs)
+        return PricedLevels(*[levels.copy(rate, weight) for levels in known])
 
-    def observe(
-        self, best: Sequence[float], tokens: Sequence[float], rows: Sequence[float], first: float, rate: float = 0.0
-    ) -> None:
+    def observe(self, seen: SeenLevels, left: Sequence[float], rate: float = 0.0) -> None:
         """As `Levels.observe`."""
-        self._best.observe(best, first, rate)
-        self._tokens.observe(tokens, first, rate)
-        self._rows.observe(rows, first, rate)
+        for levels, brought in ((self._best, seen.best), (self._tokens, seen.tokens), (self._rows, seen.rows)):
+            levels.observe(brought, seen.first, rate, left)
+        self._runs.observe(seen.runs, seen.first, rate)
 
     def expected(self, levels: int, row: float) -> list[float]:
         """Tokens that each of so many levels gains, net of its rows, where a row costs `row` of a token: with its
         likeliest node alone, or with as many as were kept."""
         each = zip(*[known.expected(levels) for known in (self._best, self._tokens, self._rows)], strict=True)
         return [max(0.0, best - row, tokens - row * rows) for best, tokens, rows in each]
+
+    @property
+    def followed(self) -> float:
+        """How likely a node is right where the one before it is: as the first is, which is always asked for."""
+        return self._best.expected(1)[0]
+
+    def runs(self, levels: int) -> list[float]:
+        """How likely a pass is made for each of so many levels."""
+        return self._runs.expected(levels)

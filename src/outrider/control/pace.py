@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import exp, log
 from statistics import median
 
-from outrider.control.costs import ROWS, CostTable
+from outrider.control.costs import ROWS, CostTable, DraftCost
 
 _WINDOW = 8
 _MOST = log(1.3)
@@ -84,38 +84,57 @@ LONG_PAUSE = 32
 """Steps after which a drafter has as much to catch up with as it ever will."""
 
 
+_NODES = 2
+"""Of a level, about, and rows to read before a draft."""
+
+
 class DraftPace:
-    """What one drafter costs: the table's word, corrected by what its drafts took, least squares with a fading memory.
+    """What one drafter costs, in the table's seconds: the table's word, corrected by what its drafts took, least
+    squares with a fading memory.
 
     While all drafts have the same depth the split is unknowable, and stays as it was measured.
     """
 
     _FADE = 0.96
 
-    def __init__(self, fixed: float, per_level: float, resume: float = 0.0) -> None:
-        self.fixed = fixed
-        self.per_level = per_level
-        self._catching_up = max(0.0, resume - fixed)
+    def __init__(self, known: DraftCost) -> None:
+        fixed, per_level = known.fixed, known.per_level + (_NODES - 1) * known.row
+        self.fixed, self.per_level, self.row = fixed, per_level, known.row
+        self._catching_up = max(0.0, known.resume - known.fixed)
         self.reading = self._catching_up / LONG_PAUSE
         """What reading a token takes, where many are read at once."""
         self._sums = [0.0] * 5  # weight, x, y, xx, xy
         for levels in (1, 4):  # the table counts like a few drafts
             self._add(levels, fixed + levels * per_level, 2.0)
 
-    def observe(self, levels: int, seconds: float) -> None:
-        """In the table's seconds. A hiccup counts, but for no more than a few ordinary drafts."""
+    def observe(self, levels: int, sharing: int, seconds: float) -> None:
+        """Drafts of so many levels took so long, for so many requests. A hiccup counts, but for no more than a few
+        ordinary drafts."""
         usual = self.fixed + self.per_level * levels
+        alone = max(0.0, seconds - (1 + levels) * self._others(sharing))
         self._sums = [self._FADE * value for value in self._sums]
-        self._add(levels, min(seconds, 3 * usual) if usual > 0 else seconds, 1.0)
+        self._add(levels, min(alone, 3 * usual) if usual > 0 else alone, 1.0)
         n, x, y, xx, xy = self._sums
         spread = n * xx - x * x
         slope = (n * xy - x * y) / spread if spread > 1e-6 else self.per_level
         self.per_level = min(max(0.0, slope), xy / xx)
         self.fixed = max(0.0, (y - self.per_level * x) / n)
 
-    def beginning(self, idle: int) -> float:
-        """What it takes to begin a draft after so many steps without one."""
-        return self.fixed + self._catching_up * min(1.0, idle / LONG_PAUSE)
+    def beginning(self, sharing: int) -> float:
+        """Of drafts for so many requests."""
+        return self.fixed + self._others(sharing)
+
+    def level(self, sharing: int) -> float:
+        """Of drafts for so many requests."""
+        return self.per_level + self._others(sharing)
+
+    def catching_up(self, idle: int) -> float:
+        """What it takes before a draft after so many steps without one."""
+        return self._catching_up * min(1.0, idle / LONG_PAUSE)
+
+    def _others(self, sharing: int) -> float:
+        """What their rows add to a pass."""
+        return _NODES * self.row * (sharing - 1)
 
     def _add(self, levels: int, seconds: float, weight: float) -> None:
         for i, value in enumerate((1.0, levels, seconds, levels * levels, levels * seconds)):

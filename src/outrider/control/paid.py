@@ -15,7 +15,7 @@ from outrider.control.choice import depth, floor, joined
 from outrider.control.costs import CostTable, DraftCost
 from outrider.control.forced import allowed, is_forced
 from outrider.control.ledger import SHARE, Ledger
-from outrider.control.levels import PricedLevels
+from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
@@ -34,6 +34,14 @@ _LATELY = 1 / 16
 """How much the last answer counts."""
 _READ_ANYWAY = 24
 """Prompts not read for them after which one is."""
+_DEEP = 2
+"""Levels after which a drafter about ends: by so many its claims are off, if they are."""
+_STAYS = 8
+"""Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
+_SELDOM = 0.25
+"""Of drafts that reach a level: no less is reckoned with, for a budget is spread over all levels allowed."""
+_MARGIN = 0.1
+"""Plain tokens that a draft must be expected to gain beyond its cost: of many estimates the best flatter."""
 _REST = 4
 """Steps for which one that was not asked need not be thought of: little changes in a step."""
 _AFTER_PAUSE = 0.3
@@ -51,6 +59,10 @@ class PaidState:
     drafter: str | None = None
     """Who was paid in the step under way, for so many `levels`."""
     levels: int = 0
+    passes: int = 0
+    """That its drafter made for them: it stops where nothing promising follows."""
+    left: Sequence[float] = ()
+    """How likely each level is not right already, by what was looked up for that step."""
     idle: int = 0
     """Steps since somebody was paid to draft for it, or it came."""
     rest: int = 0
@@ -62,7 +74,7 @@ class PaidState:
         if self.drafter is None:
             self.idle += 1
         else:
-            self.drafter, self.levels, self.idle = None, 0, 0
+            self.drafter, self.levels, self.passes, self.idle = None, 0, 0, 0
 
 
 class Candidate(NamedTuple):
@@ -136,12 +148,13 @@ class PaidDrafters:
     def _brings(self, name: str, token: float, row: float, requests: int) -> float:
         """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer."""
         newcomer, cost = self._newcomer(name, True), self._cost(name)
-        level = cost.per_level / requests
+        begin, level = cost.beginning(requests) / requests, cost.level(requests) / requests
         gains = [gain * token for gain in newcomer.expected(self._nodes, row / token)]
-        levels = depth(gains, cost.fixed / requests, level)
+        costs = [level * run for run in newcomer.runs(self._nodes)]
+        levels = depth(gains, begin, costs)
         gained = sum(gains[:levels])
         steps = self._answer / (1 + gained / token)
-        return steps * (gained - cost.fixed / requests - levels * level) if levels else 0.0
+        return steps * (gained - begin - sum(costs[:levels])) if levels else 0.0
 
     def rests(self, states: Collection[PaidState]) -> bool:
         """A step begins: whether nobody need be paid in it, without a closer look."""
@@ -165,6 +178,9 @@ class PaidDrafters:
             return []
         left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
         proposed = drafter.propose(requests, budgets)
+        for candidate, draft in zip(candidates, proposed, strict=True):
+            # The last pass of a draft that ends early is the one that found nothing.
+            candidate.state.passes = min(candidate.state.levels, 2 + max(depths(draft), default=-1))
         return [joined(*pair, tree) for pair in zip(left, map(allowed, requests, proposed), strict=True)]
 
     def _budgets(self, candidates: Sequence[Candidate], prices: Prices, tree: bool) -> list[Budget]:
@@ -174,7 +190,7 @@ class PaidDrafters:
         bearable = min(candidate.ledger.patience for candidate in candidates) * prices.plain_step
         budgets = []
         for candidate, hope in zip(candidates, hopes, strict=True):
-            candidate.state.drafter, candidate.state.levels = None, 0
+            candidate.state.drafter, candidate.state.levels, candidate.state.passes = None, 0, 0
             budgets.append(self._budget(candidate, hope, sharing, None if shared else bearable, prices, tree))
         return budgets
 
@@ -184,10 +200,8 @@ class PaidDrafters:
             return []
         known, price = self._gains(candidate.state, candidate.drafter), prices.token
         gains = known.expected(candidate.limit, (prices.usual_row or prices.row) / price)
-        if candidate.found.tokens:
-            found = self._covered(candidate)
-            gains = [gain * (1 - here) for gain, here in zip(gains, found, strict=True)]
-        return [gain * price for gain in gains]
+        left = candidate.state.left = [1 - here for here in self._covered(candidate)]
+        return [gain * here * price for gain, here in zip(gains, left, strict=True)]
 
     def _budget(
         self,
@@ -204,14 +218,21 @@ class PaidDrafters:
         if name is None or not hope:
             return _NOTHING
         cost = self._cost(name)
-        begin = cost.beginning(state.idle)
-        levels = depth(hope, begin / sharing, cost.per_level / sharing)
-        nodes, least = limit, floor(prices.row, prices.token, self._acceptance.modesty(name))
-        whole = begin + levels * cost.per_level
-        unfair = bearable is not None and whole > bearable
-        if not levels or unfair or not ledger.affords(whole / sharing / prices.plain_token):
-            levels, nodes, least = 1, min(limit, _TRIAL_NODES), 0.0
-            charge = (begin + cost.per_level) / prices.plain_token
+        begin, level, catching_up = cost.beginning(sharing), cost.level(sharing), cost.catching_up(state.idle)
+        known, truth = self._gains(state, name), self._acceptance.truth(name)
+        runs, token = known.runs(len(hope)), prices.token * known.followed**2 * truth**_DEEP
+        # As deep as it may lose, catching up included: that is lost once, and gained by for some steps.
+        may_lose = ledger.left * prices.plain_token * sharing
+        may_lose = (may_lose if bearable is None else min(may_lose, bearable)) - begin - catching_up
+        most = min(len(hope), max(0, int(may_lose / level))) if level else len(hope)
+        costs = [max(run, _SELDOM) * level / sharing for run in runs[:most]]
+        least_gain = _MARGIN * prices.plain_token
+        levels = depth(hope[:most], least_gain + (begin + catching_up / _STAYS) / sharing, costs)
+        nodes, least = limit, floor(prices.row, prices.token, max(1.0, truth))
+        expand_node, expand_level = cost.row / token, min(1.0, level / sharing / token)
+        if not levels:
+            levels, nodes, least, expand_node, expand_level = 1, min(limit, _TRIAL_NODES), 0.0, 0.0, 0.0
+            charge = (begin + catching_up + level) / prices.plain_token
             due = min(LATEST, max(SOONEST, charge / SHARE))
             state.away = due - state.idle > LONG_PAUSE
             if state.idle < due or not ledger.affords(charge):
@@ -221,7 +242,7 @@ class PaidDrafters:
         if contested and sum(self._covered(candidate)) * prices.token >= sum(hope):
             return _NOTHING
         state.drafter, state.levels, state.away = name, levels, False
-        return Budget(nodes, levels, least, tree)
+        return Budget(nodes, levels, least, tree, expand_node, expand_level)
 
     def rate(self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int]) -> None:
         """Learn what the one paid in this step adds: the nodes that only it proposed, the likeliest of each level and
@@ -230,6 +251,7 @@ class PaidDrafters:
         if name is None:
             return
         best, tokens, rows, first = [0.0] * state.levels, [0.0] * state.levels, [0.0] * state.levels, 0.0
+        runs = [1.0 if level < state.passes else 0.0 for level in range(state.levels)]
         for i, (level, chance) in enumerate(zip(depths(draft), chances, strict=True)):
             label = draft.label(i)
             if not level and name in label.split("&"):
@@ -239,24 +261,27 @@ class PaidDrafters:
                 if i in kept:
                     tokens[level] += chance
                     rows[level] += 1
-        self._gains(state, name).observe(best, tokens, rows, first, _AFTER_PAUSE if state.idle else 0.0)
-        self._newcomer(name, state.read).observe(best, tokens, rows, first)
+        seen, left = SeenLevels(best, tokens, rows, runs, first), state.left[: state.levels]
+        self._gains(state, name).observe(seen, left, _AFTER_PAUSE if state.idle else 0.0)
+        self._newcomer(name, state.read).observe(seen, left)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
-        longest = 0.0
+        longest, sharing = 0.0, sum(1 for state in states if state.drafter)
         for state in states:
             if state.drafter:
                 cost = self._cost(state.drafter)
-                longest = max(longest, cost.beginning(state.idle) + state.levels * cost.per_level)
+                passes = cost.beginning(sharing) + state.passes * cost.level(sharing)
+                longest = max(longest, passes + cost.catching_up(state.idle))
         return longest
 
     def observe(self, states: Sequence[PaidState], seconds: float) -> None:
         """Drafting took so long in the step under way, in the table's seconds."""
-        names = {state.drafter for state in states if state.drafter}
+        paid = [state for state in states if state.drafter]
+        names = {state.drafter for state in paid if state.drafter}
         # After a pause a drafter may first have to catch up with the text: no measure of its cost.
-        if len(names) == 1 and not any(state.idle for state in states if state.drafter):
-            self._cost(names.pop()).observe(max(state.levels for state in states), seconds)
+        if len(names) == 1 and not any(state.idle for state in paid):
+            self._cost(names.pop()).observe(max(state.passes for state in paid), len(paid), seconds)
 
     def _covered(self, candidate: Candidate) -> list[float]:
         """How likely each level is right already, by what was found."""
@@ -266,7 +291,7 @@ class PaidDrafters:
         cost = self._costs.get(name)
         if cost is None:
             known = self._table.drafting.get(name) or DraftCost(0.0, _UNKNOWN_LEVEL * self._table.first)
-            cost = self._costs[name] = DraftPace(known.fixed, known.per_level, known.resume)
+            cost = self._costs[name] = DraftPace(known)
         return cost
 
     def _gains(self, state: PaidState, name: str) -> PricedLevels:

@@ -15,11 +15,11 @@ _SHARE = 0.15
 _NEAR, _FAR = 64, 1024
 """Contexts measured; costs are drawn straight through both."""
 _FAR_ROWS = (1, 4, 16)
-_LEVEL_ROWS = 4
-"""Rows of a level of a draft."""
-_RESUME_ROWS, _SOME_ROWS = 32, 8
-"""Rows that a drafter catches up with after a pause; drawn straight through a level's and some more, which take less
-time to measure."""
+_SOME_ROWS = 8
+"""Rows of a drafter's pass that is measured beside one of a single row; drawn straight through both."""
+_BEGIN_ROWS, _RESUME_ROWS = 2, 32
+"""Rows that a drafter has to read before it begins a draft, beyond the last: those accepted meanwhile, and after a
+pause."""
 _AGAIN = 4
 """All is timed once, and passes of at most so many rows again: wide ones take longer, and differ less. Those are timed
 again only if their rows would take less in passes of fewer: then something came between."""
@@ -88,7 +88,7 @@ class Survey:
     def _all_pieces(self) -> Iterator[_Piece]:
         near: list[_Piece] = [(self._target, rows, self._near) for rows in ROWS]
         for drafter in self._drafters.values():
-            near += [(drafter, rows, self._near) for rows in (1, _LEVEL_ROWS, _SOME_ROWS)]
+            near += [(drafter, rows, self._near) for rows in (1, _SOME_ROWS)]
         yield from near
         yield from ((self._target, rows, self._far) for rows in _FAR_ROWS)
         yield from (piece for piece in near if piece[1] <= _AGAIN)
@@ -118,9 +118,9 @@ class Survey:
         far = [seconds + rows * attending for rows, seconds in zip(ROWS, near, strict=True)]
         drafting = {}
         for name, drafter in self._drafters.items():
-            one, level, some = (of(drafter, rows) for rows in (1, _LEVEL_ROWS, _SOME_ROWS))
-            per_row = max(0.0, some - level) / (_SOME_ROWS - _LEVEL_ROWS)
-            drafting[name] = DraftCost(one, level, some + per_row * (_RESUME_ROWS - _SOME_ROWS))
+            one, some = (of(drafter, rows) for rows in (1, _SOME_ROWS))
+            row = max(0.0, some - one) / (_SOME_ROWS - 1)
+            drafting[name] = DraftCost(_BEGIN_ROWS * row, one, some + row * (_RESUME_ROWS - _SOME_ROWS), row)
         table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting)
         if not self._steps:
             return table

@@ -138,13 +138,16 @@ class Budget:
     """What a drafter may spend on one request in one step.
 
     At most `nodes` nodes, none deeper than `depth`, none whose confidence is below `floor` (it would cost more
-    than it is expected to bring), and a single path where `tree` is false.
+    than it is expected to bring), and a single path where `tree` is false. A drafter that makes passes runs none for
+    nodes that are less likely than `expand_node`, each, nor for a level less likely than `expand_level`, together.
     """
 
     nodes: int
     depth: int
     floor: float = 0.0
     tree: bool = True
+    expand_node: float = 0.0
+    expand_level: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,8 @@ class WantedChain(NamedTuple):
     """Its most tokens, at least 1."""
     floor: float
     """It ends before a token that it is less sure of."""
+    expand_level: float
+    """And behind one that it is less sure of: no pass is made for what follows."""
     keys: Sequence[NoiseKey] | None
     """Of each of its tokens; None: greedily."""
 

@@ -43,7 +43,9 @@ class BestFirstTree:
 
     @property
     def growing(self) -> bool:
-        return bool(self.level) and self.depth < self._budget.depth and self._budget.nodes > 0
+        if not self.level or self.depth >= self._budget.depth or not self._budget.nodes:
+            return False
+        return not self.depth or sum(self._confidence[node] for node in self.level) >= self._budget.expand_level
 
     def grow(self, candidates: Sequence[Candidates]) -> None:
         """Look at what may follow each node of the level."""
@@ -61,7 +63,8 @@ class BestFirstTree:
         self._before = self.level
         found = sorted(range(first, len(self._tokens)), key=self._confidence.__getitem__, reverse=True)
         # Of a node that has already been pushed out no follower can come in.
-        self.level = [node for node in found[:WIDTH] if self._confidence[node] >= self._threshold]
+        least = max(self._threshold, self._budget.expand_node)
+        self.level = [node for node in found[:WIDTH] if self._confidence[node] >= least]
 
     def run_level(self) -> Level:
         rows = {node: len(self._row) - 1 + i for i, node in enumerate(self.level)}

@@ -225,7 +225,7 @@ class HeadDrafter(CachedDrafter[Backlog]):
         room = self._head.max_context - self._rows(held)
         nodes = min(budget.nodes, room) if held.tokens else 0
         depth = budget.depth if self.chains or not budget.tree else min(budget.depth, self._depth)
-        given = Budget(max(nodes, 0), depth, budget.floor, budget.tree)
+        given = replace(budget, nodes=max(nodes, 0), depth=depth)
         branching = self._branching if budget.tree else 1
         # What is sampled must be proposed, and a chain has nothing to choose among.
         kind = TreeBuilder if samples(request.params) or branching == 1 else BestFirstTree

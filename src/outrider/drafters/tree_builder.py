@@ -48,8 +48,9 @@ class TreeBuilder:
     def growing(self) -> bool:
         """Whether another level may be added, so that candidates at `level` are worth computing."""
         left = self._budget.nodes - len(self.tokens)
-        promising = max(self._chance(node) for node in self.level) if self.level else 0.0
-        return left > 0 and self._levels_left > 0 and promising >= self._budget.floor and promising > 0
+        chances = [self._chance(node) for node in self.level]
+        promising = max(chances, default=0.0) >= self._budget.floor and sum(chances) >= self._budget.expand_level
+        return left > 0 and self._levels_left > 0 and promising and any(chances)
 
     def grow(self, candidates: Sequence[Candidates]) -> None:
         """Add a level, given what may follow each node of the last one."""
@@ -91,6 +92,11 @@ class TreeBuilder:
     def floor(self) -> float:
         """The least confidence of a node."""
         return self._budget.floor
+
+    @property
+    def expand_level(self) -> float:
+        """The least confidence of a level that another may follow."""
+        return self._budget.expand_level
 
     def grow_chain(self, tokens: list[int], confidence: list[float]) -> None:
         """All that `grow` would add, level by level, to a chain that has nothing yet."""

@@ -47,7 +47,7 @@ static void grow_chains(const Chains *d, const Pass *pass, int level, int hidden
         if (token < 0 || chance <= 0.0 || chance < floor) continue;
         d->tokens[level * chains + chain] = token;
         d->confidence[level * chains + chain] = chance;
-        if (level + 1 == d->depths[chain] || !(chance >= floor && chance > 0.0)) continue;
+        if (level + 1 == d->depths[chain] || chance < d->runs[chain]) continue;
         memcpy(d->states + (int64_t)left * hidden, pass->tapped + (int64_t)pass->wanted_rows[i] * hidden, (size_t)hidden * 4);
         d->numbers[left] = token;
         now->chain[left] = chain;

@@ -196,6 +196,7 @@ typedef struct {
     const Pass *first;     /* ranks one follower of each wanted row, where the chains begin; says nothing of noise */
     const int32_t *depths; /* [chains]: the most tokens of each, at least 1 */
     const double *floors;  /* [chains]: how sure of a token it must be */
+    const double *runs;    /* [chains]: how sure of it to make a pass for what follows */
     const Noise *noise;    /* [levels, chains], as many levels as the deepest has */
     int32_t *tokens;       /* [levels, chains], -1 where a chain has ended */
     double *confidence;    /* [levels, chains] */

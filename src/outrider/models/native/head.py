@@ -165,15 +165,17 @@ class NativeHead(NativeStack, DraftHead):
         noise = array("B", b"".join([_level_noise(chain, level) for level in range(levels) for chain in wanted]))
         # What C reads, what it answers, and what it works with.
         integers = array("i", [chain.depth for chain in wanted] + [-1] * size + [0] * (size + 5 * count + 1))
-        doubles = array("d", [chain.floor for chain in wanted] + [0.0] * size)
+        least = [chain.floor for chain in wanted] + [chain.expand_level for chain in wanted]
+        doubles = array("d", least + [0.0] * size)
         at, sure = integers.buffer_info()[0], doubles.buffer_info()[0]
         chains = Chains(
             first=pointer(step),
             depths=at,
             floors=sure,
+            runs=sure + 8 * count,
             noise=noise.buffer_info()[0],
             tokens=at + 4 * count,
-            confidence=sure + 8 * count,
+            confidence=sure + 16 * count,
             states=self._states.data_ptr(),
             numbers=at + 4 * (count + size),
         )
@@ -182,7 +184,8 @@ class NativeHead(NativeStack, DraftHead):
         drafted = []
         for first in range(count, 2 * count):
             tokens = [token for token in integers[first : first + size : count] if token >= 0]
-            drafted.append((tokens, list(doubles[first : first + size : count][: len(tokens)])))
+            sureness = doubles[first + count : first + count + size : count]
+            drafted.append((tokens, list(sureness[: len(tokens)])))
         return drafted
 
 

@@ -174,7 +174,8 @@ class Pass(Structure):
 class Chains(Structure):
     _fields_ = [
         ("first", POINTER(Pass)),
-        *[(name, c_void_p) for name in ("depths", "floors", "noise", "tokens", "confidence", "states", "numbers")],
+        *[(name, c_void_p) for name in ("depths", "floors", "runs", "noise")],
+        *[(name, c_void_p) for name in ("tokens", "confidence", "states", "numbers")],
     ]
 
 
