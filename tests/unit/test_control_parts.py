@@ -20,7 +20,7 @@ from outrider.control.isotonic import isotonic
 from outrider.control.ledger import SHARE, Ledger
 from outrider.control.levels import Levels, PricedLevels, SeenLevels
 from outrider.control.pace import DraftPace, Pace
-from outrider.control.paid import PaidDrafters
+from outrider.control.paid import PaidDrafters, PaidState
 from outrider.control.survey import Survey
 from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import VerifiedDraft
@@ -348,22 +348,28 @@ def test_what_levels_bring_holds_at_any_price_of_a_row() -> None:
     """Two nodes were kept of each level where rows cost nothing; where they are dear, the likelier one alone pays."""
     levels = PricedLevels.hoped((), 4, 0.1, 1)
     for _ in range(100):
-        levels.observe(SeenLevels([0.6, 0.4], [0.8, 0.5], [2, 2], [1, 1], 0.6), [1.0, 1.0])
+        levels.observe(SeenLevels([0.6, 0.4], [0.8, 0.5], [2, 2], [1, 1], 0.6))
     assert levels.expected(2, 0.0) == pytest.approx([0.8, 0.5], abs=0.01)
     assert levels.expected(2, 0.1) == pytest.approx([0.6, 0.3], abs=0.01)
     assert levels.expected(2, 0.5) == pytest.approx([0.1, 0.0], abs=0.01)
 
 
-def test_what_others_have_brought_already_says_nothing_of_a_drafter() -> None:
-    """It adds nothing where a lookup is right, which is no reason to expect nothing of it elsewhere."""
-    levels = PricedLevels.hoped((0.7, 0.7), 2, 0.1, 1)
-    for _ in range(100):
-        levels.observe(SeenLevels([0.0, 0.0], [0.0, 0.0], [0, 0], [1, 0], 0.9), [0.0, 0.0])
-    assert levels.expected(2, 0.0) == pytest.approx([0.7, 0.49])
-    for _ in range(100):
-        levels.observe(SeenLevels([0.25, 0.2], [0.25, 0.2], [1, 1], [1, 0], 0.9), [0.5, 0.5])
-    assert levels.expected(2, 0.0) == pytest.approx([0.5, 0.4], abs=0.01)
-    assert levels.runs(2) == pytest.approx([1.0, 0.0], abs=0.01)
+def test_a_drafter_that_agrees_with_a_lookup_is_no_worse_for_it() -> None:
+    """What it brings is the same whether or not others propose it too; what is left to bring is asked elsewhere."""
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1)})
+    rated = []
+    for label in ("head", "suffix&head", "suffix"):
+        paid, state = PaidDrafters(table, 4, Acceptance(), {}), PaidState()
+        for _ in range(50):
+            state.drafter, state.levels, state.passes = "head", 2, 1
+            paid.rate(state, Draft([7], [-1], [0.9], sources=[label]), [0.9], [0])
+        gains = state.gains["head"]
+        rated.append((gains.expected(2, 0.0), gains.runs(2)))
+    assert rated[0] == rated[1]
+    assert rated[0][0] == pytest.approx([0.9, 0.0], abs=0.03)
+    assert rated[0][1] == pytest.approx([1.0, 0.0], abs=0.03)
+    assert rated[2][0] == pytest.approx([0.0, 0.0], abs=0.03)
 
 
 def test_depth_pays_for_what_drafting_costs() -> None:

@@ -36,16 +36,12 @@ class Levels:
         """The same belief, held less or more firmly."""
         return Levels(self._levels, self._ratio, rate, weight)
 
-    def observe(
-        self, brought: Sequence[float], first: float, rate: float = 0.0, left: Sequence[float] | None = None
-    ) -> None:
-        """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right. `left[k]`: how
-        likely there was anything left to bring, not brought by others already; None: in any case."""
+    def observe(self, brought: Sequence[float], first: float, rate: float = 0.0) -> None:
+        """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
         rate = max(rate, self._rate, 1 / (self._weight + 1))
         self._weight += 1
         before = self.expected(len(brought))
-        there = left or [1.0] * len(brought)
-        self._levels = [old + rate * (new - old * part) for old, new, part in zip(before, brought, there, strict=True)]
+        self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
         self._ratio += rate * (min(first, 0.95) - self._ratio)
 
     def total(self, levels: int) -> float:
@@ -79,7 +75,7 @@ class Levels:
 
 class SeenLevels(NamedTuple):
     """Of one draft, by level: the chance of its likeliest node, those of all kept together, their number, and whether a
-    pass was made for it. `first`: how likely its first level was right, whoever else proposed the same."""
+    pass was made for it, whoever else proposed the same. `first`: how likely its first level was right."""
 
     best: Sequence[float]
     tokens: Sequence[float]
@@ -89,9 +85,9 @@ class SeenLevels(NamedTuple):
 
 
 class PricedLevels:
-    """What each level of a paid drafter's drafts has lately brought a request where nothing else was proposed, and the
-    rows that took: so what it is worth can be said at any price of a row, and what was learned among many requests
-    holds among few."""
+    """What each level of a paid drafter's drafts has lately brought a request, or would have but for others' drafts,
+    and the rows that took: so what it is worth can be said at any price of a row, and what was learned among many
+    requests holds among few."""
 
     __slots__ = ("_best", "_rows", "_runs", "_tokens")
 
@@ -114,11 +110,16 @@ class PricedLevels:
         known = (self._best, self._tokens, self._rows, self._runs)
         return PricedLevels(*[levels.copy(rate, weight) for levels in known])
 
-    def observe(self, seen: SeenLevels, left: Sequence[float], rate: float = 0.0) -> None:
+    def observe(self, seen: SeenLevels, rate: float = 0.0) -> None:
         """As `Levels.observe`."""
-        for levels, brought in ((self._best, seen.best), (self._tokens, seen.tokens), (self._rows, seen.rows)):
-            levels.observe(brought, seen.first, rate, left)
-        self._runs.observe(seen.runs, seen.first, rate)
+        all_seen = (
+            (self._best, seen.best),
+            (self._tokens, seen.tokens),
+            (self._rows, seen.rows),
+            (self._runs, seen.runs),
+        )
+        for levels, brought in all_seen:
+            levels.observe(brought, seen.first, rate)
 
     def expected(self, levels: int, row: float) -> list[float]:
         """Tokens that each of so many levels gains, net of its rows, where a row costs `row` of a token: with its

@@ -61,8 +61,6 @@ class PaidState:
     levels: int = 0
     passes: int = 0
     """That its drafter made for them: it stops where nothing promising follows."""
-    left: Sequence[float] = ()
-    """How likely each level is not right already, by what was looked up for that step."""
     idle: int = 0
     """Steps since somebody was paid to draft for it, or it came."""
     rest: int = 0
@@ -200,8 +198,9 @@ class PaidDrafters:
             return []
         known, price = self._gains(candidate.state, candidate.drafter), prices.token
         gains = known.expected(candidate.limit, (prices.usual_row or prices.row) / price)
-        left = candidate.state.left = [1 - here for here in self._covered(candidate)]
-        return [gain * here * price for gain, here in zip(gains, left, strict=True)]
+        if candidate.found.tokens:
+            gains = [gain * (1 - found) for gain, found in zip(gains, self._covered(candidate), strict=True)]
+        return [gain * price for gain in gains]
 
     def _budget(
         self,
@@ -245,25 +244,27 @@ class PaidDrafters:
         return Budget(nodes, levels, least, tree, expand_node, expand_level)
 
     def rate(self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int]) -> None:
-        """Learn what the one paid in this step adds: the nodes that only it proposed, the likeliest of each level and
-        all those `kept`."""
+        """Learn what the one paid in this step brings: the nodes that it proposed, the likeliest of each level and all
+        those `kept`, also where others proposed the same. What of that is left to bring is asked before each draft
+        (`_hopes`)."""
         name = state.drafter
         if name is None:
             return
         best, tokens, rows, first = [0.0] * state.levels, [0.0] * state.levels, [0.0] * state.levels, 0.0
         runs = [1.0 if level < state.passes else 0.0 for level in range(state.levels)]
         for i, (level, chance) in enumerate(zip(depths(draft), chances, strict=True)):
-            label = draft.label(i)
-            if not level and name in label.split("&"):
+            if name not in draft.label(i).split("&"):
+                continue
+            if not level:
                 first += chance
-            if label == name and level < state.levels:
+            if level < state.levels:
                 best[level] = max(best[level], chance)
                 if i in kept:
                     tokens[level] += chance
                     rows[level] += 1
-        seen, left = SeenLevels(best, tokens, rows, runs, first), state.left[: state.levels]
-        self._gains(state, name).observe(seen, left, _AFTER_PAUSE if state.idle else 0.0)
-        self._newcomer(name, state.read).observe(seen, left)
+        seen = SeenLevels(best, tokens, rows, runs, first)
+        self._gains(state, name).observe(seen, _AFTER_PAUSE if state.idle else 0.0)
+        self._newcomer(name, state.read).observe(seen)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
