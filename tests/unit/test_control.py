@@ -13,7 +13,7 @@ from control_world import PASS, Drafts, Finder, Predicts, Running, World, always
 
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
-from outrider.control.costs import assumed
+from outrider.control.costs import ROWS, CostTable, DraftCost, assumed
 from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
@@ -123,6 +123,14 @@ def test_recovers_when_acceptance_comes_back(per_level: float, free: bool) -> No
     ran = world.run(world.auto(), 2500)
     later = World(rising(0.1), always(0.85), per_level=0.0 if free else per_level)
     assert ran.since(1600) > 0.9 * later.best_fixed(1000)
+
+
+@pytest.mark.parametrize("known", [0.0, 1.0])
+def test_a_drafter_known_to_be_never_or_always_right_is_no_trouble(known: float) -> None:
+    world = World(flat, always(0.8))
+    table = CostTable(ROWS, (0, 1), ([PASS * flat(r) for r in ROWS],) * 2, 0.0, {"world": DraftCost(0.0, 0.005 * PASS)})
+    ran = world.run(AutoLength(table=table, acceptance={"world": [known] * 16}), 1500)
+    assert ran.since(1000) > 0.85 * world.best_fixed(1000)
 
 
 def test_stops_again_when_acceptance_goes_away() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import accumulate
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32)
@@ -29,9 +29,6 @@ class DraftCost:
     per_level: float
     resume: float = 0.0
     row: float = 0.0
-
-
-_DRAFT_COST = tuple(each.name for each in fields(DraftCost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,10 @@ class CostTable:
         """Raises ValueError, KeyError, TypeError, AttributeError or RecursionError where it is none that can have been
         measured."""
         read = json.loads(text)
-        drafting = {name: DraftCost(*map(cost.__getitem__, _DRAFT_COST)) for name, cost in read.pop("drafting").items()}
+        drafting = {
+            name: DraftCost(cost["fixed"], cost["per_level"], cost["resume"], cost["row"])
+            for name, cost in read.pop("drafting").items()
+        }
         table = CostTable(drafting=drafting, **read)
         if tuple(table.rows) != ROWS or len(table.contexts) != 2 or not 0 < table.contexts[0] <= table.contexts[1]:
             raise ValueError("other rows or contexts than are measured")

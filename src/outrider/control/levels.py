@@ -107,25 +107,23 @@ class PricedLevels:
 
     def copy(self, rate: float, weight: float) -> PricedLevels:
         """As `Levels.copy`."""
-        known = (self._best, self._tokens, self._rows, self._runs)
-        return PricedLevels(*[levels.copy(rate, weight) for levels in known])
+        return PricedLevels(*[levels.copy(rate, weight) for levels in self._all])
 
     def observe(self, seen: SeenLevels, rate: float = 0.0) -> None:
         """As `Levels.observe`."""
-        all_seen = (
-            (self._best, seen.best),
-            (self._tokens, seen.tokens),
-            (self._rows, seen.rows),
-            (self._runs, seen.runs),
-        )
-        for levels, brought in all_seen:
-            levels.observe(brought, seen.first, rate)
+        brought = (seen.best, seen.tokens, seen.rows, seen.runs)
+        for levels, mine in zip(self._all, brought, strict=True):
+            levels.observe(mine, seen.first, rate)
 
     def expected(self, levels: int, row: float) -> list[float]:
         """Tokens that each of so many levels gains, net of its rows, where a row costs `row` of a token: with its
         likeliest node alone, or with as many as were kept."""
         each = zip(*[known.expected(levels) for known in (self._best, self._tokens, self._rows)], strict=True)
         return [max(0.0, best - row, tokens - row * rows) for best, tokens, rows in each]
+
+    @property
+    def _all(self) -> tuple[Levels, ...]:
+        return self._best, self._tokens, self._rows, self._runs
 
     @property
     def followed(self) -> float:

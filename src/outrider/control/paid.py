@@ -36,6 +36,8 @@ _READ_ANYWAY = 24
 """Prompts not read for them after which one is."""
 _DEEP = 2
 """Levels after which a drafter about ends: by so many its claims are off, if they are."""
+_LEAST = 1e-6
+"""Tokens that a pass for a node that is right is taken to gain, at least."""
 _STAYS = 8
 """Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
 _SELDOM = 0.25
@@ -218,19 +220,21 @@ class PaidDrafters:
             return _NOTHING
         cost = self._cost(name)
         begin, level, catching_up = cost.beginning(sharing), cost.level(sharing), cost.catching_up(state.idle)
-        known, truth = self._gains(state, name), self._acceptance.truth(name)
-        runs, token = known.runs(len(hope)), prices.token * known.followed**2 * truth**_DEEP
+        known = self._gains(state, name)
         # As deep as it may lose, catching up included: that is lost once, and gained by for some steps.
         may_lose = ledger.left * prices.plain_token * sharing
         may_lose = (may_lose if bearable is None else min(may_lose, bearable)) - begin - catching_up
         most = min(len(hope), max(0, int(may_lose / level))) if level else len(hope)
-        costs = [max(run, _SELDOM) * level / sharing for run in runs[:most]]
+        costs = [max(run, _SELDOM) * level / sharing for run in known.runs(most)]
         least_gain = _MARGIN * prices.plain_token
         levels = depth(hope[:most], least_gain + (begin + catching_up / _STAYS) / sharing, costs)
-        nodes, least = limit, floor(prices.row, prices.token, max(1.0, truth))
-        expand_node, expand_level = cost.row / token, min(1.0, level / sharing / token)
-        if not levels:
-            levels, nodes, least, expand_node, expand_level = 1, min(limit, _TRIAL_NODES), 0.0, 0.0, 0.0
+        if levels:
+            truth = self._acceptance.truth(name)
+            token = prices.token * max(_LEAST, known.followed**2 * truth**_DEEP)
+            least = floor(prices.row, prices.token, max(1.0, truth))
+            budget = Budget(limit, levels, least, tree, cost.row / token, min(1.0, level / sharing / token))
+        else:
+            budget = Budget(min(limit, _TRIAL_NODES), 1, 0.0, tree)
             charge = (begin + catching_up + level) / prices.plain_token
             due = min(LATEST, max(SOONEST, charge / SHARE))
             state.away = due - state.idle > LONG_PAUSE
@@ -240,8 +244,8 @@ class PaidDrafters:
         contested = candidate.exclusive and candidate.found.tokens
         if contested and sum(self._covered(candidate)) * prices.token >= sum(hope):
             return _NOTHING
-        state.drafter, state.levels, state.away = name, levels, False
-        return Budget(nodes, levels, least, tree, expand_node, expand_level)
+        state.drafter, state.levels, state.away = name, budget.depth, False
+        return budget
 
     def rate(self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int]) -> None:
         """Learn what the one paid in this step brings: the nodes that it proposed, the likeliest of each level and all

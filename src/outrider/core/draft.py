@@ -138,8 +138,9 @@ class Budget:
     """What a drafter may spend on one request in one step.
 
     At most `nodes` nodes, none deeper than `depth`, none whose confidence is below `floor` (it would cost more
-    than it is expected to bring), and a single path where `tree` is false. A drafter that makes passes runs none for
-    nodes that are less likely than `expand_node`, each, nor for a level less likely than `expand_level`, together.
+    than it is expected to bring), and a single path where `tree` is false. A drafter that makes passes makes none for
+    a level whose nodes are together less likely than `expand_level`, and where it may choose which to follow up, not
+    those less likely than `expand_node`.
     """
 
     nodes: int

@@ -15,7 +15,8 @@ from outrider.drafters.candidates import Candidates
 from outrider.drafters.tree_builder import Level, TreeBuilder
 
 WIDTH = 8
-"""Nodes of a level whose followers are looked at: their rows share a pass, which costs little more than one row."""
+"""Nodes of a level whose followers are looked at, at most: their rows share a pass, which costs little more than one
+row on some machines, and on others as much more as the budget says (`expand_node`)."""
 
 
 class BestFirstTree:
@@ -23,6 +24,9 @@ class BestFirstTree:
 
     A node is no more promising than its parent, so the most promising nodes always make a tree.
     """
+
+    chain: TreeBuilder | None = None
+    """It grows branches."""
 
     def __init__(self, budget: Budget, branching: int) -> None:
         self.depth = 0
@@ -37,9 +41,6 @@ class BestFirstTree:
         """The pending row of each node that was run."""
         self._before: Sequence[int] = []
         """The level before this one."""
-
-    chain: TreeBuilder | None = None
-    """It grows branches."""
 
     @property
     def growing(self) -> bool:

@@ -60,7 +60,7 @@ class HeadCandidates:
                 return None
             depths = range(chain.levels_left)
             keys = [_noise_key(plan, depth) for depth in depths] if plan.request.params.temperature else None
-            wanted.append(WantedChain(len(depths), chain.floor, chain.expand_level, keys))
+            wanted.append(WantedChain(len(depths), chain.budget.floor, chain.budget.expand_level, keys))
         return wanted
 
     def _from_logits(self, plan: Plan[Backlog], logits: Tensor) -> list[Candidates]:
