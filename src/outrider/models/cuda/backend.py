@@ -12,7 +12,9 @@ from outrider.core.model import DraftHead, LanguageModel
 from outrider.errors import DrafterError
 from outrider.models.architecture import USUAL, Architecture
 from outrider.models.backend import DecoderBackend, Placement, Size
+from outrider.models.checkpoints.catalog import cache_root
 from outrider.models.checkpoints.checkpoint import Checkpoint
+from outrider.models.checkpoints.disk import COSTS
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.weights import HeadWeights
 from outrider.models.precision import BF16, FP8, FP16
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 HEAD_IN_FP8 = torch.int8
 """What the output layer of a model in fp8 is rounded to: as few bytes as e4m3 and nearer, which counts most there
-(docs/performance.md). A model that was published in fp8 keeps the output layer it came with."""
+(docs/log/gpu-kernels.md). A model that was published in fp8 keeps the output layer it came with."""
 
 
 class CudaBackend(DecoderBackend):
@@ -55,6 +57,7 @@ class CudaBackend(DecoderBackend):
             matrices=precision.weights,
             memory=CacheMemory.on(place.device, place.gpu_memory, place.max_context),
             head=HEAD_IN_FP8 if precision is FP8 and published is None else None,
+            tilings=cache_root() / COSTS,
             **size._asdict(),
         )
 

@@ -16,6 +16,7 @@ from outrider.core.step import Manner, PendingFeatures, StepShape, StepSlot
 from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import Graphs, Key, Launches
 from outrider.models.cuda.growth import TreeGrowth
+from outrider.models.cuda.judge import Drawn, Judge
 from outrider.models.cuda.kernels.steps import wait_kernel
 from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, STRIDE, Lanes
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS, Network
@@ -37,6 +38,8 @@ class Chains(Protocol):
 
     skips: int
     """As `Stepper.skips`."""
+    drawn: Drawn
+    """What the drafts were drawn from, in the lanes that the rejection rule judges."""
 
     def launches(self, lanes: int, shape: StepShape, manner: Manner) -> Iterator[tuple[Key, Launches]]:
         """What drafts of this shape need, and what those after a step that verified as many do."""
@@ -68,7 +71,10 @@ class ModelChains:
         """`vocab_size`: the target's tokens that may be chosen; the model may have fewer."""
         self._network = model.network
         self._lanes = lanes
-        self._chooser = Chooser(HEAD_ROWS, min(vocab_size, model.vocab_size), model.device)
+        columns = min(vocab_size, model.vocab_size)
+        self._chooser = Chooser(HEAD_ROWS, columns, model.device)
+        self.drawn = Drawn(_drafts(lanes), columns, None, vocab_size, model.device)
+        self._judge = Judge(self._chooser, lanes, lanes.most, self.drawn)
         self._behind = 0
         """Tokens before the last that the model has not run, of any lane at most."""
         self._plain = False
@@ -120,8 +126,7 @@ class ModelChains:
             board.place(network, DRAFT_SLOT, lanes, start, count, wanted=1)
             network.body(lanes * count, together=False, chain=1)
             network.head(lanes)
-            noise, said = board.chosen_by(manner)
-            self._chooser.choose(network.logits, lanes, noise, board.drafts[:, depth], said)
+            _choose(self._chooser, self._judge, network, board, lanes, depth, manner)
 
 
 class HeadChains:
@@ -133,6 +138,8 @@ class HeadChains:
         self._lanes = lanes
         columns = int((head.ids < vocab_size).sum())
         self._chooser = Chooser(HEAD_ROWS, columns, head.device, head.ids)
+        self.drawn = Drawn(_drafts(lanes), columns, head.ids, vocab_size, head.device)
+        self._judge = Judge(self._chooser, lanes, lanes.most, self.drawn)
         self.trees = Trees(lanes)
         self._growth = TreeGrowth(head.network, lanes, self.trees, columns, head.ids)
         shape = lanes.most, WAITING + MAX_LENGTH + 1, head.network.inbox.shape[1]
@@ -261,12 +268,25 @@ class HeadChains:
             self._choose(lanes, depth, manner)
 
     def _choose(self, lanes: int, depth: int, manner: Manner) -> None:
-        network, board = self._network, self._lanes
-        network.head(lanes)
-        noise, said = board.chosen_by(manner)
-        self._chooser.choose(network.logits, lanes, noise, board.drafts[:, depth], said)
+        self._network.head(lanes)
+        _choose(self._chooser, self._judge, self._network, self._lanes, lanes, depth, manner)
 
 
 def _most(lanes: int, network: Network) -> int:
     """Tokens of each lane that one pass can catch up with."""
     return max(1, min(WAITING, min(network.max_rows, NARROW_ROWS) // lanes))
+
+
+def _drafts(lanes: Lanes) -> int:
+    """The most that one step verifies, of all lanes together."""
+    return min(NARROW_ROWS, lanes.most * MAX_LENGTH)
+
+
+def _choose(
+    chooser: Chooser, judge: Judge, network: Network, board: Lanes, lanes: int, depth: int, manner: Manner
+) -> None:
+    """The drafts of one level, by the network's logits."""
+    noise, said = board.chosen_by(manner)
+    chooser.choose(network.logits, lanes, noise, board.drafts[:, depth], said)
+    if manner >= Manner.JUDGED:
+        judge.draw(network.logits, lanes, board.noise, said, depth, board.drafts)

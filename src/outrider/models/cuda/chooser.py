@@ -45,10 +45,10 @@ class Chooser:
     def __init__(self, rows: int, vocab: int, device: torch.device, ids: Tensor | None = None) -> None:
         self._vocab = vocab
         self._ids = None if ids is None else ids.to(device, torch.int32)
-        self._blocks = -(-vocab // BLOCK)
+        self.blocks = -(-vocab // BLOCK)
 
         def room(dtype: torch.dtype, rounds: int = ROUNDS) -> Tensor:
-            return torch.zeros(rounds, rows, self._blocks, dtype=dtype, device=device)
+            return torch.zeros(rounds, rows, self.blocks, dtype=dtype, device=device)
 
         self._peaks, self._peak_which = room(torch.float64, 1)[0], room(torch.int32, 1)[0]
         self._limit = torch.zeros(rows, dtype=torch.float64, device=device)
@@ -57,33 +57,44 @@ class Chooser:
         self._above = room(torch.int64)
         self._weight, self._mass = room(torch.float64, 1)[0], room(torch.int64, 1)[0]
 
+    @property
+    def found(self) -> tuple[Tensor, ...]:
+        """Of the rows looked at last that were drawn: the largest score of each block; what top-k leaves; and where
+        there is a top-p, the weight and the mass of each block."""
+        return self._peaks, self._limit, self._weight, self._mass
+
+    def scored(
+        self, logits: Tensor, said: Said | None, first: int
+    ) -> tuple[tuple[Tensor | None, ...], tuple[int, ...], dict[str, Any]]:
+        """What kernels make scores from (`given` of `kernels/scores.py`), their sizes, and how blocks are compiled."""
+        if said is None:
+            given: tuple[Tensor | None, ...] = logits, None, None, None, None, None, self._ids
+            stride, longest = 0, 1
+        else:
+            given = logits, said.table, said.numbers, said.marks[first:], said.drafts, said.masks.table, self._ids
+            stride, longest = said.stride, said.drafts.shape[1]
+        width = 1 << (self.blocks - 1).bit_length()
+        blocks = {"LONGEST": longest, "BLOCK": BLOCK, "BLOCKS": width, **UNFUSED}
+        return given, (logits.stride(0), stride, self._vocab, self.blocks), blocks
+
     def choose(
         self, logits: Tensor, rows: int, noise: Noise | None, chosen: Tensor, said: Said | None = None, first: int = 0
     ) -> None:
         """Fill `chosen` from `first` on (int32, any stride) by the first `rows` logits. `noise` None: every row
         greedily. `said`: scores are processed first, of the rows that it marks."""
         chosen = chosen[first:]
-        grid = (rows, self._blocks)
-        ids = self._ids
-        if said is None:
-            given: tuple[Tensor | None, ...] = logits, None, None, None, None, None, ids
-            sizes, longest = (logits.stride(0), 0, self._vocab), 1
-        else:
-            given = logits, said.table, said.numbers, said.marks[first:], said.drafts, said.masks.table, ids
-            sizes, longest = (logits.stride(0), said.stride, self._vocab), said.drafts.shape[1]
-        width = 1 << (self._blocks - 1).bit_length()
-        blocks: dict[str, Any] = {"LONGEST": longest, "BLOCK": BLOCK, "BLOCKS": width, **UNFUSED}
+        grid, ids = (rows, self.blocks), self._ids
+        given, all_sizes, blocks = self.scored(logits, said, first)
         peaks, peak_which, limit = self._peaks, self._peak_which, self._limit
-        peaks_kernel[grid](given, peaks, peak_which, *sizes, LONGEST=longest, BLOCK=BLOCK, **UNFUSED)
+        peaks_kernel[grid](given, peaks, peak_which, *all_sizes[:3], LONGEST=blocks["LONGEST"], BLOCK=BLOCK, **UNFUSED)
         if said is not None and ids is None:  # a head's rows have no masks
-            unmask_kernel[(rows,)](given, peaks, peak_which, *sizes, self._blocks, **blocks)
+            unmask_kernel[(rows,)](given, peaks, peak_which, *all_sizes, **blocks)
         if noise is None:
             pick_kernel[(rows,)](
-                peaks, peak_which, ids, chosen, chosen.stride(0), self._blocks, BLOCKS=width, num_warps=1
+                peaks, peak_which, ids, chosen, chosen.stride(0), self.blocks, BLOCKS=blocks["BLOCKS"], num_warps=1
             )
             return
         words, numbers, weight, mass = noise.words[first:], noise.numbers[first:], self._weight, self._mass
-        all_sizes = *sizes, self._blocks
         top_k_kernel[(rows,)](given, peaks, peak_which, numbers, limit, *all_sizes, **blocks)
         best, which, above = self._best[0], self._which[0], self._above[0]
         perturb_kernel[grid](given, peaks, words, numbers, limit, best, which, weight, *all_sizes, **blocks)

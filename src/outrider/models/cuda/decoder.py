@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from outrider.models.cuda.network import Network
 from outrider.models.cuda.passes import MAX_ROWS, Launched, Passes
 from outrider.models.cuda.stepper import DeviceStepper
 from outrider.models.cuda.tiling import word_group
+from outrider.models.cuda.tuning import Stored, replayed, tune
 from outrider.models.cuda.words import arranged
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
@@ -50,14 +52,17 @@ class CudaDecoder(Passes[Network], LanguageModel):
         max_batch: int,
         max_context: int,
         memory: CacheMemory | None = None,
+        tilings: Path | None = None,
     ) -> None:
-        """`memory`: what the cache may take, once it is asked for; None: as much as all slots could fill."""
+        """`memory`: what the cache may take, once it is asked for; None: as much as all slots could fill. `tilings`:
+        where it is kept which are fastest on this GPU; None: nobody is to find out."""
         self.architecture = architecture
         self.vocab_size = architecture.vocab_size
         self._embedding = weights.embedding
         network = Network(architecture, weights, max_batch + 1, max_context + SLACK, MAX_ROWS)
         super().__init__(network, max_batch, max_context, memory)
         self.features = network.features
+        self._tilings = tilings
 
     @staticmethod
     def load(
@@ -71,6 +76,7 @@ class CudaDecoder(Passes[Network], LanguageModel):
         memory: CacheMemory | None = None,
         matrices: torch.dtype | None = None,
         head: torch.dtype | None = None,
+        tilings: Path | None = None,
     ) -> CudaDecoder:
         """In `dtype`; `matrices` and the output layer, `head`, where given in a format of their own, fp8 or int8 with
         a scale per output channel: they are rounded as they come."""
@@ -85,7 +91,9 @@ class CudaDecoder(Passes[Network], LanguageModel):
         )
         if weights.head_scales is not None:
             arranged(weights.head, word_group(*weights.head.shape))
-        return CudaDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, memory=memory)
+        return CudaDecoder(
+            architecture, weights, max_batch=max_batch, max_context=max_context, memory=memory, tilings=tilings
+        )
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> Tensor:
@@ -96,6 +104,15 @@ class CudaDecoder(Passes[Network], LanguageModel):
             features.append(kept if last else kept.clone())  # the next pass would overwrite it
         self.features = features[0] if len(features) == 1 else torch.cat(features)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def tune(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Compute capability 9.0 is what tilings were measured for, and has kernels of its own."""
+        network, products = self.network, self.network.products
+        if self._tilings is None or products.gpu.multiplies_apart:
+            return iter(())
+        self._pad()
+        stored = Stored(self._tilings, torch.cuda.get_device_name(self.device), products, network.sites())
+        return tune(network, stored, partial(replayed, self.device), note)
 
     def _kinds(self) -> Mapping[str, Launched]:
         return {"body": self.network.body}

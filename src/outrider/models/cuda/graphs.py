@@ -62,7 +62,7 @@ class Graphs:
             return
         launches()
         if key not in self._recorded:
-            self._recorded[key] = _record(launches) if self._enabled else None
+            self._recorded[key] = recorded(launches) if self._enabled else None
             self.late += 1
 
     def record(self, key: Key, launches: Launches) -> None:
@@ -70,7 +70,7 @@ class Graphs:
         if key[0] not in self._kinds or not self._enabled:
             self._kinds.add(key[0])
             launches()
-        self._recorded[key] = _record(launches) if self._enabled else None
+        self._recorded[key] = recorded(launches) if self._enabled else None
 
     def recordings(self, all_launches: Iterable[tuple[Key, Launches]]) -> Iterator[GraphRecording]:
         """What is not recorded yet."""
@@ -95,7 +95,7 @@ class GraphRecording:
             self.graphs.record(self.key, self.launches)
 
 
-def _record(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def recorded(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """The garbage collector waits meanwhile: an old graph it let go of would break the recording of this one."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -56,7 +56,7 @@ class HeadNetwork(Network):
     def fuse(self, rows: int, features: Tensor | None = None, index: Tensor | None = None) -> None:
         """`features[index[:rows]]` (None: those in `inbox`, in order) as states in `given`."""
         source = self.inbox if features is None else features
-        self._products.linear(source, self._fc, None, rows, self.given, index=index)
+        self.products.linear(source, self._fc, None, rows, self.given, index=index)
 
     def run(
         self,
@@ -76,7 +76,7 @@ class HeadNetwork(Network):
             index,
             self._weights.layers[0].attention_norm,
             self._hidden_norm,
-            self._products.residual,
+            self.products.residual,
             self._pair,
             self._attention.scratch,
             self._group(rows, together, tiled, chain),

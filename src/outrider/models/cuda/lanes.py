@@ -32,6 +32,7 @@ drafts were offered."""
 
 TARGET_SLOT, DRAFT_SLOT = steps.TARGET_SLOT.value, steps.DRAFT_SLOT.value
 _NUMBERS, _START, _WORDS = steps.NUMBERS.value, steps.START.value, steps.WORDS.value
+_REJECTS = steps.REJECTS.value
 STRIDE = _WORDS + 2 * NOISE_AHEAD
 """Int32 of a lane's record.
 
@@ -39,7 +40,8 @@ STRIDE = _WORDS + 2 * NOISE_AHEAD
     many tokens a head's cache has no rows for, and how many it has rows for; the first position whose token is known
     here; top_k; min_tokens; whether scores are processed; logprobs and one, 0:
     none are reported; what guides it (`kernels/steps.py`)
-    temperature, top_p, log(min_p): fp64 each; one unused
+    temperature, top_p, log(min_p): fp64 each
+    where the rejection rule judges its drafts, the tokens it generates at most; else 0
     the generated position of the first noise key
     noise keys
 """
@@ -110,7 +112,7 @@ class Lanes:
             integers[i, :_NUMBERS] = *fields, *_processing(lane), reported, guide
             least = math.log(lane.min_p) if lane.min_p > 0 else -math.inf
             numbers[i, _NUMBERS // 2 : _START // 2] = lane.temperature, lane.top_p, least
-            integers[i, _START] = lane.generated
+            integers[i, _REJECTS], integers[i, _START] = min(lane.rejects, _MOST), lane.generated
             if lane.words is not None:
                 integers[i, _WORDS : _WORDS + lane.words.numel()] = lane.words.flatten().numpy()
             first, second = (lane.previous, lane.last) if lane.length else (lane.last, 0)

@@ -21,7 +21,8 @@ from outrider.models.cuda.kernels.rows import embed_kernel, tap_kernel
 from outrider.models.cuda.launches import dependent, is_shallow, power_of_two
 from outrider.models.cuda.products import Matrix, Products
 from outrider.models.cuda.tables import Tables
-from outrider.models.cuda.tiling import depth_split
+from outrider.models.cuda.tiling import Product, depth_split
+from outrider.models.cuda.tuning import Launches, Site
 from outrider.models.weights import DecoderWeights, LayerWeights
 
 NARROW_ROWS = 512
@@ -54,7 +55,7 @@ class Network:
         few = min(max_rows, NARROW_ROWS)
         sizes = {matrix.element_size() for matrix in (weights.layers[0].qkv, weights.head)}
         splits = [(n, max(depth_split(n, k, size) for size in sizes)) for n, k in self._shapes()]
-        self._products = Products(a, gpu, self.dtype, self.device, max_rows, few, splits)
+        self.products = Products(a, gpu, self.dtype, self.device, max_rows, few, splits)
         self._attention = Attention(a, gpu, self.dtype, self.device, slots, capacity, max_rows, few)
 
         def room(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
@@ -115,16 +116,16 @@ class Network:
             t.positions,
             w.embedding,
             w.layers[0].attention_norm,
-            self._products.residual,
+            self.products.residual,
             self._x,
-            self._products.squares,
+            self.products.squares,
             self._attention.scratch,
             self._group(rows, together, tiled, chain),
             a.embed_scale,
             BLOCK=BLOCK,
             HIDDEN=a.hidden,
             WIDTH=power_of_two(a.hidden),
-            TILES=self._products.tiles,
+            TILES=self.products.tiles,
             **self._launch,
         )
         self._layers(rows, together, tiled, chain)
@@ -135,32 +136,46 @@ class Network:
 
     def _layers(self, rows: int, together: bool, tiled: bool, chain: int, first: Tensor | None = None) -> None:
         """All layers, from the residual on. `first`: what the first one reads, normalised, instead of the residual."""
-        w, scale = self._weights, self.architecture.residual_scale
-        linear = partial(self._products.linear, live=self.tiles[0] if tiled else None)
+        live = self.tiles[0] if tiled else None
         self._keep(0, rows)
-        for i, layer in enumerate(w.layers):
+        for i, layer in enumerate(self._weights.layers):
             if is_shallow() and i and i + 1 not in self.kept_hidden_layers:
                 continue
-            following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
-            source = first if i == 0 else None
-            qkv, o = Matrix(layer.qkv, layer.qkv_scales), Matrix(layer.o, layer.o_scales)
-            gate_up, down = Matrix(layer.gate_up, layer.gate_up_scales), Matrix(layer.down, layer.down_scales)
-            if source is None:
-                linear(self._x, qkv, layer.qkv_bias, rows, self._qkv, normed=True)
-            else:
-                linear(source, qkv, layer.qkv_bias, rows, self._qkv)
+            self._qkv_of(i, rows, first if i == 0 else None, live)
             self._attention.run(i, layer, self._qkv, self.cache, self.tables, rows, together, tiled, chain)
-            attended = self._attention.attended
-            linear(attended, o, layer.o_bias, rows, self._x, gain=layer.mlp_norm, multiplier=scale)
-            linear(self._x, gate_up, layer.gate_up_bias, rows, self._gated, normed=True, gated=True)
-            linear(self._gated, down, layer.down_bias, rows, self._x, gain=following, multiplier=scale)
+            self._o_of(i, rows, live)
+            self._gate_up_of(i, rows, live)
+            self._down_of(i, rows, live)
             self._keep(i + 1, rows)
+
+    def _qkv_of(self, i: int, rows: int, source: Tensor | None = None, live: Tensor | None = None) -> None:
+        layer = self._weights.layers[i]
+        qkv, normed = Matrix(layer.qkv, layer.qkv_scales), source is None
+        x = self._x if source is None else source
+        self.products.linear(x, qkv, layer.qkv_bias, rows, self._qkv, normed=normed, live=live)
+
+    def _o_of(self, i: int, rows: int, live: Tensor | None = None) -> None:
+        layer, scale = self._weights.layers[i], self.architecture.residual_scale
+        o, x = Matrix(layer.o, layer.o_scales), self._attention.attended
+        self.products.linear(x, o, layer.o_bias, rows, self._x, gain=layer.mlp_norm, multiplier=scale, live=live)
+
+    def _gate_up_of(self, i: int, rows: int, live: Tensor | None = None) -> None:
+        layer = self._weights.layers[i]
+        both = Matrix(layer.gate_up, layer.gate_up_scales)
+        self.products.linear(self._x, both, layer.gate_up_bias, rows, self._gated, normed=True, gated=True, live=live)
+
+    def _down_of(self, i: int, rows: int, live: Tensor | None = None) -> None:
+        w, scale = self._weights, self.architecture.residual_scale
+        layer = w.layers[i]
+        following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
+        down, x = Matrix(layer.down, layer.down_scales), self._gated
+        self.products.linear(x, down, layer.down_bias, rows, self._x, gain=following, multiplier=scale, live=live)
 
     def _keep(self, layer: int, rows: int) -> None:
         if layer in self.kept_hidden_layers:
             hidden = self.architecture.hidden
             tap_kernel[(rows,)](
-                self._products.residual,
+                self.products.residual,
                 self.features[:, self.kept_hidden_layers.index(layer) * hidden :],
                 self.features.stride(0),
                 HIDDEN=hidden,
@@ -173,4 +188,33 @@ class Network:
         `first` on."""
         head, scale = Matrix(self._weights.head, self._weights.head_scales), self.architecture.logit_scale
         index = (self.tables.wanted if wanted is None else wanted)[first:]
-        self._products.linear(self._x, head, None, count, self.logits, normed=True, index=index, multiplier=scale)
+        self.products.linear(self._x, head, None, count, self.logits, normed=True, index=index, multiplier=scale)
+
+    def sites(self) -> list[Site]:
+        """Where products are computed, for others to try other ways."""
+        w, stream = self._weights, (self._x, self.products.residual, self.products.squares)
+        layer = w.layers[0]
+
+        def body(rows: int) -> None:
+            self.body(rows, together=rows > 1)
+
+        def site(matrix: Tensor, inside: Launches, alone: Launches, *written: Tensor, gated: bool = False) -> Site:
+            columns = matrix.shape[0] // (2 if gated else 1)
+            product = Product(columns, matrix.shape[1], gated, matrix.element_size())
+            return Site(product, inside, alone, lambda rows: [tensor[:rows] for tensor in written], self._scatter)
+
+        return [
+            site(layer.qkv, body, partial(self._qkv_of, 0), self._qkv),
+            site(layer.o, body, partial(self._o_of, 0), *stream),
+            site(layer.gate_up, body, partial(self._gate_up_of, 0), self._gated, gated=True),
+            site(layer.down, body, partial(self._down_of, 0), *stream),
+            site(w.head, self.head, self.head, self.logits),
+        ]
+
+    def _scatter(self) -> None:
+        """Some numbers wherever products read and write."""
+        generator = torch.Generator(self.device).manual_seed(0)
+        for buffer in (self._x, self._qkv, self._gated, self._attention.attended, self.products.residual):
+            buffer.normal_(generator=generator)
+        self.products.squares.uniform_(1, 2, generator=generator)
+        self.tables.wanted.copy_(torch.arange(self.max_rows, dtype=torch.int32))

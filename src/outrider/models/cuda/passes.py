@@ -180,10 +180,14 @@ class Passes(StaticCache, Generic[N]):
 
     def recordings(self) -> Iterator[GraphRecording]:
         """Passes over the spare slot."""
+        self._pad()
+        return self.graphs.recordings(self._all_launches())
+
+    def _pad(self) -> None:
+        """All rows as those that only fill up a pass."""
         self.make_room()
         for table, value in zip(self.network.tables.columns, self._padding, strict=True):
             table.fill_(value)
-        return self.graphs.recordings(self._all_launches())
 
     @abstractmethod
     def _kinds(self) -> Mapping[str, Launched]:

@@ -11,12 +11,27 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.device import GPU
+from outrider.models.cuda.kernels import parts_hopper, stream_hopper
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
 from outrider.models.cuda.kernels.wide import wide_kernel
 from outrider.models.cuda.kernels.wide_hopper import REGISTERS, STEP, wide_hopper_kernel
 from outrider.models.cuda.launches import dependent, swizzled
-from outrider.models.cuda.tiling import FEW_ROWS, HopperTiling, depth_split, hopper_tiling, tiling, wide_tiling
+from outrider.models.cuda.tiling import (
+    FEW_ROWS,
+    Cut,
+    HopperTiling,
+    PartsTiling,
+    Product,
+    StreamTiling,
+    Tiling,
+    WideTiling,
+    hopper_tiling,
+    parts_tiling,
+    stream_tiling,
+    tiling,
+    wide_tiling,
+)
 
 
 class Matrix(NamedTuple):
@@ -55,7 +70,9 @@ class Products:
         self.squares = torch.zeros(max_rows, self.tiles, dtype=torch.float32, device=device)
         self.widens = gpu.widens(dtype)
         self._architecture = architecture
-        self._gpu = gpu
+        self.gpu = gpu
+        self.chosen: dict[tuple[Product, int], Tiling] = {}
+        """What was found to be faster than usual on this GPU, by product and rows of a tile."""
         self._launch = dependent(gpu)
         waiting = gpu.multiprocessors * 128 * 256 if self.widens and gpu.multiplies_apart else 0
         self._waiting = torch.zeros(waiting, dtype=torch.float32, device=device)
@@ -86,8 +103,7 @@ class Products:
         others may be left as they are."""
         columns, depth = weight.values.shape
         columns = columns // 2 if gated else columns
-        size = weight.values.element_size()
-        split = 1 if gated else depth_split(columns, depth, size)
+        product = Product(columns, depth, gated, weight.values.element_size())
         ends = (
             y,
             None if gain is None else self.residual,
@@ -102,21 +118,54 @@ class Products:
             "GELU": self._architecture.activation != "silu",
             "TILES": self.tiles,
             "LEVELS": (self.tiles - 1).bit_length(),
-            "SPLIT": split,
+            "SPLIT": product.split,
             "INTEGERS": weight.values.dtype == torch.int8,
-            "PACKED": not self._gpu.interpreted,
+            "PACKED": not self.gpu.interpreted,
             "MULTIPLIER": multiplier,
         }
-        if index is None and self.widens:
-            apart = None if weight.words else hopper_tiling(columns, depth, rows, self._gpu, gated=gated, split=split)
+        match cut := self.cut(product, rows, gathered=index is not None, counted=live is not None):
+            case Tiling():
+                self._narrow(cut, x, weight, bias, index, squares, ends, rows, common)
+            case WideTiling():
+                self._wide(cut, x, weight, bias, squares, ends, rows, common)
+            case HopperTiling():
+                self._apart(cut, x, weight.values, bias, squares, ends, rows, live, common)
+            case StreamTiling():
+                self._stream(cut, x, weight.values, bias, squares, ends, rows, common)
+            case PartsTiling():
+                self._parts(cut, x, weight.values, bias, squares, ends, rows, common)
+
+    def cut(self, product: Product, rows: int, *, gathered: bool = False, counted: bool = False) -> Cut:
+        """`gathered`: rows of x do not come one after the other. `counted`: only the device knows how many."""
+        columns, depth, gated, size = product
+        if not gathered and self.widens:
+            if not counted and (cut := stream_tiling(product, rows, self.gpu) or parts_tiling(product, rows, self.gpu)):
+                return cut
+            apart = None
+            if size > 1:
+                apart = hopper_tiling(columns, depth, rows, self.gpu, gated=gated, split=product.split)
             if apart is not None:
-                self._apart(apart, x, weight.values, bias, squares, ends, rows, live, common)
-                return
+                return apart
             if rows > FEW_ROWS:
-                self._wide(x, weight, bias, squares, ends, rows, common)
-                return
-        cut = tiling(columns, depth, rows, self._gpu, gated=gated, split=split, size=size)
-        linear_kernel[(-(-rows // cut.rows), -(-columns // cut.block_n), cut.split)](
+                return wide_tiling(depth, self.gpu.shared, gated=gated, split=product.split, size=size)
+        usual = tiling(columns, depth, rows, self.gpu, gated=gated, split=product.split, size=size)
+        chosen = self.chosen.get((product, usual.rows))
+        return usual if chosen is None else chosen
+
+    def _narrow(
+        self,
+        cut: Tiling,
+        x: Tensor,
+        weight: Matrix,
+        bias: Tensor | None,
+        index: Tensor | None,
+        squares: Tensor | None,
+        ends: tuple[Tensor | None, ...],
+        rows: int,
+        common: dict[str, Any],
+    ) -> None:
+        """As `linear`, for few rows."""
+        linear_kernel[(-(-rows // cut.rows), -(-common["N"] // cut.block_n), cut.split)](
             x,
             weight.numbers,
             weight.scales,
@@ -132,7 +181,7 @@ class Products:
             BLOCK_N=cut.block_n,
             BLOCK_K=cut.block_k,
             UNROLLED=cut.unrolled,
-            PREFETCH=2,
+            PREFETCH=cut.prefetch,
             num_warps=cut.warps,
             num_stages=cut.stages,
             **common,
@@ -141,6 +190,7 @@ class Products:
 
     def _wide(
         self,
+        cut: WideTiling,
         x: Tensor,
         weight: Matrix,
         bias: Tensor | None,
@@ -150,17 +200,14 @@ class Products:
         common: dict[str, Any],
     ) -> None:
         """As `linear`, for many rows of x as they come."""
-        columns, gated = common["N"], common["EPILOGUE"] == GATED
-        size = weight.values.element_size()
-        cut = wide_tiling(common["K"], self._gpu.shared, gated=gated, split=common["SPLIT"], size=size)
-        copied, parts = self._gpu.copies, 4 if weight.words else 1
+        copied, parts = self.gpu.copies, 4 if weight.words else 1
         sources = (x, weight.numbers)
         if copied:
             sources = (
                 TensorDescriptor.from_tensor(x, [cut.rows, cut.block_k // parts]),
                 TensorDescriptor.from_tensor(weight.numbers, [cut.block_n, cut.block_k // parts]),
             )
-        wide_kernel[(-(-rows // cut.rows) * -(-columns // cut.block_n),)](
+        wide_kernel[(-(-rows // cut.rows) * -(-common["N"] // cut.block_n),)](
             *sources,
             weight.scales,
             bias,
@@ -195,7 +242,7 @@ class Products:
     ) -> None:
         """As `linear`, for more rows than few of x as they come."""
         tiles = -(-rows // cut.rows) * -(-common["N"] // cut.block_n)
-        wide_hopper_kernel[(min(self._gpu.multiprocessors, tiles),)](
+        wide_hopper_kernel[(min(self.gpu.multiprocessors, tiles),)](
             swizzled(x, cut.rows, STEP),
             swizzled(weight, cut.block_n, STEP),
             bias,
@@ -205,15 +252,82 @@ class Products:
             live,
             rows,
             self._architecture.norm_eps,
-            **{name: common[name] for name in ("N", "K", "GELU", "TILES", "LEVELS", "SPLIT", "MULTIPLIER")},
-            EPILOGUE=common["EPILOGUE"].value,
+            **_by_roles(common),
             M=cut.rows,
             BLOCK_N=cut.block_n,
-            STEP=STEP,
             STAGES=cut.stages,
             GROUP=cut.group,
-            num_warps=4,
             maxnreg=REGISTERS,
-            launch_pdl=True,
-            **UNFUSED,
         )
+
+    def _stream(
+        self,
+        cut: StreamTiling,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        squares: Tensor | None,
+        ends: tuple[Tensor | None, ...],
+        rows: int,
+        common: dict[str, Any],
+    ) -> None:
+        """As `linear`, for few rows of x as they come."""
+        units = -(-common["N"] // (cut.groups * BLOCK_N)) * common["SPLIT"]
+        stream_hopper.stream_hopper_kernel[(min(self.gpu.multiprocessors, units),)](
+            swizzled(x, cut.rows, STEP),
+            swizzled(weight, BLOCK_N, STEP),
+            bias,
+            squares,
+            *ends,
+            *self._parts_of(common),
+            rows,
+            self._architecture.norm_eps,
+            **_by_roles(common),
+            M=cut.rows,
+            GROUPS=cut.groups,
+            STAGES=cut.stages,
+            maxnreg=stream_hopper.REGISTERS[cut.groups],
+        )
+
+    def _parts(
+        self,
+        cut: PartsTiling,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        squares: Tensor | None,
+        ends: tuple[Tensor | None, ...],
+        rows: int,
+        common: dict[str, Any],
+    ) -> None:
+        """As `linear`, for more rows than few of x as they come."""
+        row_tiles = -(-rows // (64 * cut.groups))
+        units = row_tiles * -(-common["N"] // cut.block_n) * common["SPLIT"]
+        programs = self.gpu.multiprocessors // row_tiles * row_tiles
+        parts_hopper.parts_hopper_kernel[(min(programs, units),)](
+            swizzled(x, parts_hopper.BOX, STEP),
+            swizzled(weight, cut.block_n, STEP),
+            bias,
+            squares,
+            *ends,
+            *self._parts_of(common),
+            rows,
+            self._architecture.norm_eps,
+            **_by_roles(common),
+            GROUPS=cut.groups,
+            BOX=parts_hopper.BOX,
+            BLOCK_N=cut.block_n,
+            STAGES=cut.stages,
+            maxnreg=parts_hopper.REGISTERS[cut.groups],
+        )
+
+    def _parts_of(self, common: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+        """Where parts of the depth meet, if there are several."""
+        return (self._partial, self._counter) if common["SPLIT"] > 1 else (None, None)
+
+
+def _by_roles(common: dict[str, Any]) -> dict[str, Any]:
+    """What all kernels written by the roles of warps are launched with."""
+    sizes = {name: common[name] for name in ("N", "K", "GELU", "TILES", "LEVELS", "SPLIT", "MULTIPLIER")}
+    launch = {"STEP": STEP, "num_warps": 4, "launch_pdl": True}
+    return {**sizes, "EPILOGUE": common["EPILOGUE"].value, **launch, **UNFUSED}

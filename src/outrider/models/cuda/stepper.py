@@ -23,6 +23,7 @@ from outrider.models.cuda.chooser import Chooser
 from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
 from outrider.models.cuda.growth import WIDTH as GROWN_ROWS
 from outrider.models.cuda.head import CudaHead
+from outrider.models.cuda.judge import Judge
 from outrider.models.cuda.kernels.steps import accept_kernel
 from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, OUT, STRIDE, TARGET_SLOT, WIDTH, Lanes
 from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS
@@ -64,6 +65,8 @@ class DeviceStepper:
             self._chains = self._head = HeadChains(draft, self._board, vocab_size)
         elif draft is not None:
             self._chains = ModelChains(draft, self._board, vocab_size)
+        drawn = self._chains.drawn if self._chains is not None else None
+        self._judge = Judge(self._chooser, self._board, HEAD_ROWS, drawn)
         self._graphs = Graphs(device)
         self._all_results = tuple(Result(self._board.out, self._reports, device) for _ in range(3))
         self._results = list(self._all_results)
@@ -184,7 +187,7 @@ class DeviceStepper:
             self._chains.draft(self._graphs, count, shape, manner, bool(offers or guides))
         result.drafted()
         self._run(count, shape, manner, run)
-        result.finish(lanes, shape, told=manner is Manner.FULL)
+        result.finish(lanes, shape, told=manner >= Manner.FULL)
         self._under_way.append(result)
 
     def collect(self) -> StepOutcome:
@@ -232,10 +235,12 @@ class DeviceStepper:
         self._align(lanes, length, manner)
         self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
         network.body(rows, together=count > 2, chain=count)
+        if manner >= Manner.JUDGED:
+            self._judge.deal(lanes, length)
         self._choose(rows, manner)
         if self._chains is not None:
             self._chains.verify(network, lanes, length)
-        self._accept(lanes, length)
+        self._accept(lanes, length, manner)
         if manner >= Manner.FULL:
             self._board.count(lanes)
 
@@ -243,8 +248,10 @@ class DeviceStepper:
         """A plain step without its pass: its rows were run with the prompts, and the cache has what they left."""
         self._align(lanes, 0, manner)
         self._board.place(self._target, TARGET_SLOT, lanes, 0, 1, wanted=1)
+        if manner >= Manner.JUDGED:
+            self._judge.deal(lanes, 0)
         self._choose(lanes, manner, self._has_run)
-        self._accept(lanes, 0)
+        self._accept(lanes, 0, manner)
         if manner >= Manner.FULL:
             self._board.count(lanes)
 
@@ -261,6 +268,8 @@ class DeviceStepper:
             some = min(HEAD_ROWS, rows - first)
             network.head(some, first, wanted)
             self._chooser.choose(network.logits, some, noise, self._chosen, said, first)
+            if manner >= Manner.JUDGED:
+                self._judge.judge(network.logits, some, self._board.noise, said, self._chosen, first)
             if said is not None:
                 self._reports.fill(network.logits, some, said.marks, self._chosen, first)
 
@@ -275,13 +284,14 @@ class DeviceStepper:
         trees.keep(network, lanes)
         self._head.keep(network, lanes, shape)
 
-    def _accept(self, lanes: int, length: int) -> None:
+    def _accept(self, lanes: int, length: int, manner: Manner) -> None:
         board = self._board
         accept_kernel[(lanes,)](
             board.records,
             board.text,
             board.drafts,
             self._chosen,
+            self._judge.accepted if manner >= Manner.JUDGED else None,
             board.out,
             length,
             board.capacity,
@@ -296,7 +306,7 @@ class DeviceStepper:
 
 def _aligns(shape: StepShape, manner: Manner) -> bool:
     """Whether a step looks at what the host has sent its lanes: drafts to verify, or what may follow."""
-    return not shape.nodes and (shape.verified > 0 or manner is Manner.FULL)
+    return not shape.nodes and (shape.verified > 0 or manner >= Manner.FULL)
 
 
 def _drafted(shape: StepShape) -> StepShape:

@@ -1,14 +1,16 @@
 """How a matrix product is cut up, chosen by the matrix, the number of rows and what the GPU has room for.
 
 `split` decides the order of summation, so it depends on the matrix alone; the rest changes only the speed. The values
-are what was fastest of some 400 measured on an H200 with the shapes of an 8B model (docs/performance.md). Where a GPU
-has less shared memory, less is fetched ahead, then less at a time.
+are what was fastest of some 400 measured on an H200 with the shapes of an 8B model (docs/log/gpu-kernels.md). Where a
+GPU has less shared memory, less is fetched ahead, then less at a time. On GPUs unlike that one a few others are tried
+at the first load (`tuning.py`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.attention import BLOCK
@@ -27,6 +29,23 @@ FINISHING = 20_480
 """Bytes of shared memory that `wide_hopper_kernel` needs beside its stages."""
 FEW_ROWS = 128
 """Up to so many rows weights are read at memory speed; more are multiplied as fast as that goes."""
+MANY_ROWS = 512
+"""Up to so many decode at once."""
+
+
+class Product(NamedTuple):
+    """What the tiling of few rows is chosen for."""
+
+    columns: int
+    depth: int
+    gated: bool
+    size: int
+    """Bytes of a weight."""
+
+    @property
+    def split(self) -> int:
+        """Into how many parts the depth is cut."""
+        return 1 if self.gated else depth_split(self.columns, self.depth, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,8 @@ class Tiling:
     unrolled: int = 1
     """Tiles of a stage."""
     warps: int = 4
+    prefetch: int = 2
+    """Stages of weights asked for before the kernel it follows has ended."""
 
     def shared(self, size: int, gated: bool) -> int:
         """Bytes of shared memory for all stages, with weights of `size` bytes: tiles of W and of x."""
@@ -95,6 +116,33 @@ def tiling(
     return cut.fitted(size, gated, gpu.shared)
 
 
+def alternatives(usual: Tiling, product: Product, gpu: GPU) -> list[Tiling]:
+    """A short list of others with the same order of summation: fewer stages, so that more programs share a
+    multiprocessor; longer ones and shorter ones; more warps, and more columns, for each program."""
+    whole = product.depth // product.split
+    found = [
+        replace(usual, stages=max(2, usual.stages // 2)),
+        replace(usual, stages=usual.stages + 2),
+        replace(usual, warps=2 * usual.warps),
+    ]
+    if product.size > 1:  # words of 8-bit weights lie in groups of the depth of a tile
+        found.append(replace(usual, block_k=2 * usual.block_k, stages=max(2, usual.stages // 2)))
+        found.append(replace(usual, block_k=usual.block_k // 2, stages=2 * usual.stages))
+        found.append(replace(usual, block_n=2 * BLOCK_N))
+    elif usual.unrolled == 1:
+        found.append(replace(usual, unrolled=2, stages=max(2, usual.stages // 2)))
+    else:
+        found.append(replace(usual, unrolled=1, stages=2 * usual.stages))
+    return [
+        cut
+        for cut in dict.fromkeys(found)
+        if cut != usual
+        and cut.shared(product.size, product.gated) <= gpu.shared
+        and cut.block_k >= 32
+        and whole % (cut.block_k * cut.unrolled) == 0
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class WideTiling:
     """Of products of many rows."""
@@ -145,6 +193,65 @@ def hopper_tiling(columns: int, depth: int, rows: int, gpu: GPU, *, gated: bool,
         return None
     stage = 2 * STEP * (side + (2 * block_n if gated else block_n))
     return HopperTiling(side, block_n, min(6, (gpu.shared - FINISHING) // stage), 8 if gated else 16)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTiling:
+    """Of products of few rows by `stream_hopper_kernel`."""
+
+    rows: int
+    groups: int
+    stages: int
+
+
+def stream_tiling(product: Product, rows: int, gpu: GPU) -> StreamTiling | None:
+    """None: not for this product, or for more rows than few. Two groups where with one each a few units would be left
+    over, for which most programs wait."""
+    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if not gpu.multiplies_apart or rows > 64 or product.size == 1 or product.columns % BLOCK_N:
+        return None
+    if product.gated and tile_rows == 16:
+        return None  # the compiler's kernel reads those as fast
+    units = product.columns // BLOCK_N * product.split
+    groups = 2 if not product.gated and units > gpu.multiprocessors else 1
+    room = gpu.shared - groups * (1024 + max(4352, 4 * BLOCK_N * tile_rows))
+    stages = min(24, room // (2 * STEP * (tile_rows + groups * BLOCK_N * (2 if product.gated else 1))))
+    if product.depth % (product.split * STEP) or product.depth // product.split < STEP * stages:
+        return None  # too short to be fetched so far ahead
+    return StreamTiling(tile_rows, groups, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class PartsTiling:
+    """Of products of many rows by `parts_hopper_kernel`."""
+
+    groups: int
+    block_n: int
+    stages: int
+
+
+def parts_tiling(product: Product, rows: int, gpu: GPU) -> PartsTiling | None:
+    """None: not for this product, or so many rows. As many groups as leave fewer rows of the last tile empty; with two,
+    of two widths the one that leaves less undone."""
+    columns, depth, gated, size = product
+    if not gpu.multiplies_apart or not 64 < rows <= MANY_ROWS or size == 1 or product.split > 2:
+        return None
+    if depth % (product.split * STEP) or depth // product.split < 16 * STEP:
+        return None
+    groups = 3 if -(-rows // 192) * 192 <= -(-rows // 128) * 128 else 2
+
+    def used(block_n: int) -> float:
+        units = -(-rows // (64 * groups)) * -(-columns // block_n) * product.split
+        return units / (-(-units // gpu.multiprocessors) * gpu.multiprocessors)
+
+    wide = groups == 2 and not gated and used(2 * BLOCK_N) >= 0.9 * used(BLOCK_N)
+    width = 2 * BLOCK_N if wide or gated else BLOCK_N
+    stages = min(8, (gpu.shared - 1024 - 8448 * groups) // (2 * STEP * (64 * groups + width)))
+    return PartsTiling(groups, 2 * BLOCK_N if wide else BLOCK_N, stages)
+
+
+Cut = Tiling | WideTiling | HopperTiling | StreamTiling | PartsTiling
+"""How a product is computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ MASS = tl.constexpr(2.0**52)
 
 
 @triton.jit
-def _masses(score, limit, weight):
+def masses(score, limit, weight):
     """As `_nucleus` of sampling/warp.py: probabilities as integers, so that sums are exact in any order."""
     share = tl.exp(score) / weight * MASS
     whole = tl.floor(share)
@@ -27,13 +27,13 @@ def _masses(score, limit, weight):
 
 
 @triton.jit
-def _needed(total, top_p):
+def needed(total, top_p):
     """What the likelier tokens must not have reached."""
     return tl.maximum((total.to(tl.float64) * top_p).to(tl.int64), 1)
 
 
 @triton.jit
-def _nucleus(numbers_ptr, peak, row):
+def has_nucleus(numbers_ptr, peak, row):
     """Whether top-p is to be looked at."""
     drawn = (tl.load(numbers_ptr + row * 4) > 0) & (tl.load(numbers_ptr + row * 4 + 1) < 1)
     return drawn & (peak > float("-inf")) & (peak < float("inf"))
@@ -42,8 +42,8 @@ def _nucleus(numbers_ptr, peak, row):
 @triton.jit
 def _above(score, floor, limit, weight):
     """The mass of the tokens that weigh more than one of the score `floor`."""
-    mass = _masses(score, limit, weight)
-    return tl.sum(tl.where(mass > _masses(floor, limit, weight), mass, 0), axis=0)
+    mass = masses(score, limit, weight)
+    return tl.sum(tl.where(mass > masses(floor, limit, weight), mass, 0), axis=0)
 
 
 @triton.jit
@@ -91,12 +91,12 @@ def mass_kernel(
     row, block = tl.program_id(0), tl.program_id(1)
     sizes = stride, said_stride, vocab
     peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
-    if _nucleus(numbers_ptr, peak, row):
+    if has_nucleus(numbers_ptr, peak, row):
         temperature, limit = tl.load(numbers_ptr + row * 4), tl.load(limit_ptr + row)
         weight = row_sum(weight_ptr, row, blocks, BLOCKS)
         floor = score_at(given, sizes, row, row_best(best_ptr, which_ptr, row, blocks, BLOCKS), LONGEST)
         score = (scores(given, sizes, row, block * BLOCK + tl.arange(0, BLOCK), LONGEST) - peak) / temperature
-        tl.store(mass_ptr + row * blocks + block, tl.sum(_masses(score, limit, weight), axis=0))
+        tl.store(mass_ptr + row * blocks + block, tl.sum(masses(score, limit, weight), axis=0))
         tl.store(above_ptr + row * blocks + block, _above(score, (floor - peak) / temperature, limit, weight))
 
 
@@ -125,9 +125,9 @@ def next_kernel(
     sizes = stride, said_stride, vocab
     place = row * blocks + block
     peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
-    if _nucleus(numbers_ptr, peak, row):
+    if has_nucleus(numbers_ptr, peak, row):
         best, which = tl.load(best_ptr + place), tl.load(which_ptr + place)
-        need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
+        need = needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
         if row_sum(above_ptr, row, blocks, BLOCKS) >= need:
             floor = score_at(given, sizes, row, row_best(best_ptr, which_ptr, row, blocks, BLOCKS), LONGEST)
             best = tl.full([], float("-inf"), tl.float64)
@@ -165,9 +165,9 @@ def check_kernel(
     sizes = stride, said_stride, vocab
     place = row * blocks + block
     peak = row_peak(peaks_ptr, row, blocks, BLOCKS)
-    if _nucleus(numbers_ptr, peak, row):
+    if has_nucleus(numbers_ptr, peak, row):
         above = tl.load(above_ptr + place)
-        need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
+        need = needed(row_sum(mass_ptr, row, blocks, BLOCKS), tl.load(numbers_ptr + row * 4 + 1))
         if row_sum(above_ptr, row, blocks, BLOCKS) >= need:
             floor = score_at(given, sizes, row, row_best(best_ptr, which_ptr, row, blocks, BLOCKS), LONGEST)
             above = tl.full([], 0, tl.int64)
@@ -218,11 +218,11 @@ def pick_left_kernel(
     temperature, top_p = tl.load(numbers_ptr + row * 4), tl.load(numbers_ptr + row * 4 + 1)
     finite = (peak > float("-inf")) & (peak < float("inf"))
     if temperature > 0:
-        if _nucleus(numbers_ptr, peak, row):
+        if has_nucleus(numbers_ptr, peak, row):
             chosen = row_best(last_best_ptr, last_which_ptr, row, blocks, BLOCKS)
             weight, limit = row_sum(weight_ptr, row, blocks, BLOCKS), tl.load(limit_ptr + row)
             least = tl.maximum(limit, tl.load(numbers_ptr + row * 4 + 2))
-            need = _needed(row_sum(mass_ptr, row, blocks, BLOCKS), top_p)
+            need = needed(row_sum(mass_ptr, row, blocks, BLOCKS), top_p)
             above = row_sum(above_ptr, row, blocks, BLOCKS)
             while above >= need:  # only tokens likelier than this one may be left
                 floor = score_at(given, sizes, row, chosen, LONGEST)

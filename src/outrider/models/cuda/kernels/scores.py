@@ -107,6 +107,14 @@ def _mix(x):
 
 
 @triton.jit
+def noise_word(words_ptr, token):
+    """32 uniform bits of a token, or whatever else has a number, by the two words of a key."""
+    low = tl.load(words_ptr).to(tl.uint32, bitcast=True)
+    high = tl.load(words_ptr + 1).to(tl.uint32, bitcast=True)
+    return _mix(_mix((token.to(tl.uint32) * 0x9E3779B9) ^ low) + high)
+
+
+@triton.jit
 def perturbed(given, sizes, row, column, score, words_ptr):
     """`score` with the noise of these columns."""
     _, _, _, _, _, _, ids_ptr = given
@@ -120,10 +128,7 @@ def perturbed(given, sizes, row, column, score, words_ptr):
 @triton.jit
 def gumbel(words_ptr, row, token):
     """The noise of a row's tokens, as sampling/noise.py has it."""
-    low = tl.load(words_ptr + row * 2).to(tl.uint32, bitcast=True)
-    high = tl.load(words_ptr + row * 2 + 1).to(tl.uint32, bitcast=True)
-    word = _mix(_mix((token.to(tl.uint32) * 0x9E3779B9) ^ low) + high)
-    k = (word ^ 0x80000000).to(tl.float64)  # the signed word plus 2^31
+    k = (noise_word(words_ptr + row * 2, token) ^ 0x80000000).to(tl.float64)  # the signed word plus 2^31
     return -tl.log(-tl.log((k + 0.5) * 2.3283064365386963e-10))
 
 

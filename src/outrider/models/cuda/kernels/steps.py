@@ -25,6 +25,7 @@ PROCESSED = tl.constexpr(9)
 REPORTED = tl.constexpr(10)
 GUIDE = tl.constexpr(11)
 NUMBERS = tl.constexpr(12)
+REJECTS = tl.constexpr(18)
 START = tl.constexpr(19)
 WORDS = tl.constexpr(20)
 
@@ -224,6 +225,8 @@ def accept_kernel(
     text_ptr,
     drafts_ptr,  # int32 [lanes, LONGEST]
     chosen_ptr,  # int32 [lanes, length + 1]: the target's choices after the last token and after each draft
+    accepted_ptr,  # int32 [lanes, length + 1]: of lanes that the rejection rule judges, whether each draft is accepted,
+    # and `chosen` is what was drawn where it is not; None: there are none
     out_ptr,  # int32 [lanes, OUT]: how many drafts were accepted, the tokens gained, the drafts; -1: it sat out
     length,
     capacity,
@@ -233,14 +236,19 @@ def accept_kernel(
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The coupled rule on a chain: follow the target's choices for as long as the draft has them. A draft of -1 is
-    none, and never accepted. A lane that is guided, and was not for this step, stays where it is."""
+    """The coupled rule on a chain: follow the target's choices for as long as the draft has them; or the first refusal
+    of the rejection rule. A draft of -1 is none, and never accepted. A lane that is guided, and was not for this step,
+    stays where it is."""
     lane = tl.program_id(0)
     i = tl.arange(0, WIDTH)
     chosen = tl.load(chosen_ptr + lane * (length + 1) + i, mask=i <= length, other=-1)
     draft = tl.load(drafts_ptr + lane * LONGEST + i, mask=i < length, other=-1)
-    accepted = tl.min(tl.where((draft >= 0) & (chosen == draft), WIDTH, i), axis=0)
     state = lanes_ptr + lane * STRIDE
+    follows = (draft >= 0) & (chosen == draft)
+    if accepted_ptr is not None:
+        judged = tl.load(accepted_ptr + lane * (length + 1) + i, mask=i < length, other=0) > 0
+        follows = tl.where(tl.load(state + REJECTS) > 0, judged, follows)
+    accepted = tl.min(tl.where(follows, WIDTH, i), axis=0)
     guide = tl.load(state + GUIDE)
     accepted = tl.where(guide == SITS_OUT, -1, accepted)
     tl.store(state + GUIDE, SITS_OUT, mask=guide >= MASKED)

@@ -190,7 +190,7 @@ def _multiply(
         acc = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUT)
         for part in gl.static_range(SPLIT):
             if part > 0:
-                gl.store(waiting_ptr + own + _cells(0, ROWS, WIDTH, WIDTH, LAYOUT), acc)
+                gl.store(waiting_ptr + own + cells(0, ROWS, WIDTH, WIDTH, LAYOUT), acc)
                 acc = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUT)
             for k in range(0, K // SPLIT, STEP):
                 at = count % STAGES
@@ -206,19 +206,19 @@ def _multiply(
         OUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
         scale = gl.full([ROWS], 1.0, gl.float32, gl.SliceLayout(1, OUT))
         if squares_ptr is not None:
-            scale = gl.convert_layout(_scale(squares_ptr, top, eps, ROWS, K, TILES, LEVELS), gl.SliceLayout(1, OUT))
+            scale = gl.convert_layout(scale_of(squares_ptr, top, eps, ROWS, K, TILES, LEVELS), gl.SliceLayout(1, OUT))
         gate, up = acc, acc
         if EPILOGUE == GATED:
-            gate, up = _halves(acc)
+            gate, up = halves(acc)
         outputs = (bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, waiting_ptr, own, rows)
-        _finish(
+        finish(
             gate, up, scale, outputs, top, tile * BLOCK_N, 0, N, EPILOGUE, GELU, TILES, ROWS, WIDTH, SPLIT, MULTIPLIER,
             OUT, squares_ptr is not None,
         )  # fmt: skip
 
 
 @gluon.jit
-def _cells(first: gl.constexpr, ROWS: gl.constexpr, COUNT: gl.constexpr, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
+def cells(first: gl.constexpr, ROWS: gl.constexpr, COUNT: gl.constexpr, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
     """Where the sums of the columns `first` to first + COUNT wait: those of a warp's threads next to each other."""
     row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))[:, None]
     column = first + gl.arange(0, COUNT, gl.SliceLayout(0, LAYOUT))[None, :]
@@ -226,7 +226,7 @@ def _cells(first: gl.constexpr, ROWS: gl.constexpr, COUNT: gl.constexpr, WIDTH: 
 
 
 @gluon.jit
-def _halves(x):
+def halves(x):
     """Its left half and its right one, which lie with the same threads."""
     return x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
 
@@ -240,7 +240,7 @@ def fold(x, LEVELS: gl.constexpr):
 
 
 @gluon.jit
-def _scale(
+def scale_of(
     squares_ptr,
     top,
     eps,
@@ -256,7 +256,7 @@ def _scale(
 
 
 @gluon.jit
-def _activate(x, GELU: gl.constexpr):
+def activate(x, GELU: gl.constexpr):
     if GELU:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         return x * _sigmoid(2 * inner)
@@ -269,7 +269,7 @@ def _sigmoid(x):
 
 
 @gluon.jit
-def _finish(
+def finish(
     acc,
     up,
     scale,
@@ -291,13 +291,13 @@ def _finish(
     """`linear.finish`, COLUMNS columns at a time: as many as sums of squares are kept for."""
     COUNT: gl.constexpr = acc.shape[1]
     if COUNT > COLUMNS:
-        one, other = _halves(acc)
-        one_up, other_up = _halves(up)
-        _finish(
+        one, other = halves(acc)
+        one_up, other_up = halves(up)
+        finish(
             one, one_up, scale, outputs, top, left, FIRST, N, EPILOGUE, GELU, TILES, ROWS, WIDTH, SPLIT, MULTIPLIER,
             OUT, NORMED,
         )  # fmt: skip
-        _finish(
+        finish(
             other, other_up, scale, outputs, top, left, FIRST + COUNT // 2, N, EPILOGUE, GELU, TILES, ROWS, WIDTH,
             SPLIT, MULTIPLIER, OUT, NORMED,
         )  # fmt: skip
@@ -306,7 +306,7 @@ def _finish(
         SUMMED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COUNT, 16])
         acc = gl.convert_layout(acc, SUMMED, assert_trivial=True)
         if SPLIT > 1:
-            acc = (0.0 + gl.load(waiting_ptr + own + _cells(FIRST, ROWS, COUNT, WIDTH, SUMMED))) + acc
+            acc = (0.0 + gl.load(waiting_ptr + own + cells(FIRST, ROWS, COUNT, WIDTH, SUMMED))) + acc
         acc = gl.convert_layout(acc, OUT)
         m = top + gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
         n = left + FIRST + gl.arange(0, COUNT, gl.SliceLayout(0, OUT))
@@ -325,7 +325,7 @@ def _finish(
                 up = up * scale[:, None]
             if bias_ptr is not None:
                 up += gl.load(bias_ptr + N + n, mask=inside, other=0.0)[None, :]
-            gl.store(y_ptr + at, (_activate(acc, GELU) * up).to(y_ptr.dtype.element_ty), mask=kept)
+            gl.store(y_ptr + at, (activate(acc, GELU) * up).to(y_ptr.dtype.element_ty), mask=kept)
         elif EPILOGUE == ADD:
             total = acc + gl.load(residual_ptr + at, mask=kept, other=0.0).to(gl.float32)
             rounded = total.to(residual_ptr.dtype.element_ty)
