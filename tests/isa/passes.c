@@ -3,53 +3,15 @@
 #include "decoder.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "numbers.h"
 
 void outrider_forward(const Model *m, const Pass *pass);
 int passes_agree(int kernels, int bf16, int integers);
 
 enum { HIDDEN = 64, HEADS = 4, DIM = 16, KV = 2, MLP = 64, EXPERTS = 20, USED = 3, LAYERS = 2, TOKENS = 64, CAPACITY = 64 };
 enum { ROWS = 24, MOST = MOST_ROWS * USED + 32 };
-
-static uint32_t state;
-static float uniform(void) { /* in (-1, 1) */
-    state = state * 1664525u + 1013904223u;
-    return (float)(int32_t)(state >> 8 << 1) * 0x1p-24f - 1.0f;
-}
-
-static void *room(size_t bytes) { return calloc(1, (bytes + 63) / 64 * 64 + 64); }
-
-static float *numbers(int count, float size, float middle) {
-    float *made = room((size_t)count * 4);
-    for (int i = 0; i < count; i++) made[i] = middle + size * uniform();
-    return made;
-}
-
-static uint16_t *narrow(int count, float size) {
-    uint16_t *made = room((size_t)count * 2);
-    for (int i = 0; i < count; i++) {
-        const float x = size * uniform();
-        memcpy(made + i, (const char *)&x + 2, 2);
-    }
-    return made;
-}
-
-static Matrix matrix(int columns, int depth, int bf16, int integers) {
-    Matrix w = {.columns = columns, .depth = depth, .inputs = depth};
-    if (integers) {
-        int8_t *values = room((size_t)columns * depth);
-        for (int i = 0; i < columns * depth; i++) values[i] = (int8_t)(uniform() * 127.0f);
-        uint16_t *scales = room((size_t)columns * 2); /* one block */
-        for (int i = 0; i < columns; i++) scales[i] = 0x3b80; /* 1 / 256 */
-        w.data = values, w.scales = scales;
-    } else if (bf16) {
-        w.data = narrow(columns * depth, 0.4f);
-    } else {
-        w.data = numbers(columns * depth, 0.4f, 0.0f);
-    }
-    return w;
-}
 
 static Model model_of(int kernels, int bf16, int integers, int threads) {
     static Layer layers[LAYERS];
@@ -89,8 +51,8 @@ static Model model_of(int kernels, int bf16, int integers, int threads) {
         .attended = room(MOST_ROWS * HEADS * DIM * 4),
         .update = room(MOST_ROWS * HIDDEN * 4),
         .gated = room((size_t)MOST * MLP * 4),
-        .scores_size = CAPACITY * (16 + 32),
-        .scratch_size = MOST_ROWS * 2 * (HIDDEN + 8),
+        .scores_size = (CAPACITY + PANEL) * TOGETHER + CAPACITY * 32,
+        .scratch_size = MOST_ROWS * 2 * (HIDDEN + 16),
     };
     m.scores = room((size_t)threads * m.scores_size * 4);
     m.scratch = room((size_t)threads * m.scratch_size);

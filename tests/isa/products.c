@@ -15,6 +15,7 @@
 int outrider_has(int kernels);
 void outrider_product(const Model *m, const Product *product);
 int passes_agree(int kernels, int bf16, int integers); /* passes.c */
+int drafts_agree(int kernels, int integers);           /* drafts.c */
 void outrider_pack(const uint8_t *rows, int64_t pitch, int kind, int first, int last, int inputs, int depth, uint8_t *panels);
 
 enum { COLUMNS = 64, DEPTH = 704, BLOCK = 128, BLOCKS = (DEPTH + BLOCK - 1) / BLOCK, MOST = 40 };
@@ -262,7 +263,7 @@ int main(void) {
     int right = 1;
     fill();
     for (int r = 0; r < MOST; r++) define(inputs + r * DEPTH, expected + r * COLUMNS);
-    model.scratch_size = 128 * 2 * (DEPTH + (8 + 256) * BLOCKS) + 64;
+    model.scratch_size = 128 * 2 * (DEPTH + (16 + 256) * BLOCKS) + 64;
     model.scratch = calloc(4, (size_t)model.scratch_size);
     const Matrix int8 = {.data = packed, .scales = packed_scales, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};
     const Matrix fp32 = {.data = fp32_weights, .columns = COLUMNS, .depth = DEPTH, .inputs = DEPTH};
@@ -294,6 +295,7 @@ int main(void) {
         for (int kind = STORED_F32; kind <= STORED_Q6_K; kind++) right &= stored_right(kind, kernels, &stored_hash);
         state = before;
         for (int kind = 0; kind < 3; kind++) right &= passes_agree(kernels, kind > 0, kind > 1);
+        for (int kind = 0; kind < 2; kind++) right &= drafts_agree(kernels, kind);
         printf("%d %016llx %016llx\n", kernels, (unsigned long long)hash, (unsigned long long)stored_hash);
     }
     return !right;

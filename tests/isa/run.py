@@ -1,7 +1,7 @@
-"""Matrix products, and passes, on every instruction set that this machine has or can emulate: `make test-isa`.
+"""Matrix products, passes and drafts on every instruction set that this machine has or can emulate: `make test-isa`.
 
-products.c and passes.c are built by every compiler found (GCC and Clang, for this CPU and for the other kind) and run
-on this CPU and on those qemu-user emulates; what no emulator runs (AVX-512, VNNI, AMX) is compiled against
+products.c, passes.c and drafts.c are built by every compiler found (GCC and Clang, for this CPU and for the other kind)
+and run on this CPU and on those qemu-user emulates; what no emulator runs (AVX-512, VNNI, AMX) is compiled against
 emulated/immintrin.h, which says in C what those instructions do. Each instruction set must agree with the definition,
 and all of them on one hash.
 Needs qemu-user and a cross compiler to go beyond this CPU:
@@ -30,7 +30,8 @@ EMULATED = {
 }
 """CPUs to emulate: without and with the instructions that matter, as far as qemu knows them."""
 
-_VPDPBUSD = "sums = _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(*(const Four *)inputs));"
+_VPDPBUSD = "sums = _mm512_dpbusd_epi32(sums, weights, inputs);"
+_VPDPBUSD_AT = "sums = _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(*(const Four *)inputs));"
 _VFMADD231PS = "sum = fused_part(a, b, sum);"
 """What stands in the kernels as the instructions themselves."""
 
@@ -49,7 +50,8 @@ def compilers(kind: str) -> list[list[str]]:
 
 def build(compiler: list[str], target: Path, kernels: Path = NATIVE, level: str = "-O3") -> str | None:
     """None, or why not."""
-    sources = [HERE / "products.c", HERE / "passes.c", kernels / "decoder.c", kernels / "pack.c", kernels / "pool.c"]
+    sources = [HERE / f"{name}.c" for name in ("products", "passes", "drafts")]
+    sources += [kernels / f"{name}.c" for name in ("decoder", "pack", "pool")]
     sources += sorted(kernels.glob("isa_*.c"))
     objects = []
     for source in sources:
@@ -72,6 +74,7 @@ def emulated(folder: Path) -> Path:
         text = re.sub(r"(?m)^#pragma GCC target.*$", "", text)
         text = text.replace("__attribute__((target(FEATURES)))", "")
         text = re.sub(r'__asm__\(""[^;]*;', "", text)  # hints to a compiler that has such registers
+        text = re.sub(r'__asm__\("vpdpbusd [^;]*1to16[^;]*;', _VPDPBUSD_AT, text)
         text = re.sub(r'__asm__\("vpdpbusd [^;]*;', _VPDPBUSD, text)
         text = re.sub(r'__asm__\("vfmadd231ps [^;]*;', _VFMADD231PS, text)
         text = re.sub(r"__builtin_cpu_supports\(\"[^\"]*\"\)|(?<!static int )have_\w+\(\)", "1", text)

@@ -1,5 +1,5 @@
-"""The C code's own tests (products.c, passes.c, lookups.c) under AddressSanitizer and UndefinedBehaviorSanitizer, and
-those on several threads under ThreadSanitizer, too: `make sanitize`.
+"""The C code's own tests (products.c, passes.c, drafts.c, lookups.c) under AddressSanitizer and
+UndefinedBehaviorSanitizer, and those on several threads under ThreadSanitizer, too: `make sanitize`.
 
 On every instruction set that this CPU has, by the first compiler found that brings the sanitizers along: some minutes.
 The first fault ends the run, with where it was.

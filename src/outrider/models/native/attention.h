@@ -1,6 +1,6 @@
 /* Attention of rows over their own paths: scores are products of queries with keys, results products of the scores' shares
  * with values, both by the kernels of gemm.h, for up to TOGETHER queries of a request at once, which then read the cache
- * once.
+ * once: as many as fill the registers twice, or a tile of AMX.
  *
  * A score is a sum of its own. Shares are multiplied with values in the order of positions along the path, in the chunks
  * gemm.h adds in, counted from position 0, whether they lie in the committed prefix or are scattered in a draft tree. A
@@ -13,7 +13,13 @@
 #include "gemm.h"
 
 #define MAX_HEAD_DIM 256
-#define TOGETHER ROW_TILE /* queries */
+
+/* Queries taken at once. */
+INLINE int together(const Shape *s) { return bf16_products(s) ? ROW_TILE : TOGETHER; }
+
+/* From one query's scores to the next one's: an odd number of cache lines. A power of two would have all of them compete for
+ * the same few places in the cache. */
+INLINE int score_stride(const Shape *s) { return s->capacity + PANEL; }
 
 /* Rows of one slot that see the same committed prefix, and queries first..last-1 of theirs: row by row, the heads that
  * share a key head. */
@@ -80,7 +86,7 @@ static void score(const Shape *s, const char *keys, const char *values, const vo
                     found = choose((position >= sights[i].oldest) & (position < sights[i].length), found, never);
                 }
                 highest[i] = maximum(found, highest[i]);
-                *(v16 *)(scores + (int64_t)i * s->capacity + first) = found;
+                *(v16 *)(scores + (int64_t)i * score_stride(s) + first) = found;
             }
     }
 }
@@ -108,8 +114,8 @@ static void weigh(const Shape *s, const char *values, int depth, const float *sh
     const int64_t pitch = (int64_t)depth * PANEL * size;
     const char *x = (const char *)shares + (int64_t)from * (in_bf16 ? 2 : 4);
     for (int d = 0; d < s->head_dim; d += PANEL_PAIR)
-        attention_product(s, values + d / PANEL * pitch, pitch, x, s->capacity * (in_bf16 ? 2 : 1), to - from, count, begun,
-                          blocks + d * TOGETHER);
+        attention_product(s, values + d / PANEL * pitch, pitch, x, score_stride(s) * (in_bf16 ? 2 : 1), to - from, count,
+                          begun, blocks + d * TOGETHER);
 }
 
 /* Keys of positions `from`.. of a row's path in order, packed as in the cache. Behind the path's end lies what was gathered
@@ -154,11 +160,11 @@ static void attend(const Model *m, const Layer *layer, const Queries *queries, i
     const Shape *s = &m->shape;
     const Pass *pass = queries->pass;
     const int group = queries->group, count = queries->last - queries->first, depth = head_depth(s), dim = s->head_dim;
-    const int in_bf16 = bf16_products(s), size = s->bf16 ? 2 : 4, capacity = s->capacity;
+    const int in_bf16 = bf16_products(s), size = s->bf16 ? 2 : 4, capacity = s->capacity, stride = score_stride(s);
     const int64_t head = head_at(s, pass->slots[queries->row], kv_head);
     const char *keys = (const char *)layer->keys + head, *values = (const char *)layer->values + head;
     float *scores = m->scores + thread * m->scores_size;
-    char *room = (char *)(scores + TOGETHER * capacity);
+    char *room = (char *)(scores + TOGETHER * stride);
     float q[TOGETHER * MAX_HEAD_DIM] __attribute__((aligned(64))), inverse[TOGETHER];
     float blocks[TOGETHER * MAX_HEAD_DIM] __attribute__((aligned(64)));
     Sight sights[TOGETHER];
@@ -183,7 +189,7 @@ static void attend(const Model *m, const Layer *layer, const Queries *queries, i
     score(s, keys + (int64_t)start * depth * size, values + skipped, q, count, sights, start, end, scores, highest);
     for (int i = 0, rows; i < count; i += rows) {
         const int left = group - (queries->first + i) % group, to = up_to(sights[i].length, PANEL_PAIR);
-        float *own = scores + (int64_t)i * capacity;
+        float *own = scores + (int64_t)i * stride;
         rows = straight ? count : count - i < left ? count - i : left; /* queries of one row */
         if (!straight) {
             const int64_t at = (int64_t)end * depth * size;
@@ -192,13 +198,13 @@ static void attend(const Model *m, const Layer *layer, const Queries *queries, i
                   (const char *)q + (int64_t)i * depth * (in_bf16 ? 2 : 4), rows, sights + i, end, to, own, highest + i);
         }
         for (int j = 0; j < rows; j++)
-            inverse[i + j] = share_out(own + (int64_t)j * capacity, &sights[i + j], start, straight ? end : to, highest[i + j], in_bf16);
+            inverse[i + j] = share_out(own + (int64_t)j * stride, &sights[i + j], start, straight ? end : to, highest[i + j], in_bf16);
     }
     if (in_bf16 && !straight) begin_bf16(count);
     if (start < end) weigh(s, values + skipped, capacity, scores, count, start, end, 0, blocks);
     for (int i = 0, rows; !straight && i < count; i += rows) {
         const int left = group - (queries->first + i) % group, to = up_to(sights[i].length, PANEL_PAIR);
-        const float *own = scores + (int64_t)i * capacity;
+        const float *own = scores + (int64_t)i * stride;
         rows = count - i < left ? count - i : left;
         if (in_bf16) begin_bf16(rows);
         if (sights[i].chain)

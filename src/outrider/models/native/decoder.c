@@ -128,7 +128,7 @@ void outrider_forward(const Model *m, const Pass *pass) {
     pool_run(run_pass, &job, m->shape.threads);
 }
 
-#include "chains.h" /* which asks for passes */
+#include "drafts.h" /* which asks for passes */
 
 void outrider_product(const Model *m, const Product *product) {
     Job job = {m, product};
@@ -161,8 +161,8 @@ typedef struct {
 const Size *outrider_sizes(void) {
     static const Size sizes[] = {
         SIZE(Shape), SIZE(Screen), SIZE(Strip), SIZE(Matrix), SIZE(Expert), SIZE(Layer), SIZE(Routing), SIZE(Model),
-        SIZE(Fusion), SIZE(Ranked), SIZE(Partial), SIZE(Noise), SIZE(Ranking), SIZE(Pass), SIZE(Chains),
-        SIZE(Product),
+        SIZE(Fusion), SIZE(Ranked), SIZE(Partial), SIZE(Noise), SIZE(Ranking), SIZE(Pass), SIZE(Wanted),
+        SIZE(Node), SIZE(Drafts), SIZE(Product),
         {0, 0},
     };
     return sizes;

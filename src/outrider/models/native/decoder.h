@@ -5,9 +5,10 @@
 #include <stdint.h>
 
 #define ROW_TILE 16
+#define TOGETHER 24    /* queries that attention takes at once, at most */
 #define PANEL 16       /* output columns stored together */
 #define PANEL_PAIR 32  /* output columns computed together */
-#define ALONE_ROWS 8   /* see pass.h */
+#define ALONE_ROWS 8   /* see gemm_int8.h */
 #define MOST_ROWS 128  /* of a pass */
 #define MOST_EXPERTS 512 /* of a layer */
 #define MOST_USED 16     /* of those, by a row */
@@ -141,7 +142,7 @@ struct Model {
     void *attended;   /* [rows, depth of o] */
     float *update;    /* [rows, columns of o] */
     void *gated;      /* [rows, or rows * experts used, depth of down] */
-    float *scores;    /* [threads, scores_size]: ROW_TILE rows of capacity, and room for the keys of a head */
+    float *scores;    /* [threads, scores_size]: TOGETHER rows of capacity + PANEL, and room for the keys of a head */
     int8_t *scratch;  /* [threads, scratch_size]: rows of inputs as int8 */
     int64_t scores_size, scratch_size;
     const int32_t *taps; /* [tap_count]: tap t keeps the residual stream after taps[t] layers */
@@ -191,18 +192,33 @@ typedef struct {
     const Ranking *ranking; /* or NULL */
 } Pass;
 
-/* Chains that a head drafts by itself: see chains.h. */
+/* A tree that a head is to draft by itself: `WantedTree` of core/model.py. */
 typedef struct {
-    const Pass *first;     /* ranks one follower of each wanted row, where the chains begin; says nothing of noise */
-    const int32_t *depths; /* [chains]: the most tokens of each, at least 1 */
-    const double *floors;  /* [chains]: how sure of a token it must be */
-    const double *runs;    /* [chains]: how sure of it to make a pass for what follows */
-    const Noise *noise;    /* [levels, chains], as many levels as the deepest has */
-    int32_t *tokens;       /* [levels, chains], -1 where a chain has ended */
-    double *confidence;    /* [levels, chains] */
-    float *states;         /* workspace [2, chains, hidden] */
-    int32_t *numbers;      /* workspace [chains * (levels + 5) + 1] */
-} Chains;
+    double floor;        /* how promising a node must be */
+    double expand_node;  /* how promising to be followed up */
+    double expand_level; /* how promising those followed up must be together */
+    int32_t nodes, depth, branching, width; /* the most: in all, levels, children of a node, followed up of a level */
+} Wanted;
+
+/* One that was looked at. */
+typedef struct {
+    double confidence;
+    int32_t token, parent; /* -1: where the tree begins */
+    int32_t row, place;    /* where it was run: of the tree's rows, and in its pass */
+} Node;
+
+/* Trees that a head drafts by itself: see drafts.h. */
+typedef struct {
+    const Pass *first;    /* ranks followers of each wanted row, where the trees begin; says nothing of noise */
+    const Wanted *wanted; /* [trees]: all of them follow up MOST_ROWS nodes of a level at most */
+    const Noise *noise;   /* [levels, trees], as many levels as the deepest has */
+    int32_t *sizes;       /* [trees]: nodes of each */
+    int32_t *tokens, *parents; /* theirs, tree by tree, with room for as many as each may have */
+    double *confidence;
+    Node *looked_at;      /* workspace: branching * (1 + (depth - 1) * width) of each tree */
+    int32_t *paths;       /* workspace [width of all trees, levels] */
+    float *states;        /* workspace [2, MOST_ROWS, hidden]: what a level begins with, and what it ends with */
+} Drafts;
 
 /* A matrix product by itself: y [rows, columns] = x · W^T, x as the model's matrices take it. */
 typedef struct {

@@ -97,9 +97,8 @@ static void expert_product(const Model *m, const Matrix *w, const void *x, const
                            void *y, int y_stride, float *own, int thread, int threads) {
     const Shape *s = &m->shape;
     if (s->integers && !w->strips) {
-        const Lines lines = product_lines(m, m->scratch + thread * m->scratch_size, w, rows);
-        for (int r = 0; r < rows; r++)
-            narrow_row((const float *)x + (int64_t)(which ? which[r] : r) * w->depth, w->inputs, lines_at(lines, r));
+        const Lines lines = product_lines(m, m->scratch + thread * m->scratch_size, w, rows, 1);
+        for (int g = 0; g < lines.groups; g++) narrow_group(x, which, w->depth, w->inputs, lines, g);
         pairs_int8(m, w, lines, rows, epilogue, y, y_stride, thread, threads);
         return;
     }

@@ -29,9 +29,12 @@ INLINE int block_size(int depth, int start) { return depth - start < BLOCK ? dep
 /* How the values of several rows lie: as the kernel that will multiply them reads them. */
 typedef enum {
     BY_ROWS,  /* [rows][depth] */
-    BY_FOURS, /* [depth / 4][rows][4]; outliers' rest by rows */
+    BY_FOURS, /* in groups of rows. A group's, block after block: its lines, those of all its rows and then what rounding left
+                 of rows with outliers, [size of the block / 4][lines][4]. So they are all multiplied alike. */
     BY_PAIRS, /* [pairs of rows][depth / 8][2][8] */
 } Order;
+
+#define GROUP_ROWS 12 /* of a group, at most */
 
 /* Rows of inputs. */
 typedef struct {
@@ -42,51 +45,64 @@ typedef struct {
 } Line;
 
 typedef struct {
-    Line coarse, fine;
+    Line coarse, fine; /* BY_FOURS: of a group, coarse alone, and of each block 2 * rows lines, used or not */
+    uint32_t *rests;   /* BY_FOURS: of a group, [blocks]: bits of the rows with outliers */
     int depth, rows;
+    int groups; /* of rows that are narrowed together */
     Order order;
 } Lines;
 
 INLINE Line line_at(Line x, int64_t value, int row) { return (Line){x.values + value, x.scales + row, x.excess + row}; }
 
-/* Rows `row`.. of them. */
+/* Rows `row`.. of them; not BY_FOURS. */
 INLINE Lines lines_at(Lines x, int row) {
     const int64_t value = (int64_t)row * x.depth - (x.order == BY_PAIRS && row % 2 ? x.depth - 8 : 0);
-    x.coarse = line_at(x.coarse, x.order == BY_FOURS ? 4 * row : value, row);
+    x.coarse = line_at(x.coarse, value, row);
     x.fine = line_at(x.fine, value, row);
     return x;
 }
 
-/* In memory of LINE_BYTES(depth) a row, aligned; of an even number of rows where they are paired. */
-#define LINE_BYTES(depth) (2 * ((int64_t)(depth) + 8 * BLOCKS(depth)))
-INLINE Lines lines_in(void *memory, int rows, int depth, Order order) {
+/* The first row of group `group`, or of what is behind the last. */
+INLINE int group_row(Lines x, int group) { return x.rows * group / x.groups; }
+
+/* A group by itself, BY_FOURS. */
+INLINE Lines group_at(Lines x, int group) {
+    const int row = group_row(x, group), each = row * BLOCKS(x.depth);
+    x.coarse = line_at(x.coarse, 2 * (int64_t)row * x.depth, 2 * each);
+    x.rests += each;
+    x.rows = group_row(x, group + 1) - row;
+    return x;
+}
+
+/* In memory of LINE_BYTES(depth) a row, aligned; of an even number of rows where they are paired. `threads` narrow them. */
+#define LINE_BYTES(depth) (2 * ((int64_t)(depth) + 16 * BLOCKS(depth)))
+INLINE Lines lines_in(void *memory, int rows, int depth, Order order, int threads) {
+    const int fewest = (rows + GROUP_ROWS - 1) / GROUP_ROWS, most = rows / 4 < threads ? rows / 4 : threads;
+    const int groups = order != BY_FOURS ? rows : fewest < most ? most : fewest;
     if (order == BY_PAIRS) rows += rows % 2;
     const int64_t values = (int64_t)rows * depth, each = (int64_t)rows * BLOCKS(depth);
     int8_t *at = memory;
     float *scales = (float *)(at + 2 * values);
     int32_t *excess = (int32_t *)(scales + 2 * each);
-    return (Lines){{at, scales, excess}, {at + values, scales + each, excess + each}, depth, rows, order};
+    const Line coarse = {at, scales, excess}, fine = {at + values, scales + each, excess + each};
+    return (Lines){coarse, fine, (uint32_t *)(excess + 2 * each), depth, rows, groups, order};
 }
 
-/* Sixteen values from input `input` on of a row; BY_FOURS: of `rows`. */
-INLINE void put_values(int8_t *row, Order order, int rows, int input, b16 values) {
-    const int8_t *from = (const int8_t *)&values;
-    if (order == BY_FOURS)
-        for (int i = 0; i < 16; i += 4) memcpy(row + (int64_t)(input + i) * rows, from + i, 4);
-    else if (order == BY_PAIRS)
-        for (int i = 0; i < 16; i += 8) memcpy(row + 2 * (input + i), from + i, 8);
-    else
-        *(b16 *)(row + input) = values;
-}
-
-/* A panel to multiply with. `levels`: its weights are 4-bit codes for these sixteen, see gemm_screen.h, and a column has
- * one scale, not applied here; else NULL. */
+/* A panel to multiply with; the pair's other one lies behind it. `levels`: its weights are 4-bit codes for these sixteen, see
+ * gemm_screen.h, and a column has one scale, not applied here; else NULL. */
 typedef struct {
     const int8_t *weights;
     const uint16_t *scales;
     const int8_t *levels;
     int depth;
 } Panel;
+
+/* The one `count` further on. */
+INLINE Panel panel_after(const Panel *w, int count, int coded) {
+    const int64_t weights = (int64_t)w->depth * PANEL / (coded ? 2 : 1) * count;
+    const int64_t scales = (int64_t)count * BLOCKS(w->depth) * PANEL;
+    return (Panel){w->weights + weights, coded ? 0 : w->scales + scales, w->levels, w->depth};
+}
 
 /* Ask for weights well before they are needed: a head's are in no near cache after the target's pass, and its matrices
  * are too small for the CPU's own look-ahead, which starts anew in every 4 KB. */
@@ -108,54 +124,59 @@ static void begin_many_int8(int rows) { (void)rows; }
 static void many_int8(const Panel *w, Lines x, int rows, float *out) { (void)w, (void)x, (void)rows, (void)out; }
 #endif
 
-/* Lines of so many rows of inputs of a matrix. */
-INLINE Lines product_lines(const Model *m, void *memory, const Matrix *w, int rows) {
-    return lines_in(memory, rows, w->depth, w->strips ? BY_ROWS : takes_many(m, rows) ? MANY_ORDER : TILE_ORDER);
+/* Lines of so many rows of inputs of a matrix, which `threads` narrow together. */
+INLINE Lines product_lines(const Model *m, void *memory, const Matrix *w, int rows, int threads) {
+    return lines_in(memory, rows, w->depth, w->strips ? BY_ROWS : takes_many(m, rows) ? MANY_ORDER : TILE_ORDER, threads);
 }
 
 #include "rounding.h"
 
-/* Some rows against one panel, to out[r * PANEL_PAIR]. The number of rows must be a constant where they are multiplied. */
+#ifndef INT8_PAIRS
+/* Rows against both panels of a pair, to out[r * PANEL_PAIR]. The number of rows must be a constant where they are
+ * multiplied. */
 #define TILE(COUNT) \
-    case COUNT: tile_int8(w, lines_at(x, r), COUNT, coded, turn, out + r * PANEL_PAIR); break;
-INLINE void tiles_int8(const Panel *w, Lines x, int rows, int coded, float *out) {
-    Turn turn = turns_of(rows, TILE_ROWS);
-    for (int r = 0, count; r < rows; r += count, turn.tile++) switch (count = rows_at_once(rows - r, TILE_ROWS)) {
-            TILE(1)
-            TILE(2)
-            TILE(3)
-            TILE(4)
+    case COUNT: tile_int8(&half, lines_at(x, r), COUNT, coded, turn, out + p * PANEL + r * PANEL_PAIR); break;
+INLINE void pair_int8(const Panel *w, Lines x, int coded, float *out) {
+    for (int p = 0; p < 2; p++) {
+        const Panel half = panel_after(w, p, coded);
+        Turn turn = turns_of(x.rows, TILE_ROWS);
+        for (int r = 0, count; r < x.rows; r += count, turn.tile++) switch (count = rows_at_once(x.rows - r, TILE_ROWS)) {
+                TILE(1)
+                TILE(2)
+                TILE(3)
+                TILE(4)
 #if TILE_ROWS > 4
-            TILE(5)
-            TILE(6)
-            TILE(7)
-            TILE(8)
+                TILE(5)
+                TILE(6)
+                TILE(7)
+                TILE(8)
 #endif
-#if TILE_ROWS > 8
-            TILE(9)
-            TILE(10)
-            TILE(11)
-            TILE(12)
-            TILE(13)
-            TILE(14)
-            TILE(15)
-            TILE(16)
-#endif
-        }
+            }
+    }
 }
+#undef TILE
+#endif
 
 INLINE Panel panel_of(const Matrix *w, int panel) {
     return (Panel){(const int8_t *)w->data + (int64_t)panel * w->depth * PANEL,
                    w->scales + (int64_t)panel * BLOCKS(w->depth) * PANEL, 0, w->depth};
 }
 
-/* Rows of x as int8. Few are narrowed by every thread for itself: that is little work, and less than waiting for
- * another. Many are shared out. */
+/* Whether every thread does by itself, for all rows, what is done row by row: of few rows that is less than waiting for
+ * another, and where rows are narrowed in groups, which is fast, also of some more by few threads. Rows are at most
+ * ALONE_ROWS, or rows * threads at most MOST_ROWS. */
+INLINE int by_itself(const Model *m, int rows, int threads) {
+    const int grouped = TILE_ORDER == BY_FOURS && !takes_many(m, rows);
+    return rows <= ALONE_ROWS || (grouped && rows * threads <= 4 * ALONE_ROWS);
+}
+
+/* Rows of x as int8, of few by every thread for itself. Many are shared out, a group's by one thread: two would write to the
+ * same cache lines. */
 static Lines narrowed(const Model *m, const Matrix *w, const float *x, int rows, int thread, int threads) {
-    const int few = rows <= ALONE_ROWS;
-    const Lines lines = product_lines(m, m->scratch + (few ? thread * m->scratch_size : 0), w, rows);
-    for (int r = few ? 0 : thread; r < rows; r += few ? 1 : threads)
-        narrow_row(x + (int64_t)r * w->depth, w->inputs, lines_at(lines, r));
+    const int few = by_itself(m, rows, threads);
+    const Lines lines = product_lines(m, m->scratch + (few ? thread * m->scratch_size : 0), w, rows, few ? 1 : threads);
+    for (int g = few ? 0 : thread; g < lines.groups; g += few ? 1 : threads)
+        narrow_group(x, 0, w->depth, w->inputs, lines, g);
     if (!few) pool_barrier();
     return lines;
 }
@@ -168,13 +189,14 @@ __attribute__((noinline)) static void pairs_int8(const Model *m, const Matrix *w
     const int many = takes_many(m, rows);
     if (many) begin_many_int8(rows);
     for (int pair; (pair = pool_next(&share)) >= 0;) {
-        for (int half = 0; half < 2; half++) {
-            const Panel panel = panel_of(w, 2 * pair + half);
-            if (many)
-                many_int8(&panel, lines, rows, block + half * PANEL);
-            else
-                tiles_int8(&panel, lines, rows, 0, block + half * PANEL);
-        }
+        const Panel panel = panel_of(w, 2 * pair);
+        if (many)
+            for (int half = 0; half < 2; half++) {
+                const Panel one = panel_after(&panel, half, 0);
+                many_int8(&one, lines, rows, block + half * PANEL);
+            }
+        else
+            pair_int8(&panel, lines, 0, block);
         finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);
     }
 }

@@ -88,21 +88,22 @@ static void gemm_screened(const Model *m, const Matrix *w, const float *x, int r
     const int depth = w->depth, pairs = w->columns / PANEL_PAIR;
     Share share = pool_share(pairs, thread, threads);
     int8_t *own = m->scratch + thread * m->scratch_size;
-    const Lines stretched = lines_in(own, rows, depth, TILE_ORDER);
-    const Lines plain = lines_in(own + rows * LINE_BYTES(depth), rows, depth, BY_ROWS);
-    float *widened = (float *)(own + 2 * rows * LINE_BYTES(depth));
-    for (int r = 0; r < rows; r++) {
-        const float *row = x + (int64_t)r * depth;
-        offsets[r] = shared_part(w, row, widened);
-        narrow_row(widened, w->inputs, lines_at(stretched, r));
-        narrow_row(row, w->inputs, lines_at(plain, r));
+    const Lines stretched = lines_in(own, rows, depth, TILE_ORDER, 1);
+    const Lines plain = lines_in(own + rows * LINE_BYTES(depth), rows, depth, BY_ROWS, 1);
+    float *widened = (float *)(own + 2 * rows * LINE_BYTES(depth)); /* [GROUP_ROWS, depth] */
+    for (int g = 0; g < stretched.groups; g++) {
+        const float *wide[GROUP_ROWS];
+        for (int r = group_row(stretched, g), i = 0; r < group_row(stretched, g + 1); r++, i++) {
+            const float *row = x + (int64_t)r * depth;
+            offsets[r] = shared_part(w, row, widened + (int64_t)i * depth);
+            wide[i] = widened + (int64_t)i * depth;
+            narrow_row(row, w->inputs, lines_at(plain, r));
+        }
+        narrow_rows(wide, w->inputs, stretched, g);
     }
     for (int pair; (pair = pool_next(&share)) >= 0;) {
-        for (int half = 0; half < 2; half++) {
-            const int8_t *codes = (const int8_t *)s->codes + (int64_t)(2 * pair + half) * depth * PANEL / 2;
-            const Panel panel = {codes, 0, s->levels, depth};
-            tiles_int8(&panel, stretched, rows, 1, block + half * PANEL);
-        }
+        const Panel panel = {(const int8_t *)s->codes + (int64_t)pair * depth * PANEL, 0, s->levels, depth};
+        pair_int8(&panel, stretched, 1, block);
         const v16 *scales = (const v16 *)(s->scales + pair * PANEL_PAIR);
         for (int r = 0; r < rows; r++) {
             const v16 *sums = (const v16 *)(block + r * PANEL_PAIR);

@@ -22,7 +22,8 @@
 INLINE void add_input(Part sums[][2 * PARTS], const Part *weights, const float *const *x, int64_t stride, int k, int rows,
                       int parts) {
     UNROLL for (int r = 0; r < rows; r++) {
-        const Part in = part_of(x[r / BUNCH][r % BUNCH * stride + k]);
+        Part in = part_of(x[r / BUNCH][r % BUNCH * stride + k]);
+        __asm__("" : "+v"(in)); /* loaded here, not before: there is one register for it */
         UNROLL for (int p = 0; p < parts; p++) sums[r][p] = plus_product(sums[r][p], in, weights[p]);
     }
 }

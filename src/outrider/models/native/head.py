@@ -10,13 +10,13 @@ from struct import pack
 import torch
 from torch import Tensor
 
-from outrider.core.model import DraftHead, HeadOutput, NoiseKey, Rows, TopK, WantedChain
+from outrider.core.model import DraftHead, HeadOutput, NoiseKey, Rows, TopK, WantedTree
 from outrider.errors import DrafterError
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.memory import lazy_zeros
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.library import MOST_RANKED, Chains, Fusion, Noise, Partial, Ranking
+from outrider.models.native.library import MOST_RANKED, Drafts, Fusion, Node, Noise, Partial, Ranking
 from outrider.models.native.packing import Packer
 from outrider.models.native.stack import MAX_ROWS, NativeStack, described
 from outrider.models.precision import FP32, INT8
@@ -29,7 +29,7 @@ class NativeHead(NativeStack, DraftHead):
     """On the CPU; it also ranks what may follow."""
 
     most_ranked = MOST_RANKED
-    drafts_chains = True
+    drafts_trees = True
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, target: NativeDecoder) -> None:
         """`weights`: in int8, or in fp32, which is for comparison. `target` keeps what the config reads from now on."""
@@ -78,6 +78,7 @@ class NativeHead(NativeStack, DraftHead):
         self._ranking = Ranking(columns=config.draft_vocab, ids=columns, partials=partials)
         self._states = torch.zeros(2, MAX_ROWS, config.hidden)
         self._logits = lazy_zeros((MAX_ROWS, m.head.columns), torch.float32, self.device)
+        self._states_at, self._logits_at = self._states.data_ptr(), self._logits.data_ptr()
         self._given_width = config.feature_width
 
     def open(self) -> int:
@@ -132,7 +133,7 @@ class NativeHead(NativeStack, DraftHead):
         at = noise.buffer_info()[0], tokens.buffer_info()[0], shares.buffer_info()[0]
         ranking = self._ranking
         ranking.count = count
-        for start, wanted, step in run.passes(self._logits.data_ptr(), 0):
+        for start, wanted, step in run.passes(self._logits_at, 0):
             step.features, step.states = given.at(start)
             ranking.noise = at[0] + sizeof(Noise) * wanted
             ranking.tokens, ranking.shares = at[1] + size * wanted, at[2] + size * wanted
@@ -148,44 +149,48 @@ class NativeHead(NativeStack, DraftHead):
         return followers, run.hidden
 
     def draft(
-        self, batch: Sequence[Rows], wanted: Sequence[WantedChain], features: Tensor
-    ) -> list[tuple[list[int], list[float]]]:
-        given = self._given(sum(len(rows.tokens) for rows in batch), features, None)
-        run = self._run(batch)
-        assert run.rows <= MAX_ROWS, "one pass"
-        ends = [span.end for _, span, _, want in run.given if want]
-        room = min(self.max_context + 1 - end - chain.depth for end, chain in zip(ends, wanted, strict=True))
-        assert room >= 0, "room for all but the last token of a chain"
-        numbers, step = described(run.given)
-        step.logits, step.tapped, step.features = self._logits.data_ptr(), run.hidden.data_ptr(), given.at(0)[0]
-        self._ranking.count = 1
+        self, batch: Sequence[Rows], wanted: Sequence[WantedTree], *, features: Tensor
+    ) -> list[tuple[list[int], list[int], list[float]]]:
+        rows = self._entered(batch)
+        given = self._given(len(rows), features, None)
+        count, levels, width = len(wanted), max([tree.depth for tree in wanted]), sum([tree.width for tree in wanted])
+        assert max(len(rows), width) <= MAX_ROWS, "one pass a level"
+        spans = [span for _, span, _, want in rows if want]
+        ends = [span.end + (tree.depth - 1) * tree.width for span, tree in zip(spans, wanted, strict=True)]
+        assert max(ends) <= self.max_context, "room for all but the last level"
+        numbers, step = described(rows)
+        step.logits, step.features = self._logits_at, given.at(0)[0]
+        step.tapped = self._states_at + 4 * MAX_ROWS * self.config.hidden  # as every level's are
+        self._ranking.count = max([tree.branching for tree in wanted])
         step.ranking = addressof(self._ranking)
-        count, levels = len(wanted), max([chain.depth for chain in wanted])
-        size = levels * count
-        noise = array("B", b"".join([_level_noise(chain, level) for level in range(levels) for chain in wanted]))
-        # What C reads, what it answers, and what it works with.
-        integers = array("i", [chain.depth for chain in wanted] + [-1] * size + [0] * (size + 5 * count + 1))
-        least = [chain.floor for chain in wanted] + [chain.expand_level for chain in wanted]
-        doubles = array("d", least + [0.0] * size)
+        asked = array("B", b"".join([_wanted(tree) for tree in wanted]))
+        noise = array("B", b"".join([_level_noise(tree, level) for level in range(levels) for tree in wanted]))
+        # What C answers, and what it works with.
+        size = sum([tree.nodes for tree in wanted])
+        looked_at = sum([tree.branching * (1 + (tree.depth - 1) * tree.width) for tree in wanted])
+        integers = array("i", bytes(4 * (count + 2 * size + width * levels)))
+        doubles = array("d", bytes(8 * size + sizeof(Node) * looked_at))
         at, sure = integers.buffer_info()[0], doubles.buffer_info()[0]
-        chains = Chains(
+        drafts = Drafts(
             first=pointer(step),
-            depths=at,
-            floors=sure,
-            runs=sure + 8 * count,
+            wanted=asked.buffer_info()[0],
             noise=noise.buffer_info()[0],
+            sizes=at,
             tokens=at + 4 * count,
-            confidence=sure + 16 * count,
-            states=self._states.data_ptr(),
-            numbers=at + 4 * (count + size),
+            parents=at + 4 * (count + size),
+            confidence=sure,
+            looked_at=sure + 8 * size,
+            paths=at + 4 * (count + 2 * size),
+            states=self._states_at,
         )
-        self._kernels.outrider_draft(byref(self._model), byref(chains))
-        del numbers, noise  # which C has read
-        drafted = []
-        for first in range(count, 2 * count):
-            tokens = [token for token in integers[first : first + size : count] if token >= 0]
-            sureness = doubles[first + count : first + count + size : count]
-            drafted.append((tokens, list(sureness[: len(tokens)])))
+        self._kernels.outrider_draft(byref(self._model), byref(drafts))
+        del numbers, asked, noise  # which C has read
+        drafted, start = [], 0
+        for tree, nodes in zip(wanted, integers[:count], strict=True):
+            first = count + start
+            tokens, parents = (integers[place : place + nodes].tolist() for place in (first, first + size))
+            drafted.append((tokens, parents, doubles[start : start + nodes].tolist()))
+            start += tree.nodes
         return drafted
 
 
@@ -197,8 +202,14 @@ def _noise(key: NoiseKey | None) -> bytes:
     return _GREEDY if key is None else pack("fiII", 1.0 / key.temperature, 1, key.low, key.high)
 
 
-def _level_noise(chain: WantedChain, level: int) -> bytes:
-    return _noise(chain.keys[level]) if chain.keys and level < chain.depth else _GREEDY
+def _level_noise(tree: WantedTree, level: int) -> bytes:
+    return _noise(tree.keys[level]) if tree.keys and level < tree.depth else _GREEDY
+
+
+def _wanted(tree: WantedTree) -> bytes:
+    """A `Wanted`."""
+    sureness = tree.floor, tree.expand_node, tree.expand_level
+    return pack("3d4i", *sureness, tree.nodes, tree.depth, tree.branching, tree.width)
 
 
 class _Given:

@@ -3,16 +3,21 @@
 #define OUTRIDER_INT8_X86_H
 
 #if defined(WITH_VNNI)
-#define TILE_ROWS 16
-#define VECTORS 1 /* registers of a panel's columns */
+#define TILE_LINES 12 /* multiplied at once */
+#define TILE_PANELS 2
 typedef __m512i Ints;
 typedef __m512 Floats;
 typedef int32_t Four __attribute__((may_alias, aligned(1)));
 INLINE Ints ints_of(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE Ints ints_at(const void *from) { return _mm512_loadu_si512(from); }
 INLINE Ints prepared(Ints weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); } /* one factor has no sign */
-/* The instruction itself: of the intrinsic GCC makes three, since it copies the sums and loads the inputs first. */
-INLINE Ints added(Ints sums, Ints weights, const int8_t *inputs) {
+INLINE Ints four_of(const int8_t *inputs) { return ints_of(*(const Four *)inputs); }
+/* The instruction itself: of the intrinsic GCC makes two, since it copies the sums first. */
+INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));
+    return sums;
+}
+INLINE Ints added_at(Ints sums, Ints weights, const int8_t *inputs) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weights), "m"(*(const Four *)inputs));
     return sums;
 }
@@ -32,8 +37,8 @@ INLINE Floats splatted(float x) { return _mm512_set1_ps(x); }
 INLINE Floats fused_floats(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 #define ZERO_FLOATS _mm512_setzero_ps()
 #else
-#define TILE_ROWS 4
-#define VECTORS 2
+#define TILE_LINES 4
+#define TILE_PANELS 1
 typedef __m256i Ints;
 typedef __m256 Floats;
 INLINE Ints ints_of(int32_t x) { return _mm256_set1_epi32(x); }
@@ -45,19 +50,18 @@ INLINE Ints four_of(const int8_t *inputs) {
 }
 #if defined(WITH_AVXVNNI)
 INLINE Ints prepared(Ints weights) { return _mm256_xor_si256(weights, _mm256_set1_epi8(-128)); }
-INLINE Ints added(Ints sums, Ints weights, const int8_t *inputs) {
-    return _mm256_dpbusd_avx_epi32(sums, weights, four_of(inputs));
-}
+INLINE Ints added(Ints sums, Ints weights, Ints inputs) { return _mm256_dpbusd_avx_epi32(sums, weights, inputs); }
 #else
 INLINE Ints prepared(Ints weights) { return weights; }
 /* The sign is moved to the other factor: two products within ±127 * 127 fit in 16 bits. */
-INLINE Ints added(Ints sums, Ints weights, const int8_t *inputs) {
-    const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(four_of(inputs), weights));
+INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
+    const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(inputs, weights));
     sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     __asm__("" : "+x"(sums)); /* at once: else products are added to one another first, and there are too few registers */
     return sums;
 }
 #endif
+INLINE Ints added_at(Ints sums, Ints weights, const int8_t *inputs) { return added(sums, weights, four_of(inputs)); }
 INLINE Ints decoded(Ints levels, Ints both, int high) {
     if (high) both = _mm256_srli_epi16(both, 4);
     return _mm256_shuffle_epi8(levels, _mm256_and_si256(both, _mm256_set1_epi8(15)));
@@ -74,17 +78,19 @@ INLINE Floats splatted(float x) { return _mm256_set1_ps(x); }
 INLINE Floats fused_floats(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 #define ZERO_FLOATS _mm256_setzero_ps()
 #endif
-#define WIDTH (PANEL / VECTORS)
+#define VECTORS 2 /* registers for the columns of TILE_PANELS panels */
+#define WIDTH (TILE_PANELS * PANEL / VECTORS)
 
-/* In how many sums a row's products with a column are added up. A dot product takes as long as five begin: of few rows, each
+/* In how many sums a line's products with a column are added up. A dot product takes as long as five begin: of few lines, each
  * would wait for the one before. */
 #if defined(WITH_VNNI)
-#define CHAINS(rows) ((rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
+#define CHAINS(lines) ((lines) == 1 ? 4 : (lines) <= 3 ? 2 : 1)
 #elif defined(WITH_AVXVNNI)
-#define CHAINS(rows) ((rows) == 1 ? 2 : 1)
+#define CHAINS(lines) ((lines) == 1 ? 2 : 1)
 #else
-#define CHAINS(rows) 1
+#define CHAINS(lines) 1
 #endif
+#define INT8_PAIRS
 #define TILE_ORDER BY_FOURS
 
 /* Of `size` weights with as many inputs. */
@@ -113,84 +119,127 @@ INLINE void add_sums(float *total, Ints sums, Floats scale, float unit) {
     keep(total, fused_floats(floats_of(sums), scale * splatted(unit), floats_at(total)));
 }
 
+/* Some of the lines of a block. */
+typedef struct {
+    const int8_t *values;
+    const float *scales;
+    const int32_t *excess;
+    const uint8_t *rows; /* whose they are */
+    int held;            /* lines of the block */
+} Some;
+
 /* Register v of the weights of four inputs, the `four`-th such from `weights` on; `levels`: prepared, what codes stand for. */
-INLINE Ints weights_at(const int8_t *weights, int four, int v, int coded, Ints levels) {
-    const int8_t *at = weights + (coded ? four / 2 : four) * 64 + v * 4 * WIDTH;
+INLINE Ints weights_at(const int8_t *weights, int64_t panel, int four, int v, int coded, Ints levels) {
+    const int8_t *at = weights + (coded ? four / 2 : four) * 64 + (TILE_PANELS == 2 ? v * panel : v * 4 * WIDTH);
     return coded ? decoded(levels, ints_at(at), four % 2) : prepared(ints_at(at));
 }
 
-/* A block of `rows` (constant) rows of the `held` there are, `size` inputs of them. Meanwhile it asks for weights further on,
- * SOON to be needed; where rows are taken in several tiles, each for its share of the next panel. */
-INLINE void block_int8(const Panel *w, Line x, int held, int start, int size, int rows, int coded, Turn turn, float *out) {
-    enum { LINE = 64, SOON = 4096 };
+/* What to ask for meanwhile: weights SOON to be needed, or where several tiles take turns, each its share of the same block of
+ * the next panels. */
+INLINE const int8_t *asked_for(const Panel *w, int64_t before, int64_t bytes, int64_t panel, Turn turn) {
+    enum { SOON = 4096 };
+    if (turn.tiles > 1) return w->weights + TILE_PANELS * panel + before + turn.tile * bytes / turn.tiles;
+    return w->weights + before + SOON + (before + SOON < panel ? 0 : (TILE_PANELS - 1) * panel);
+}
+
+/* `lines` (constant, at most TILE_LINES) against the `size` inputs from `start` on of TILE_PANELS panels. */
+INLINE void block_int8(const Panel *w, Some x, int start, int size, int lines, int coded, Turn turn, float *out) {
+    enum { LINE = 64 };
     const int block = start / BLOCK, bytes = coded ? PANEL / 2 : PANEL;
     const int64_t panel = (int64_t)w->depth * bytes, before = (int64_t)start * bytes;
     const int64_t step = (LINE + turn.tiles - 1) / turn.tiles; /* bytes to ask for while a line is multiplied */
-    const int8_t *next = w->weights + (turn.tiles == 1 ? before + SOON : panel + (turn.tile * panel + before) / LINE * step);
-    const float *units = x.scales + (int64_t)block * held;
-    const int32_t *excess = x.excess + (int64_t)block * held;
+    const int8_t *next = asked_for(w, before, (int64_t)size * bytes, panel, turn);
     const Ints levels = coded ? prepared(levels_at(w->levels)) : ints_of(0);
-    const int8_t *weights = w->weights + (int64_t)start * bytes, *in = x.values + (int64_t)start * held;
-    const int chains = CHAINS(rows), fours = chains < 2 ? 2 : chains; /* fours of inputs taken at once */
-    Ints sums[CHAINS(1)][TILE_ROWS][VECTORS];
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++) {
-        sums[0][r][v] = begun(excess[r]);
-        UNROLL for (int i = 1; i < chains; i++) sums[i][r][v] = ints_of(0);
+    const int8_t *weights = w->weights + before, *in = x.values;
+    const int chains = CHAINS(lines), fours = chains < 2 ? 2 : chains; /* fours of inputs taken at once */
+    Ints sums[CHAINS(1)][TILE_LINES][VECTORS];
+    UNROLL for (int l = 0; l < lines; l++) UNROLL for (int v = 0; v < VECTORS; v++) {
+        sums[0][l][v] = begun(x.excess[l]);
+        UNROLL for (int i = 1; i < chains; i++) sums[i][l][v] = ints_of(0);
     }
     for (int k = 0; k < size; k += 4 * fours, weights += 4 * fours * bytes) {
         UNROLL for (int line = 0; line < 4 * fours * bytes; line += LINE, next += step)
-            if (turn.tiles == 1)
-                _mm_prefetch((const char *)next, _MM_HINT_T0);
-            else
-                _mm_prefetch((const char *)next, _MM_HINT_T1);
+            UNROLL for (int p = 0; p < TILE_PANELS; p++)
+                if (turn.tiles == 1)
+                    _mm_prefetch((const char *)next + p * panel, _MM_HINT_T0);
+                else
+                    _mm_prefetch((const char *)next + p * panel, _MM_HINT_T1);
         UNROLL for (int four = 0; four < fours; four++) {
             Ints(*const of)[VECTORS] = sums[four % chains];
-            UNROLL for (int v = 0; v < VECTORS; v++) {
-                const Ints part = weights_at(weights, four, v, coded, levels);
-                UNROLL for (int r = 0; r < rows; r++) of[r][v] = added(of[r][v], part, in + 4 * r);
+#if TILE_PANELS == 2 /* an input is loaded once for both */
+            Ints part[VECTORS];
+            UNROLL for (int v = 0; v < VECTORS; v++) part[v] = weights_at(weights, panel, four, v, coded, levels);
+            UNROLL for (int l = 0; l < lines; l++) {
+                const Ints inputs = four_of(in + 4 * l);
+                UNROLL for (int v = 0; v < VECTORS; v++) of[l][v] = added(of[l][v], part[v], inputs);
             }
-            in += 4 * held;
-            __asm__("" : "+r"(in)); /* one pointer: GCC would keep one to every row's next input */
+#else
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                const Ints part = weights_at(weights, panel, four, v, coded, levels);
+                UNROLL for (int l = 0; l < lines; l++) of[l][v] = added(of[l][v], part, four_of(in + 4 * l));
+            }
+#endif
+            in += 4 * x.held;
+            __asm__("" : "+r"(in)); /* one pointer: GCC would keep one to every line's next input */
         }
     }
     UNROLL for (int v = 0; v < VECTORS; v++) {
-        const Floats scale = coded ? splatted(1.0f) : bf16_at(w->scales + block * PANEL + v * WIDTH);
-        UNROLL for (int r = 0; r < rows; r++) {
-            UNROLL for (int i = 1; i < chains; i++) sums[0][r][v] = sum_ints(sums[0][r][v], sums[i][r][v]);
-            add_sums(out + r * PANEL_PAIR + v * WIDTH, sums[0][r][v], scale, units[r]);
+        const Panel own = TILE_PANELS == 2 ? panel_after(w, v, coded) : *w;
+        const int lane = TILE_PANELS == 2 ? 0 : v * WIDTH;
+        const Floats scale = coded ? splatted(1.0f) : bf16_at(own.scales + block * PANEL + lane);
+        UNROLL for (int l = 0; l < lines; l++) {
+            UNROLL for (int i = 1; i < chains; i++) sums[0][l][v] = sum_ints(sums[0][l][v], sums[i][l][v]);
+            add_sums(out + x.rows[l] * PANEL_PAIR + v * WIDTH, sums[0][l][v], scale, x.scales[l]);
         }
     }
 }
 
-/* What rounding left of a block of one row with outliers: few have any. */
-__attribute__((noinline)) static void rest_int8(const Panel *w, const int8_t *in, float unit, int32_t excess, int start, int size,
-                                                int coded, float *out) {
-    enum { FOURS = 4 }; /* sums that need not wait for one another */
-    const int block = start / BLOCK, bytes = coded ? PANEL / 2 : PANEL;
-    const Ints levels = coded ? prepared(levels_at(w->levels)) : ints_of(0);
-    const int8_t *weights = w->weights + (int64_t)start * bytes;
-    UNROLL for (int v = 0; v < VECTORS; v++) {
-        Ints sums[FOURS];
-        UNROLL for (int i = 0; i < FOURS; i++) sums[i] = i ? ints_of(0) : begun(excess);
-        for (int k = 0; k < size; k += 4 * FOURS) UNROLL for (int i = 0; i < FOURS; i++)
-            sums[i] = added(sums[i], weights_at(weights + (int64_t)k * bytes, i, v, coded, levels), in + k + 4 * i);
-        const Floats scale = coded ? splatted(1.0f) : bf16_at(w->scales + block * PANEL + v * WIDTH);
-        add_sums(out + v * WIDTH, sum_ints(sum_ints(sums[0], sums[1]), sum_ints(sums[2], sums[3])), scale, unit);
+/* All rows against both panels of a pair, to out[row * PANEL_PAIR]. */
+INLINE void pair_int8(const Panel *w, Lines x, int coded, float *out) {
+#define LINES(COUNT) \
+    case COUNT: block_int8(&panel, some, start, size, COUNT, coded, turn, to); break;
+    for (int i = 0; i < x.rows * PANEL_PAIR; i += WIDTH) keep(out + i, ZERO_FLOATS);
+    for (int half = 0; half < 2; half += TILE_PANELS) {
+        const Panel panel = panel_after(w, half, coded);
+        float *to = out + half * PANEL;
+        for (int g = 0; g < x.groups; g++) {
+            const Lines group = group_at(x, g);
+            const int rows = group.rows;
+            const int8_t *values = group.coarse.values;
+            uint8_t whose[2 * GROUP_ROWS];
+            for (int r = 0; r < rows; r++) whose[r] = (uint8_t)r;
+            for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
+                const int size = block_size(w->depth, start), first = 2 * rows * block;
+                int lines = rows;
+                for (uint32_t of = group.rests[block]; of; of &= of - 1) whose[lines++] = (uint8_t)__builtin_ctz(of);
+                Turn turn = turns_of(lines, TILE_LINES);
+                turn = (Turn){g * turn.tiles, x.groups * turn.tiles};
+                for (int l = 0, count; l < lines; l += count, turn.tile++) {
+                    const Some some = {values + 4 * l, group.coarse.scales + first + l, group.coarse.excess + first + l,
+                                       whose + l, lines};
+                    switch (count = rows_at_once(lines - l, TILE_LINES)) {
+                        LINES(1)
+                        LINES(2)
+                        LINES(3)
+                        LINES(4)
+#if TILE_LINES > 4
+                        LINES(5)
+                        LINES(6)
+                        LINES(7)
+                        LINES(8)
+                        LINES(9)
+                        LINES(10)
+                        LINES(11)
+                        LINES(12)
+#endif
+                    }
+                }
+                values += size * lines;
+            }
+            to += rows * PANEL_PAIR;
+        }
     }
-}
-
-/* `rows` (constant, at most TILE_ROWS) rows against a panel. */
-INLINE void tile_int8(const Panel *w, Lines x, int rows, int coded, Turn turn, float *out) {
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < VECTORS; v++)
-        keep(out + r * PANEL_PAIR + v * WIDTH, ZERO_FLOATS);
-    for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
-        const int size = block_size(w->depth, start);
-        block_int8(w, x.coarse, x.rows, start, size, rows, coded, turn, out);
-        for (int r = 0, at = block * x.rows; r < rows; r++, at++)
-            if (x.fine.scales[at] != 0.0f)
-                rest_int8(w, x.fine.values + (int64_t)r * x.depth + start, x.fine.scales[at], x.fine.excess[at], start, size,
-                          coded, out + r * PANEL_PAIR);
-    }
+#undef LINES
 }
 
 #ifdef WITH_AMX

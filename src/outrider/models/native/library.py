@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -171,11 +171,22 @@ class Pass(Structure):
     ]
 
 
-class Chains(Structure):
+class Wanted(Structure):
+    _fields_ = [
+        *[(name, c_double) for name in ("floor", "expand_node", "expand_level")],
+        *[(name, c_int32) for name in ("nodes", "depth", "branching", "width")],
+    ]
+
+
+class Node(Structure):
+    _fields_ = [("confidence", c_double), *[(name, c_int32) for name in ("token", "parent", "row", "place")]]
+
+
+class Drafts(Structure):
     _fields_ = [
         ("first", POINTER(Pass)),
-        *[(name, c_void_p) for name in ("depths", "floors", "runs", "noise")],
-        *[(name, c_void_p) for name in ("tokens", "confidence", "states", "numbers")],
+        *[(name, c_void_p) for name in ("wanted", "noise", "sizes", "tokens", "parents", "confidence")],
+        *[(name, c_void_p) for name in ("looked_at", "paths", "states")],
     ]
 
 
@@ -197,7 +208,7 @@ FORCED = "OUTRIDER_KERNELS"
 _HERE = Path(__file__).parent
 SHARED = (
     *(Shape, Screen, Strip, Matrix, Expert, Layer, Routing, Model, Fusion, Ranked, Partial, Noise, Ranking, Pass),
-    *(Chains, Product),
+    *(Wanted, Node, Drafts, Product),
 )
 
 
@@ -215,7 +226,7 @@ def library() -> ctypes.CDLL | None:
         return None
     kernels.outrider_forward.argtypes = [POINTER(Model), POINTER(Pass)]
     kernels.outrider_forward.restype = None
-    kernels.outrider_draft.argtypes = [POINTER(Model), POINTER(Chains)]
+    kernels.outrider_draft.argtypes = [POINTER(Model), POINTER(Drafts)]
     kernels.outrider_draft.restype = None
     kernels.outrider_product.argtypes = [POINTER(Model), POINTER(Product)]
     kernels.outrider_product.restype = None

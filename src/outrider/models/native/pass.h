@@ -167,18 +167,17 @@ static void prepare_head(const Model *m, const Layer *layer, const Pass *pass, i
     const int64_t head = head_at(s, slot, kv_head);
     char *keys = (char *)layer->keys + head, *values = (char *)layer->values + head;
     for (int d = 0; d < dim; d += LANES) {
-        uint16_t narrow_key[LANES], narrow_value[LANES];
-        *(h16 *)narrow_key = narrow(*(const v16 *)(key + d));
-        *(h16 *)narrow_value = narrow(*(const v16 *)(value + d));
-        for (int j = 0; j < LANES; j++) {
-            const int64_t key_to = key_at(s, index, d + j), value_to = value_at(s, index, d + j);
-            if (s->bf16) {
-                ((uint16_t *)keys)[key_to] = narrow_key[j];
-                ((uint16_t *)values)[value_to] = narrow_value[j];
-            } else {
-                ((float *)keys)[key_to] = key[d + j];
-                ((float *)values)[value_to] = value[d + j];
-            }
+        const v16 from_key = *(const v16 *)(key + d), from_value = *(const v16 *)(value + d);
+        const int64_t key_to = key_at(s, index, d), value_to = value_at(s, index, d);
+        if (s->bf16) { /* two dimensions of a key lie side by side, and so do values of two positions */
+            uint16_t narrow_key[LANES], narrow_value[LANES];
+            *(h16 *)narrow_key = narrow(from_key);
+            *(h16 *)narrow_value = narrow(from_value);
+            for (int j = 0; j < LANES; j += 2) memcpy((uint16_t *)keys + key_to + j * PANEL, narrow_key + j, 4);
+            for (int j = 0; j < LANES; j++) ((uint16_t *)values)[value_to + 2 * j] = narrow_value[j];
+        } else {
+            for (int j = 0; j < LANES; j++) ((float *)keys)[key_to + j * PANEL] = key[d + j];
+            *(v16 *)((float *)values + value_to) = from_value;
         }
     }
     /* The slot's last row, where its prefix does not reach: behind it lies what somebody else has left. */
@@ -196,8 +195,8 @@ INLINE int run_length(const Pass *pass, int row) {
 
 /* In how many parts the queries of a run are taken: as few as can be, unless some threads would have nothing to do. */
 static int parts_of(const Shape *s, int queries, int rows_are_all, int threads) {
-    const int fewest = (queries + TOGETHER - 1) / TOGETHER, most = rows_are_all ? queries : fewest;
-    const int begin = s->bf16 && s->kernels == KERNELS_AMX ? TOGETHER : 4; /* what a part costs, in queries, however few it has */
+    const int fewest = (queries + together(s) - 1) / together(s), most = rows_are_all ? queries : fewest;
+    const int begin = s->bf16 && s->kernels == KERNELS_AMX ? ROW_TILE : 4; /* what a part costs, in queries, however few it has */
     int best = fewest, least = 0;
     for (int parts = fewest; parts <= most; parts++) {
         const int each = (queries + parts - 1) / parts, turns = (parts * s->kv_heads + threads - 1) / threads;
@@ -244,28 +243,34 @@ static void attention_input(const Model *m, const Layer *layer, int row) {
 
 /* Every thread keeps a residual stream of its own of all rows: where rows are few, adding and normalising them again
  * takes less than waiting for another thread to have done it. */
-INLINE int alone(const Model *m, const Pass *pass) { return m->shape.integers && pass->rows <= ALONE_ROWS; }
+INLINE int alone(const Model *m, const Pass *pass, int threads) {
+    return m->shape.integers && by_itself(m, pass->rows, threads);
+}
 
 /* The rows this thread keeps the residual stream of. */
-#define OWN(n) for (int i = alone(m, pass) ? 0 : thread; i < (n); i += alone(m, pass) ? 1 : threads)
+#define OWN(n) for (int i = alone(m, pass, threads) ? 0 : thread; i < (n); i += alone(m, pass, threads) ? 1 : threads)
 
 /* Own rows are done, and read next. */
-INLINE void rows_done(const Model *m, const Pass *pass) {
-    if (!alone(m, pass)) pool_barrier();
+INLINE void rows_done(const Model *m, const Pass *pass, int threads) {
+    if (!alone(m, pass, threads)) pool_barrier();
 }
 
 static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int thread, int threads) {
     const Shape *s = &m->shape;
     const int rows = pass->rows, hidden = s->hidden, heads = rows * s->kv_heads;
     OWN(rows) attention_input(m, layer, i);
-    rows_done(m, pass);
+    rows_done(m, pass, threads);
     product(m, &layer->qkv, m->normed, rows, PLAIN, m->qkv, layer->qkv.columns, thread, threads);
     pool_barrier();
     if (s->qk_norm_wide) {
         SHARE(rows) prepare_row(m, layer, i);
         pool_barrier();
     }
-    SHARE(heads) prepare_head(m, layer, pass, i % rows, i / rows);
+    if (rows == 1)
+        SHARE(heads) prepare_head(m, layer, pass, 0, i);
+    else /* neighbours in the cache by the same thread: two would write to the same cache lines */
+        for (int i = heads * thread / threads; i < heads * (thread + 1) / threads; i++)
+            prepare_head(m, layer, pass, i % rows, i / rows);
     if (rows > 1 || parts_of(s, s->heads / s->kv_heads, 1, threads) > 1) pool_barrier(); /* else heads are this thread's own */
     attend_all(m, layer, pass, thread, threads);
     pool_barrier();
@@ -276,7 +281,7 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
         add(s, residual, m->update + (int64_t)i * layer->o.columns, layer->attention_out_norm);
         normalise(s, residual, layer->mlp_norm, layer->mlp_norm_bias, m->normed, (int64_t)i * layer->gate_up.depth);
     }
-    rows_done(m, pass);
+    rows_done(m, pass, threads);
     if (layer->experts) {
         run_experts(m, layer, rows, thread, threads);
     } else {
@@ -338,9 +343,9 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
     Model own = *shared;
     const Model *m = &own;
     const Shape *s = &m->shape;
-    if (alone(shared, pass)) {
-        own.residual += (int64_t)thread * ALONE_ROWS * s->hidden;
-        own.normed = (float *)own.normed + (int64_t)thread * ALONE_ROWS * m->layers->qkv.depth;
+    if (alone(shared, pass, threads)) {
+        own.residual += (int64_t)thread * pass->rows * s->hidden;
+        own.normed = (float *)own.normed + (int64_t)thread * pass->rows * m->layers->qkv.depth;
     }
     if (m->fusion)
         begin_fused(m, pass, thread, threads);
@@ -352,11 +357,11 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
         tap(m, pass, l + 1, thread, threads);
     }
     if (pass->wanted) {
-        rows_done(m, pass);
+        rows_done(m, pass, threads);
         OWN(pass->wanted)
             normalise(s, m->residual + (int64_t)pass->wanted_rows[i] * s->hidden, m->norm, m->norm_bias, m->normed,
                       (int64_t)i * m->head.depth);
-        rows_done(m, pass);
+        rows_done(m, pass, threads);
         if (m->head.screen)
             gemm_screened(m, &m->head, m->normed, pass->wanted, pass->logits, m->head.columns, thread, threads);
         else

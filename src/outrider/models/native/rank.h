@@ -143,6 +143,12 @@ static void rank_merge(const Ranking *ranking, int row, int wanted, int threads)
             if (random) enter(drawn, count, moved);
         }
     }
+    int less = 0;
+    for (int i = 0; i < count; i++) less += (likely[i].column >= 0) - (drawn[i].column >= 0);
+    if (random && less) { /* not all scores are numbers, and nothing follows: as many can be drawn as are likely */
+        forget_all(likely, count);
+        forget_all(drawn, count);
+    }
     answer(ranking, likely, (2 * row) * count, largest, total);
     answer(ranking, random ? drawn : likely, (2 * row + 1) * count, largest, total);
 }

@@ -93,14 +93,29 @@ INLINE float peak_of(const float *x, int count) {
 
 enum { OUTLIER = 20, FINE = 254 };
 
+/* What is no number, in a row of such a total, makes every result none. */
+INLINE float scale_of(float peak, float total) {
+    return total <= 3e38f ? (peak > 1e-30f ? peak / 127.0f : 0.0f) : __builtin_nanf("");
+}
+
+INLINE float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
+
 typedef struct {
     int32_t coarse, rest;
 } Totals;
 
+/* Sixteen values from input `input` on of a row, not BY_FOURS. */
+INLINE void put_values(int8_t *row, Order order, int input, b16 values) {
+    const int8_t *from = (const int8_t *)&values;
+    if (order == BY_PAIRS)
+        for (int i = 0; i < 16; i += 8) memcpy(row + 2 * (input + i), from + i, 8);
+    else
+        *(b16 *)(row + input) = values;
+}
+
 /* A block of a row, `filled` of `size` numbers from `start` on, times `inverse`; `fine` (constant): and what rounding leaves
  * of them. Returns what the values add up to. */
 INLINE Totals round_block(const float *x, int start, int filled, int size, float inverse, int fine, Lines row) {
-    const Order rest_order = row.order == BY_FOURS ? BY_ROWS : row.order;
     HalfInts sums[HALVES] = {0}, rest_sums[HALVES] = {0};
     for (int j = 0; j < size; j += LANES) {
         HalfInts coarse[HALVES] = {0}, rest[HALVES] = {0};
@@ -109,22 +124,19 @@ INLINE Totals round_block(const float *x, int start, int filled, int size, float
                 coarse[h] = nearest(scaled);
                 if (fine) rest[h] = nearest((scaled - __builtin_convertvector(coarse[h], Half)) * (float)FINE);
             }
-        put_values(row.coarse.values, row.order, row.rows, start + j, bytes_of(coarse));
-        put_values(row.fine.values, rest_order, row.rows, start + j, bytes_of(rest));
+        put_values(row.coarse.values, row.order, start + j, bytes_of(coarse));
+        put_values(row.fine.values, row.order, start + j, bytes_of(rest));
         UNROLL for (int h = 0; h < HALVES; h++) sums[h] += coarse[h], rest_sums[h] += rest[h];
     }
     return (Totals){sum_of(sums), fine ? sum_of(rest_sums) : 0};
 }
 
-/* The first of `row` gets `inputs` (a multiple of 16) numbers, zeros behind them. */
+/* The first of `row` gets `inputs` (a multiple of 16) numbers, zeros behind them; not BY_FOURS. */
 static void narrow_row(const float *x, int inputs, Lines row) {
     const float total = total_of(x, inputs), usual = total * ((float)OUTLIER / (float)inputs);
     for (int start = 0, block = 0; start < row.depth; start += BLOCK, block += row.rows) {
         const int size = block_size(row.depth, start), filled = inputs - start < size ? inputs - start : size;
-        const float peak = peak_of(x + start, filled);
-        /* What is no number makes every result none. */
-        const float scale = total <= 3e38f ? (peak > 1e-30f ? peak / 127.0f : 0.0f) : __builtin_nanf("");
-        const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        const float peak = peak_of(x + start, filled), scale = scale_of(peak, total), inverse = inverse_of(scale);
         const int fine = peak > usual;
         const Totals totals = fine ? round_block(x, start, filled, size, inverse, 1, row)
                                    : round_block(x, start, filled, size, inverse, 0, row);
@@ -133,6 +145,29 @@ static void narrow_row(const float *x, int inputs, Lines row) {
         row.coarse.excess[block] = -128 * totals.coarse;
         row.fine.excess[block] = -128 * totals.rest;
     }
+}
+
+#if defined(INT8_PAIRS)
+#include "rounding_x86.h"
+#endif
+
+/* The rows of group `group` of `lines`. */
+static void narrow_rows(const float *const *rows, int inputs, Lines lines, int group) {
+#if defined(INT8_PAIRS)
+    if (lines.order == BY_FOURS) {
+        narrow_fours(rows, inputs, group_at(lines, group));
+        return;
+    }
+#endif
+    narrow_row(rows[0], inputs, lines_at(lines, group));
+}
+
+/* Group `group` of `lines`, which are the rows of x, `stride` apart, or of them those of `which`. */
+static void narrow_group(const float *x, const int32_t *which, int64_t stride, int inputs, Lines lines, int group) {
+    const float *rows[GROUP_ROWS];
+    const int first = group_row(lines, group), count = group_row(lines, group + 1) - first;
+    for (int r = 0; r < count; r++) rows[r] = x + (which ? which[first + r] : first + r) * stride;
+    narrow_rows(rows, inputs, lines, group);
 }
 
 #endif

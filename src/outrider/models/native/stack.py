@@ -43,8 +43,8 @@ MATRICES = ("qkv", "o", "gate_up", "down")
 """Of a layer, by their names in the C structure."""
 
 LANES = 16
-_TOGETHER = 16
-"""Queries that attention takes at once (attention.h)."""
+_TOGETHER = 24
+"""Queries that attention takes at once (decoder.h)."""
 MAX_HEAD_DIM = 256
 MAX_EXPERTS, MAX_USED = 512, 16
 """Of a layer, and of a row (decoder.h)."""
@@ -166,14 +166,19 @@ class NativeStack(StaticCache):
 
     def _run(self, batch: Sequence[Rows]) -> _Run:
         """Enter the batch's rows into the cache and prepare the passes through them."""
+        rows = self._entered(batch)
+        width = len(self._kept_layers) * self.architecture.hidden
+        hidden = self._hidden.empty(len(rows), width) if width else torch.empty(0, 0)
+        return _Run(self, rows, hidden)
+
+    def _entered(self, batch: Sequence[Rows]) -> list[_Row]:
+        """The batch's rows, with their places in the cache."""
         rows: list[_Row] = []
         for given in batch:
             span = self._slots.extend(given)
             wanted = repeat(True) if given.logits is None else map(set(given.logits).__contains__, count())
             rows.extend(zip(given.tokens, repeat(span), span.paths, wanted, strict=False))
-        width = len(self._kept_layers) * self.architecture.hidden
-        hidden = self._hidden.empty(len(rows), width) if width else torch.empty(0, 0)
-        return _Run(self, rows, hidden)
+        return rows
 
     def _room(self, run: _Run) -> Tensor:
         """For the logits of the rows wanted."""
@@ -218,16 +223,16 @@ class NativeStack(StaticCache):
         m.update = self._keep(torch.zeros(MAX_ROWS, widest, dtype=wide))
         places = MAX_ROWS * max(1, a.experts_used) + PAIR  # and so many may be read behind an expert's last row
         m.gated = self._keep(lazy_zeros((places, first.down.depth), narrow, self.device))
-        if m.shape.integers:  # lines of inputs (gemm_int8.h), the screen's twice and a row of them widened
+        if m.shape.integers:  # lines of inputs (gemm_int8.h), the screen's twice and a group of them widened
             deepest = max(matrix.depth for matrix in matrices)
-            most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * m.head.depth)
+            most = max(MAX_ROWS * _line(deepest), 2 * MAX_ROWS * _line(m.head.depth) + 4 * _GROUP * m.head.depth)
             if m.head.strips:
                 most += 2 * MAX_ROWS * _INPUTS * blocks(deepest)
             m.scratch_size = -(-most // 64) * 64
         if a.experts:
             m.routing = pointer(self._routing(first, places, threads))
         m.scratch = self._keep(torch.zeros(threads * m.scratch_size, dtype=torch.int8))
-        m.scores_size = capacity * (_TOGETHER + self._depth)
+        m.scores_size = (capacity + LANES) * _TOGETHER + capacity * self._depth
         m.scores = self._keep(lazy_zeros((threads * m.scores_size,), wide, self.device))
 
     def _routing(self, layer: Layer, places: int, threads: int) -> Routing:
@@ -281,8 +286,11 @@ class NativeStack(StaticCache):
 
 def _line(depth: int) -> int:
     """Bytes of a row of inputs as int8 (`LINE_BYTES` of gemm_int8.h)."""
-    return 2 * (depth + 8 * blocks(depth))
+    return 2 * (depth + 16 * blocks(depth))
 
+
+_GROUP = 12
+"""Rows that are narrowed together (`GROUP_ROWS` of gemm_int8.h)."""
 
 _INPUTS = 256
 """Bytes of a block of a row's inputs, at most (`Inputs` of stored.h)."""

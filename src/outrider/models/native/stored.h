@@ -104,7 +104,7 @@ static void sum_row(Line row, int depth, int rows, Inputs *x) {
 /* Rows of x in blocks, behind those that `narrowed` makes: as there, by every thread for itself or shared out. */
 static Rounded rounded(const Model *m, const Matrix *w, const float *x, int rows, int thread, int threads) {
     const Lines lines = narrowed(m, w, x, rows, thread, threads);
-    const int few = rows <= ALONE_ROWS;
+    const int few = by_itself(m, rows, threads);
     Inputs *behind = (Inputs *)(m->scratch + (few ? thread * m->scratch_size : 0) + rows * LINE_BYTES(w->depth));
     const Rounded found = {behind, behind + (int64_t)rows * BLOCKS(w->depth), rows};
     for (int r = few ? 0 : thread; r < rows; r += few ? 1 : threads) {

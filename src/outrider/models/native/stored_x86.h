@@ -20,8 +20,7 @@ INLINE int32_t begun_part(int32_t sum, int lows) {
 /* `rows` (constant) rows of `size` inputs against an opened block whose parts have `part` (constant) inputs, added to
  * out[r * PANEL_PAIR]. */
 INLINE void tile_opened(const Opened *w, const Inputs *x, int part, int lows, int size, int rows, float *out) {
-    UNROLL for (int v = 0; v < VECTORS; v++) {
-        const int lane = v * WIDTH;
+    UNROLL for (int lane = 0; lane < PANEL; lane += WIDTH) {
         const int8_t *weights = w->weights + 4 * lane;
         Floats steps[OPENED_ROWS], least[OPENED_ROWS];
         UNROLL for (int r = 0; r < rows; r++) steps[r] = least[r] = ZERO_FLOATS;
@@ -30,7 +29,7 @@ INLINE void tile_opened(const Opened *w, const Inputs *x, int part, int lows, in
             UNROLL for (int r = 0; r < rows; r++) sums[r] = ints_of(begun_part(part_sum(x + r, p, part), lows));
             UNROLL for (int k = 0; k < part; k += 4, weights += 4 * PANEL) {
                 const Ints four = prepared(ints_at(weights));
-                UNROLL for (int r = 0; r < rows; r++) sums[r] = added(sums[r], four, x[r].values + start + k);
+                UNROLL for (int r = 0; r < rows; r++) sums[r] = added_at(sums[r], four, x[r].values + start + k);
             }
             const Floats step = floats_at(w->steps + p * PANEL + lane);
             UNROLL for (int r = 0; r < rows; r++) {
