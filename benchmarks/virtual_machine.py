@@ -8,9 +8,9 @@ gives the same figures, and other work does not disturb it. The controller surve
 decides by its clock. What it cannot show is what the tables leave out, above all the host's own work. `--fixed` runs
 drafter and length as given instead of `auto`, to see what was possible.
 
-Passes were measured (benchmarks/results/cpu_xeon_*_2threads.json, docs/performance.md), but those of 17 and 64 rows,
-which are drawn from their neighbours; amx-4 is scaled by the plain speed of four threads. A head's passes are of
-docs/performance.md on AMX, elsewhere estimates.
+Passes were measured (benchmarks/results/cpu_xeon_*_2threads.json, docs/log/cpu-kernels.md), but those of 17 and 64
+rows, which are drawn from their neighbours; amx-4 is scaled by the plain speed of four threads. A head's passes are of
+docs/log/drafters.md on AMX, elsewhere estimates.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ MACHINES = {
         (6.2, 6.7, 7.2, 8.0, 8.9, 10.5, 14.0, 16.0, 17.5, 23.8, 31.6, 63.0), (0.9, 1.1, 1.3, 3.0), dtype="int8"
     ),
     "cascade-lake-2-int8": Machine(
-        (7.3, 7.6, 8.1, 8.5, 9.0, 10.3, 14.2, 17.7, 19.0, 26.6, 36.0, 72.0),
-        (1.2, 2.0, 3.2, 10.0),
+        (6.6, 6.8, 7.1, 7.4, 8.2, 9.1, 11.4, 13.4, 14.0, 18.5, 24.0, 47.0),
+        (0.8, 1.1, 1.4, 3.4),
         step=0.9,
         dtype="int8",
     ),
@@ -107,7 +107,7 @@ class Clock:
         before(NativeHead, "rank", lambda batch: self.spend("head: drafting", self.head(total(batch))))
         before(SuffixDrafter, "look_up", lambda asked: self.spend("lookup", self._machine.lookup * len(asked)))
         replace(Timer, "seconds", lambda timer, rows, _: (self.head if timer._features else self.target)(rows) / 1e3)
-        replace(NativeHead, "drafts_chains", False)  # level by level, so that every pass is seen
+        replace(NativeHead, "drafts_trees", False)  # level by level, so that every pass is seen
         replace(Costs, "_path", lambda *_: None)  # nothing measured before is believed, and nothing kept
 
     def _target_pass(self, batch: Sequence[Rows]) -> None:

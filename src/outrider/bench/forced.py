@@ -37,7 +37,7 @@ class ForcedStepper(DeviceStepper):
         self._step += 1
         super()._run(lanes, shape, manner, has_run)
 
-    def _accept(self, lanes: int, length: int) -> None:
+    def _accept(self, lanes: int, length: int, manner: Manner) -> None:
         forced_accept_kernel[(lanes,)](
             self._board.records,
             self._board.text,

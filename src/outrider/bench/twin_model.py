@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,6 +147,9 @@ class CutVocabulary(LanguageModel):
     @property
     def late(self) -> int:
         return self.model.late
+
+    def tune(self, note: Callable[[str], None]) -> Iterator[None]:
+        return self.model.tune(note)
 
     def recordings(self) -> Iterator[Recording]:
         return self.model.recordings()

@@ -167,7 +167,7 @@ class AutoLength:
             if not any(names):
                 return found
             candidates = list(map(State.candidate, states, requests, names, limits, found, chances))
-            drafts = self._paid.drafts(drafter, requests, candidates, self._prices, tree) or found
+            drafts = self._paid.drafts(drafter, requests, candidates, self._prices, tree, self._away) or found
         self._away = all(state.paid.away for state in states)
         return drafts
 
@@ -237,7 +237,7 @@ class AutoLength:
         if issued is not None:
             self._device.observe(issued, states, verified)
             return
-        if self._resting:
+        if self._resting and timed:
             self._prices.rested()
             for state in states:
                 state.rest()
@@ -258,7 +258,7 @@ class AutoLength:
             if state.proposed.tokens:
                 self._acceptance.observe(state.proposed, state.leanings, each.tokens)
             gained = len(each.tokens) - 1
-            state.ledger.step(charge, gained, gained - share)
+            state.ledger.step(charge, gained, state.expected - share)
             state.paid.end_step()
             state.clear()
         self._prices.value(len(states), total, expected, self._steps)
@@ -277,7 +277,8 @@ class AutoLength:
         if rows == len(states) and not any(asked):
             return [0.0] * len(states)
         drafters, level = [state.paid for state in states], self._prices.level
-        paid.observe(drafters, drafting / level)
+        thinking = self._thrift.cost * self._prices.plain_step  # which is done whoever is paid
+        paid.observe(drafters, max(0.0, drafting / level - thinking))
         nodes, costs = [state.nodes for state in states], self._prices.costs(context)
         return charges(nodes, asked, paid.expected_seconds(drafters), rows, (drafting + target) / level, costs)
 

@@ -15,55 +15,116 @@ from outrider.core.draft import Draft
 _SLACK, _FEW_LEVELS = 0.7, 8
 """Drafters leave out what claims less than this share of what is worth a row (what exactly is, is chosen afterwards);
 those that are too modest, less by as much as that makes over a few levels."""
+_SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Of the rows that would gain most, that are looked at where somebody cannot bear so many."""
+
+
+Worth = tuple[float, float, int, int]
+"""What one request could have verified: the tokens expected of it, its rows, whose it is, and the passes that a drafter
+has to make for it. A tuple, as many are made for every step."""
+
+
+class Selected(NamedTuple):
+    places: Sequence[int]
+    """Of what is to be verified."""
+    gain: float = 0.0
+    """What the tokens are worth, less what the rows add to the pass."""
+
+
+def selected(
+    worth: Sequence[Worth], costs: Sequence[float], price: float, patience: Sequence[float], spent: float = 0.0
+) -> Selected:
+    """What gains most, of what is given by its worth for a row, the most first. Of each request the first are taken.
+
+    `costs[r]`: of a pass of r rows; `price`: what a token is worth. `patience[i]`: how much longer than a plain pass
+    the step may take for what request i does not itself gain, in plain passes. `spent`: what it takes longer anyway."""
+    requests, plain = len(patience), costs[len(patience)]
+    room = len(costs) - 1 - requests
+    best, count, most, tokens, rows = 0.0, 0, 0.0, 0.0, 0.0
+    for place, (more, further, _, _) in enumerate(worth, 1):
+        tokens += more
+        rows += further
+        if rows > room or more <= 0:
+            break
+        gain = tokens * price - (_at(costs, requests + rows) - plain)
+        if gain > best:
+            best, count, most = gain, place, rows
+    takes = (_at(costs, requests + most) + spent) / plain - 1
+    if not count or takes <= min(patience) or takes <= min(_bears(worth[:count], patience)):
+        return Selected(range(count), best)
+    bearable = min(_bears(worth, patience))
+    for share in _SHARES:
+        added = _at(costs, requests + share * most) - plain
+        takes = (added + spent) / plain
+        if takes <= bearable and (fair := _fair(worth, share * most, takes, patience)):
+            gain = sum([worth[place][0] for place in fair]) * price - added
+            return Selected(fair, gain) if gain > 0 else Selected(())
+    return Selected(())
+
+
+def _bears(taken: Sequence[Worth], patience: Sequence[float]) -> list[float]:
+    """How much longer the step may take for each of them, with what it gains by what is taken."""
+    bears = list(patience)
+    for tokens, _, request, _ in taken:
+        bears[request] += tokens
+    return bears
+
+
+def _fair(worth: Sequence[Worth], most: float, takes: float, patience: Sequence[float]) -> list[int]:
+    """At most so many rows, first those by which each request gains what it cannot bear, where the step `takes` so much
+    longer; nothing where those are more. Places in `worth`."""
+    owed = [takes - bearable for bearable in patience]
+    taken, others, rows = [], [], 0.0
+    for place, (tokens, further, request, _) in enumerate(worth):
+        if owed[request] > 0:
+            owed[request] -= tokens
+            rows += further
+            taken.append(place)
+        else:
+            others.append(place)
+    if rows > most:
+        return []
+    for place in others:
+        rows += worth[place][1]
+        if rows > most:
+            break
+        taken.append(place)
+    return sorted(taken)
+
+
+def _at(costs: Sequence[float], rows: float) -> float:
+    """Of so many rows on average: straight between whole numbers."""
+    low = int(rows)
+    return costs[low] if rows == low else costs[low] + (rows - low) * (costs[low + 1] - costs[low])
 
 
 class Chosen(NamedTuple):
     sizes: list[int]
     """Nodes kept of each request, its likeliest."""
     row: float
-    """What each of them adds to the pass, on average; where none is kept, the first."""
+    """What each of them adds to the pass, on average; 0 where none is kept."""
 
 
 def chosen(
     chances: Sequence[Sequence[float]], costs: Sequence[float], price: float, patience: Sequence[float]
 ) -> Chosen:
-    """How many of each request's nodes to verify, its likeliest. `costs[r]`: of a pass of r rows; `price`: what
-    a token is worth. `patience[i]`: how much longer than a plain pass this one may take for what request i does not
-    itself gain, in plain passes."""
-    plain, most = len(chances), len(costs) - 1
-    order = [(chance, i) for i, mine in enumerate(chances) for chance in mine]
-    room = max(0, most - plain)
-    if len(order) > room > 0:  # numbers are sorted much faster than pairs
-        least_chance = sorted([chance for chance, _ in order])[-room]
-        order = [pair for pair in order if pair[0] >= least_chance]
+    """How many of each request's nodes to verify, its likeliest. As `selected`."""
+    plain, room = len(chances), max(0, len(costs) - 1 - len(chances))
+    order = [(chance, 1.0, i, 0) for i, mine in enumerate(chances) for chance in mine]
     order.sort(reverse=True)
-    order = order[:room]
-    first = costs[plain + 1] - costs[plain] if order else 0.0
-    bearable, base = list(patience), costs[plain]
-    least = min(bearable, default=0.0)
-    best, count, total = 0.0, 0, 0.0
-    for n, (chance, i) in enumerate(order, 1):
-        if chance <= 0:
-            break
-        total += chance * price
-        before = bearable[i]
-        bearable[i] = before + chance
-        if before == least:  # nobody else's has changed
-            least = min(bearable)
-        added = costs[plain + n] - base
-        if total - added > best and added <= least * base:
-            best, count = total - added, n
+    found = selected(order, costs, price, patience) if room else Selected(())
     sizes = [0] * plain
-    for _, i in order[:count]:
-        sizes[i] += 1
-    return Chosen(sizes, (costs[plain + count] - costs[plain]) / count if count else first)
+    for place in found.places:
+        sizes[order[place][2]] += 1
+    count = len(found.places)
+    return Chosen(sizes, (costs[plain + count] - costs[plain]) / count if count else 0.0)
 
 
 class Kept(NamedTuple):
     nodes: list[Sequence[int]]
     """Of each draft, the likeliest first; all of one that was drawn."""
     row: float
-    """What each of those chosen adds to the pass, on average; where none is, the first; 0 where there was none."""
+    """What each of those chosen adds to the pass, on average; 0 where none is."""
 
 
 def kept(

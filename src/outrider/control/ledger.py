@@ -18,7 +18,7 @@ _PATIENT = 1.0
 """Passes that it may lose by others' before any time has gone by."""
 _MOST = 6.0
 """Earlier gains that count: who has gained much must not lose as much before it is noticed."""
-PATIENCE = 0.06
+PATIENCE = 0.1
 """Of plain time that a request may lose by the drafts of others: a step takes as long for all in it."""
 
 
@@ -36,7 +36,8 @@ class Ledger:
 
     def step(self, charge: float, gained: int, worth: float) -> None:
         """One step is over: its drafts cost `charge` passes and brought `gained` tokens, each of which saved one.
-        `worth`: what such steps bring this request, less what the drafts of the whole batch have added to this one."""
+        `worth`: what such steps are expected to bring this request, less what the drafts of the whole batch have added
+        to this one. Who has only been unlucky loses no patience: the next step is worth as much to it."""
         self.lost += charge - gained
         left, patience = self.left + SHARE + gained - charge, self.patience + PATIENCE + worth
         self.left = left if left < _MOST else _MOST

@@ -116,10 +116,17 @@ class PricedLevels:
             levels.observe(mine, seen.first, rate)
 
     def expected(self, levels: int, row: float) -> list[float]:
-        """Tokens that each of so many levels gains, net of its rows, where a row costs `row` of a token: with its
-        likeliest node alone, or with as many as were kept."""
+        """Tokens that each of so many levels gains, net of its rows, where a row costs `row` of a token."""
+        return [max(0.0, tokens - row * rows) for tokens, rows in self.verified(levels, row)]
+
+    def verified(self, levels: int, row: float) -> list[tuple[float, float]]:
+        """Of each of so many levels the tokens that it brings and the rows that takes: of its likeliest node alone, or
+        of as many as were kept, whichever gains more where a row costs `row` of a token."""
         each = zip(*[known.expected(levels) for known in (self._best, self._tokens, self._rows)], strict=True)
-        return [max(0.0, best - row, tokens - row * rows) for best, tokens, rows in each]
+        return [
+            (tokens, rows) if tokens - row * rows > best - row and rows > 0 else (best, 1.0)
+            for best, tokens, rows in each
+        ]
 
     @property
     def _all(self) -> tuple[Levels, ...]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from math import exp, log
+from operator import add, mul
 from statistics import median
 
 from outrider.control.costs import ROWS, CostTable, DraftCost
@@ -86,56 +87,79 @@ LONG_PAUSE = 32
 
 _NODES = 2
 """Of a level, about, and rows to read before a draft."""
+_FOR_EVER = 0.02
+"""Of what the table counts for at first, that never fades."""
+_HICCUP = 1.5
+"""How many times as long as an ordinary draft one counts, at most."""
 
 
 class DraftPace:
     """What one drafter costs, in the table's seconds: the table's word, corrected by what its drafts took, least
     squares with a fading memory.
 
-    While all drafts have the same depth the split is unknowable, and stays as it was measured.
+    While all drafts have the same depth, or as many requests, the split is unknowable, and stays about as it was
+    measured.
     """
 
     _FADE = 0.96
 
     def __init__(self, known: DraftCost) -> None:
-        fixed, per_level = known.fixed, known.per_level + (_NODES - 1) * known.row
-        self.fixed, self.per_level, self.row = fixed, per_level, known.row
+        self.fixed, self.per_level, self.row = known.fixed, known.per_level + (_NODES - 1) * known.row, known.row
+        self.per_request = _NODES * known.row
+        """What each further request adds to a level."""
         self._catching_up = max(0.0, known.resume - known.fixed)
         self.reading = self._catching_up / LONG_PAUSE
         """What reading a token takes, where many are read at once."""
-        self._sums = [0.0] * 5  # weight, x, y, xx, xy
+        self._is_first = True
+        self._sums = [[0.0] * 4 for _ in range(3)]
+        """Of each of three coefficients with each of them and the seconds: normal equations."""
         for levels in (1, 4):  # the table counts like a few drafts
-            self._add(levels, fixed + levels * per_level, 2.0)
+            for sharing in (1, 4):
+                self._add(levels, sharing, self.fixed + levels * self.level(sharing), 1.0)
+        # ... and a little for ever, so that what no draft tells apart has an answer.
+        self._known = [[value * _FOR_EVER for value in line] for line in self._sums]
 
     def observe(self, levels: int, sharing: int, seconds: float) -> None:
-        """Drafts of so many levels took so long, for so many requests. A hiccup counts, but for no more than a few
-        ordinary drafts."""
-        usual = self.fixed + self.per_level * levels
-        alone = max(0.0, seconds - (1 + levels) * self._others(sharing))
-        self._sums = [self._FADE * value for value in self._sums]
-        self._add(levels, min(alone, 3 * usual) if usual > 0 else alone, 1.0)
-        n, x, y, xx, xy = self._sums
-        spread = n * xx - x * x
-        slope = (n * xy - x * y) / spread if spread > 1e-6 else self.per_level
-        self.per_level = min(max(0.0, slope), xy / xx)
-        self.fixed = max(0.0, (y - self.per_level * x) / n)
+        """Drafts of so many levels took so long, for so many requests. A hiccup counts, but for little more than an
+        ordinary draft, and the first draft of all, which finds nothing ready, not at all: what looks too dear is hardly
+        asked again, and that would stay."""
+        if self._is_first:
+            self._is_first = False
+            return
+        usual = self.fixed + levels * self.level(sharing)
+        self._sums = [[self._FADE * value for value in line] for line in self._sums]
+        self._add(levels, sharing, min(seconds, _HICCUP * usual) if usual > 0 else seconds, 1.0)
+        sums = [list(map(add, *lines)) for lines in zip(self._sums, self._known, strict=True)]
+        _, per_level, per_request = _solved(sums)
+        weight, all_levels, all_shared, all_seconds = sums[0]
+        self.per_level, self.per_request = max(0.0, per_level), max(0.0, per_request)
+        spent = self.per_level * all_levels + self.per_request * all_shared
+        self.fixed = max(0.0, (all_seconds - spent) / weight)
 
-    def beginning(self, sharing: int) -> float:
-        """Of drafts for so many requests."""
-        return self.fixed + self._others(sharing)
-
-    def level(self, sharing: int) -> float:
-        """Of drafts for so many requests."""
-        return self.per_level + self._others(sharing)
+    def level(self, sharing: float) -> float:
+        """Of drafts for so many requests; `fixed` before the first, whose pass reads what was accepted meanwhile."""
+        return self.per_level + self.per_request * (sharing - 1)
 
     def catching_up(self, idle: int) -> float:
         """What it takes before a draft after so many steps without one."""
         return self._catching_up * min(1.0, idle / LONG_PAUSE)
 
-    def _others(self, sharing: int) -> float:
-        """What their rows add to a pass."""
-        return _NODES * self.row * (sharing - 1)
+    def _add(self, levels: int, sharing: int, seconds: float, weight: float) -> None:
+        told = (1.0, levels, levels * (sharing - 1), seconds)
+        for line, one in zip(self._sums, told, strict=False):
+            for i, other in enumerate(told):
+                line[i] += weight * one * other
 
-    def _add(self, levels: int, seconds: float, weight: float) -> None:
-        for i, value in enumerate((1.0, levels, seconds, levels * levels, levels * seconds)):
-            self._sums[i] += weight * value
+
+def _solved(lines: list[list[float]]) -> list[float]:
+    """Linear equations, coefficients and what they come to: positive definite, so none is divided by nothing."""
+    lines = [line.copy() for line in lines]
+    for i, line in enumerate(lines):
+        for other in lines[i + 1 :]:
+            factor = other[i] / line[i]
+            for k in range(i, len(line)):
+                other[k] -= factor * line[k]
+    found = [0.0] * len(lines)
+    for i in reversed(range(len(lines))):
+        found[i] = (lines[i][-1] - sum(map(mul, lines[i][i + 1 : -1], found[i + 1 :]))) / lines[i][i]
+    return found

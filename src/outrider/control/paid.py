@@ -19,6 +19,7 @@ from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
+from outrider.control.together import Prospect, together
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter
 from outrider.core.request import RequestView
@@ -40,10 +41,10 @@ _LEAST = 1e-6
 """Tokens that a pass for a node that is right is taken to gain, at least."""
 _STAYS = 8
 """Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
-_SELDOM = 0.25
-"""Of drafts that reach a level: no less is reckoned with, for a budget is spread over all levels allowed."""
 _MARGIN = 0.1
 """Plain tokens that a draft must be expected to gain beyond its cost: of many estimates the best flatter."""
+_SPARE = 1
+"""Levels that are looked at beyond those for which a step has rows, were all alike."""
 _REST = 4
 """Steps for which one that was not asked need not be thought of: little changes in a step."""
 _AFTER_PAUSE = 0.3
@@ -68,7 +69,7 @@ class PaidState:
     rest: int = 0
     """Steps for which nobody need be asked whether to pay."""
     away: bool = False
-    """Whether nobody will be paid for it for long."""
+    """Whether nobody was paid for it for some time, nor will be for long."""
 
     def end_step(self) -> None:
         if self.drafter is None:
@@ -148,7 +149,7 @@ class PaidDrafters:
     def _brings(self, name: str, token: float, row: float, requests: int) -> float:
         """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer."""
         newcomer, cost = self._newcomer(name, True), self._cost(name)
-        begin, level = cost.beginning(requests) / requests, cost.level(requests) / requests
+        begin, level = cost.fixed / requests, cost.level(requests) / requests
         gains = [gain * token for gain in newcomer.expected(self._nodes, row / token)]
         costs = [level * run for run in newcomer.runs(self._nodes)]
         levels = depth(gains, begin, costs)
@@ -171,10 +172,16 @@ class PaidDrafters:
         candidates: Sequence[Candidate],
         prices: Prices,
         tree: bool,
+        blind: bool,
     ) -> list[Draft]:
-        """For each what was found, joined with what is worth paying for; nothing at all where nothing is."""
+        """For each what was found, joined with what is worth paying for; nothing at all where nothing is. `blind`:
+        drafters have not seen the last step, as nobody was to be paid for long, and can draft in the next."""
         budgets = self._budgets(candidates, prices, tree)
         if not any(budget.nodes for budget in budgets):
+            return []
+        if blind:
+            for candidate in candidates:
+                candidate.state.drafter, candidate.state.levels = None, 0
             return []
         left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
         proposed = drafter.propose(requests, budgets)
@@ -184,73 +191,76 @@ class PaidDrafters:
         return [joined(*pair, tree) for pair in zip(left, map(allowed, requests, proposed), strict=True)]
 
     def _budgets(self, candidates: Sequence[Candidate], prices: Prices, tree: bool) -> list[Budget]:
-        hopes = [self._hopes(candidate, prices) for candidate in candidates]
-        sharing = sum(1 for hope in hopes if hope and hope[0] > 0) or 1
-        shared = sharing >= len(candidates)
-        bearable = min(candidate.ledger.patience for candidate in candidates) * prices.plain_step
-        budgets = []
-        for candidate, hope in zip(candidates, hopes, strict=True):
+        budgets = [_NOTHING] * len(candidates)
+        for candidate in candidates:
             candidate.state.drafter, candidate.state.levels, candidate.state.passes = None, 0, 0
-            budgets.append(self._budget(candidate, hope, sharing, None if shared else bearable, prices, tree))
+        for name in sorted({c.drafter for c in candidates if c.drafter and c.limit}):
+            paid = self._worthwhile(name, candidates, prices)
+            sharing = sum(map(bool, paid))
+            for i, (candidate, levels) in enumerate(zip(candidates, paid, strict=True)):
+                if levels:
+                    budgets[i] = self._budget(candidate, name, levels, sharing, prices, tree)
+                elif candidate.drafter == name and candidate.limit and self._is_tried(candidate, name, prices):
+                    budgets[i] = Budget(min(candidate.limit, _TRIAL_NODES), 1, 0.0, tree)
+                if budgets[i].nodes and candidate.drafter == name:
+                    state = candidate.state
+                    state.drafter, state.levels, state.away = name, budgets[i].depth, False
         return budgets
 
-    def _hopes(self, candidate: Candidate, prices: Prices) -> list[float]:
-        """What each level is expected to gain, in seconds; empty where nothing can be drafted."""
-        if candidate.drafter is None or not candidate.limit:
-            return []
-        known, price = self._gains(candidate.state, candidate.drafter), prices.token
-        gains = known.expected(candidate.limit, (prices.usual_row or prices.row) / price)
-        if candidate.found.tokens:
-            gains = [gain * (1 - found) for gain, found in zip(gains, self._covered(candidate), strict=True)]
-        return [gain * price for gain in gains]
+    def _worthwhile(self, name: str, candidates: Sequence[Candidate], prices: Prices) -> list[int]:
+        """How deep a drafter is paid to draft, for each."""
+        least = prices.row / prices.token
+        sharing = sum(1 for candidate in candidates if candidate.drafter == name and candidate.limit)
+        prospects = []
+        for candidate in candidates:
+            found = Prospect(candidate.ledger.patience, [chance for chance in candidate.chances if chance > least])
+            if candidate.drafter == name and candidate.limit:
+                found = self._beside(found, candidate, name, sharing, prices)
+            prospects.append(found)
+        return together(prospects, prices.passes, prices.token, self._cost(name), _MARGIN * prices.plain_token)
 
-    def _budget(
-        self,
-        candidate: Candidate,
-        hope: Sequence[float],
-        sharing: int,
-        bearable: float | None,
-        prices: Prices,
-        tree: bool,
-    ) -> Budget:
-        """`sharing`: candidates that share a drafter's passes. `bearable`: how long these may take for the sake of the
-        requests that do not gain by them; None: all do."""
-        state, ledger, name, limit = candidate.state, candidate.ledger, candidate.drafter, candidate.limit
-        if name is None or not hope:
-            return _NOTHING
-        cost = self._cost(name)
-        begin, level, catching_up = cost.beginning(sharing), cost.level(sharing), cost.catching_up(state.idle)
-        known = self._gains(state, name)
+    def _beside(self, found: Prospect, candidate: Candidate, name: str, sharing: int, prices: Prices) -> Prospect:
+        """What was found for it, and what a drafter's levels would bring beside that. So many share its passes."""
+        cost, known, idle = self._cost(name), self._gains(candidate.state, name), candidate.state.idle
         # As deep as it may lose, catching up included: that is lost once, and gained by for some steps.
-        may_lose = ledger.left * prices.plain_token * sharing
-        may_lose = (may_lose if bearable is None else min(may_lose, bearable)) - begin - catching_up
-        most = min(len(hope), max(0, int(may_lose / level))) if level else len(hope)
-        costs = [max(run, _SELDOM) * level / sharing for run in known.runs(most)]
-        least_gain = _MARGIN * prices.plain_token
-        levels = depth(hope[:most], least_gain + (begin + catching_up / _STAYS) / sharing, costs)
-        if levels:
-            truth = self._acceptance.truth(name)
-            token = prices.token * max(_LEAST, known.followed**2 * truth**_DEEP)
-            least = floor(prices.row, prices.token, max(1.0, truth))
-            budget = Budget(limit, levels, least, tree, cost.row / token, min(1.0, level / sharing / token))
-        else:
-            budget = Budget(min(limit, _TRIAL_NODES), 1, 0.0, tree)
-            charge = (begin + catching_up + level) / prices.plain_token
-            due = min(LATEST, max(SOONEST, charge / SHARE))
-            state.away = due - state.idle > LONG_PAUSE
-            if state.idle < due or not ledger.affords(charge):
-                state.rest = 0 if is_forced(candidate.found) else _REST  # the next step may be free
-                return _NOTHING
-        contested = candidate.exclusive and candidate.found.tokens
-        if contested and sum(self._covered(candidate)) * prices.token >= sum(hope):
-            return _NOTHING
-        state.drafter, state.levels, state.away = name, budget.depth, False
-        return budget
+        level, catching_up = cost.level(sharing), cost.catching_up(idle)
+        may_lose = candidate.ledger.left * prices.plain_token * sharing - cost.fixed - catching_up
+        most = min(candidate.limit, _SPARE + (len(prices.passes) - 1) // sharing)  # a step has so many rows
+        most = min(most, max(0, int(may_lose / level))) if level else most
+        if not most or self._is_outdone(candidate, name, prices):
+            return found
+        verified = known.verified(most, _usual(prices))
+        if candidate.found.tokens:
+            left = [1 - chance for chance in self._covered(candidate)]
+            verified = [(tokens * new, rows * new) for (tokens, rows), new in zip(verified, left, strict=False)]
+        tokens, rows = [tokens for tokens, _ in verified], [rows for _, rows in verified]
+        mine = () if candidate.exclusive else found.found
+        return Prospect(found.patience, mine, tokens, rows, known.runs(most), catching_up / _STAYS)
+
+    def _budget(self, candidate: Candidate, name: str, levels: int, sharing: int, prices: Prices, tree: bool) -> Budget:
+        """Of one that is paid for, as so many are."""
+        cost, truth = self._cost(name), self._acceptance.truth(name)
+        followed = self._gains(candidate.state, name).followed
+        token = prices.token * max(_LEAST, followed**2 * truth**_DEEP)
+        least = floor(prices.row, prices.token, max(1.0, truth))
+        further = min(1.0, cost.level(sharing) / sharing / token)
+        return Budget(candidate.limit, levels, least, tree, cost.row / token, further)
+
+    def _is_tried(self, candidate: Candidate, name: str, prices: Prices) -> bool:
+        """Whether one that is not expected to pay is asked all the same, to find out."""
+        state, cost = candidate.state, self._cost(name)
+        charge = (cost.fixed + cost.catching_up(state.idle) + cost.level(1)) / prices.plain_token
+        due = min(LATEST, max(SOONEST, charge / SHARE))
+        state.away = state.idle >= SOONEST and due - state.idle > LONG_PAUSE
+        if state.idle >= due and candidate.ledger.affords(charge):
+            return not self._is_outdone(candidate, name, prices)
+        state.rest = 0 if is_forced(candidate.found) else _REST  # the next step may be free
+        return False
 
     def rate(self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int]) -> None:
         """Learn what the one paid in this step brings: the nodes that it proposed, the likeliest of each level and all
         those `kept`, also where others proposed the same. What of that is left to bring is asked before each draft
-        (`_hopes`)."""
+        (`_beside`)."""
         name = state.drafter
         if name is None:
             return
@@ -276,7 +286,7 @@ class PaidDrafters:
         for state in states:
             if state.drafter:
                 cost = self._cost(state.drafter)
-                passes = cost.beginning(sharing) + state.passes * cost.level(sharing)
+                passes = cost.fixed + state.passes * cost.level(sharing)
                 longest = max(longest, passes + cost.catching_up(state.idle))
         return longest
 
@@ -287,6 +297,14 @@ class PaidDrafters:
         # After a pause a drafter may first have to catch up with the text: no measure of its cost.
         if len(names) == 1 and not any(state.idle for state in paid):
             self._cost(names.pop()).observe(max(state.passes for state in paid), len(paid), seconds)
+
+    def _is_outdone(self, candidate: Candidate, name: str, prices: Prices) -> bool:
+        """Whether what was found is better than its draft would be, where only one of both can be verified."""
+        if not (candidate.exclusive and candidate.found.tokens):
+            return False
+        gains = self._gains(candidate.state, name).expected(candidate.limit, _usual(prices))
+        found = self._covered(candidate)
+        return sum(found) >= sum([gain * (1 - chance) for gain, chance in zip(gains, found, strict=True)])
 
     def _covered(self, candidate: Candidate) -> list[float]:
         """How likely each level is right already, by what was found."""
@@ -311,3 +329,8 @@ class PaidDrafters:
             known = PricedLevels.hoped(self._known.get(name, ()), self._nodes, 1 / 64, 4)
             self._newcomers[name, read] = known
         return known
+
+
+def _usual(prices: Prices) -> float:
+    """What a row of drafts costs, of a token."""
+    return (prices.usual_row or prices.row) / prices.token

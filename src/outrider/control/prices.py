@@ -25,7 +25,8 @@ class Prices:
         self._rows = rows
         self.table = table or (None if survey else assumed(_CHEAP_ROW))
         self.row = 0.0
-        """What one more row adds to the step: the first, and once some are chosen, each of those on average."""
+        """What one more row adds to the step: on average of as many as add least, for one alone may be a step up that
+        others then share; and once some are chosen, on average of those."""
         self.usual_row = 0.0
         """What each row of drafts added on average when some were last chosen from, 0 before; one pass more or less
         cannot be told from noise."""
@@ -57,13 +58,15 @@ class Prices:
 
     def step(self, requests: int, context: float) -> Sequence[float]:
         """Before a step that may draft: at [r], what it costs with r rows, one for each request at least."""
-        costs = self.passes = self._pace.costs(context)
+        costs = self._pace.costs(context)
         if requests >= len(costs):
             costs = [*costs, *[costs[-1]] * (requests + 1 - len(costs))]
+        self.passes = costs
         plain = self.plain_step = costs[requests]
         self.plain_token = plain / requests
         self.token = min(1.0, self.efficiency) * self.plain_token
-        self.row = costs[requests + 1] - plain if requests < self._rows else plain
+        further = [(cost - plain) / more for more, cost in enumerate(costs[requests + 1 : self._rows + 1], 1)]
+        self.row = min(further, default=plain)
         return costs
 
     def rested(self) -> None:

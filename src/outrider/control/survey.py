@@ -20,11 +20,9 @@ _SOME_ROWS = 8
 _BEGIN_ROWS, _RESUME_ROWS = 2, 32
 """Rows that a drafter has to read before it begins a draft, beyond the last: those accepted meanwhile, and after a
 pause."""
-_AGAIN = 4
-"""All is timed once, and passes of at most so many rows again: wide ones take longer, and differ less. Those are timed
-again only if their rows would take less in passes of fewer: then something came between."""
 _DEARER = 1.25
-"""How many times as long as in such passes they must take for that."""
+"""How many times as long as its rows take in passes of fewer a pass must take to be timed once more: then something
+came between."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -91,8 +89,8 @@ class Survey:
             near += [(drafter, rows, self._near) for rows in (1, _SOME_ROWS)]
         yield from near
         yield from ((self._target, rows, self._far) for rows in _FAR_ROWS)
-        yield from (piece for piece in near if piece[1] <= _AGAIN)
-        yield from (piece for piece in near if piece[1] > _AGAIN and self._is_disturbed(piece))
+        yield from near  # the first pass of so many rows takes a sixth longer than those that follow
+        yield from (piece for piece in near if self._is_disturbed(piece))
 
     def _least(self, piece: _Piece) -> float:
         return min(self._samples[piece])  # what disturbs only ever takes longer

@@ -17,7 +17,7 @@ _RATE, _SLOW_RATE = 1 / 8, 1 / 32
 
 class Thrift:
     def __init__(self) -> None:
-        self._cost = 0.0
+        self.cost = 0.0
         """What a thought takes, of a plain step."""
         self._worth = 1.0
         """What is expected of the drafts that come of it, less what those cost, of a plain step; a hope at first."""
@@ -25,18 +25,18 @@ class Thrift:
 
     def rests(self, silent: bool) -> bool:
         """Whether nothing is thought about in the next step. `silent`: nothing was drafted lately."""
-        if not silent and self._worth >= self._cost:
+        if not silent and self._worth >= self.cost:
             self._rest = 0
             return False
         if self._rest:
             self._rest -= 1
             return True
-        self._rest = min(_LONGEST, int(self._cost / _SHARE))
+        self._rest = min(_LONGEST, int(self.cost / _SHARE))
         return False
 
     def observe(self, thinking: float, step: float) -> None:
         """The thought before a step took so many seconds, where a plain step takes `step`."""
-        self._cost += _RATE * (thinking / step - self._cost)
+        self.cost += _RATE * (thinking / step - self.cost)
 
     def value(self, worth: float) -> None:
         """What was expected of the drafts of a step that was thought about, less what they cost, of a plain step."""

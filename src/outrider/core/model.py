@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core.step import Recording, Stepper
@@ -121,6 +121,11 @@ class CachedNetwork(ABC):
         """Note that steps on the device have committed `count` more rows to the slot."""
         raise NotImplementedError
 
+    def tune(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Find out, before anything is recorded, how this device computes fastest, where nobody has yet; yields now and
+        then. `note`: what a person should read."""
+        return iter(())
+
     def recordings(self) -> Iterator[Recording]:
         """Passes to compile and record before the first request, so that none is while it waits; those that are not
         yet."""
@@ -190,17 +195,22 @@ class TopK(NamedTuple):
     drawn: Sequence[tuple[int, float]]
 
 
-class WantedChain(NamedTuple):
-    """A chain to be drafted."""
+class WantedTree(NamedTuple):
+    """A tree to be drafted, by the terms of a `Budget`. One of a single child a node is a chain."""
 
+    nodes: int
+    """At most, and at least 1."""
     depth: int
-    """Its most tokens, at least 1."""
+    """At most, and at least 1; not more than nodes."""
+    branching: int
+    """Children of a node, at most."""
+    width: int
+    """Nodes of a level that are followed up, at most."""
     floor: float
-    """It ends before a token that it is less sure of."""
+    expand_node: float
     expand_level: float
-    """And behind one that it is less sure of: no pass is made for what follows."""
-    keys: Sequence[NoiseKey] | None
-    """Of each of its tokens; None: greedily."""
+    keys: Sequence[NoiseKey] | None = None
+    """Of each level; None: greedily."""
 
 
 class DraftHead(CachedNetwork):
@@ -219,8 +229,8 @@ class DraftHead(CachedNetwork):
     """[draft vocabulary] int64, rising: which of the target's tokens each column of logits stands for."""
     most_ranked: int = 0
     """The most tokens that `rank` finds to follow a row; 0: it hands out logits only."""
-    drafts_chains: bool = False
-    """Whether it drafts whole chains (`draft`)."""
+    drafts_trees: bool = False
+    """Whether it drafts whole trees (`draft`)."""
 
     @abstractmethod
     def forward(
@@ -242,8 +252,9 @@ class DraftHead(CachedNetwork):
         raise NotImplementedError
 
     def draft(
-        self, batch: Sequence[Rows], wanted: Sequence[WantedChain], features: Tensor
-    ) -> list[tuple[list[int], list[float]]]:
-        """As `rank` once a level, with the token drawn as the next row: the tokens of a chain behind every row wanted,
-        and their confidence as `TreeBuilder` has it. At most `chunk` rows. Rows of drafted tokens are dropped."""
+        self, batch: Sequence[Rows], wanted: Sequence[WantedTree], *, features: Tensor
+    ) -> list[tuple[list[int], list[int], list[float]]]:
+        """As `rank` once a level: tokens, parents and confidence of a tree behind every row wanted, to the bit as
+        `BestFirstTree` grows it. At most `chunk` rows, and as many nodes of a level. Rows of drafted tokens are
+        dropped."""
         raise NotImplementedError

@@ -75,6 +75,11 @@ class GrammarWalk(Protocol):
         verified as any."""
         ...
 
+    def likely(self, mask: NDArray[np.bool_]) -> Sequence[int]:
+        """Of the tokens that a mask lets follow, the likeliest first: those to expect of any writer. None where there
+        are too many to tell."""
+        ...
+
     def legal(self, draft: Draft) -> list[int]:
         """The nodes of a draft that may be written after the output, with all before them."""
         ...
@@ -128,6 +133,11 @@ class ResolvedParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", features_of(self, self.EVERYWHERE))
+
+    @property
+    def judged(self) -> bool:
+        """Whether drafts are drawn, and judged by the rejection rule: greedily all rules give the same tokens."""
+        return self.verify == "rejection" and self.temperature > 0
 
 
 @dataclass(frozen=True, slots=True)

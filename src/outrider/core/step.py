@@ -34,6 +34,8 @@ class Manner(IntEnum):
     """Some request has a temperature."""
     FULL = 2
     """Some request's scores are changed before the choice, or reported."""
+    JUDGED = 3
+    """Some request's drafts are drawn and judged by the rejection rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class StepSlot:
     generated: int
     temperature: float
     words: Tensor | None
-    """Noise keys of the next positions to generate, [positions, 2] int32; None where temperature is 0."""
+    """Noise keys of the next positions to generate, [positions, 2] int32; None where temperature is 0. Where it
+    `rejects`, the keys of steps that begin there."""
     top_k: int = 0
     """0: off; at most `MOST_TOP_K`."""
     top_p: float = 1.0
@@ -81,6 +84,9 @@ class StepSlot:
     """For a head: what the target made of the token before the last, [layers * hidden]; None where there is none."""
     gap: int = 0
     """For a head: tokens of the text that its cache has no rows for, apart from the first."""
+    rejects: int = 0
+    """Where its drafts are drawn and judged by the rejection rule, the tokens it generates at most; 0: by the coupled
+    one."""
     guided: bool = False
     """Whether it takes part only in steps that are told what may follow (`Guide`)."""
 
@@ -120,11 +126,14 @@ class Offer(NamedTuple):
 
 
 class Guide(NamedTuple):
-    """What may follow a text, by its grammar: `masks[n]` [vocab] after it and the first n tokens of `offer`; None: any
-    token may. There is one more than tokens, or fewer: no more of them are then verified."""
+    """What may follow a text, by its grammar: `masks[n]` [vocab] after it and the first `since` + n tokens of `offer`;
+    None: any token may. There is one more than tokens left, or fewer: no more of them are then verified. The first
+    `since` tokens must have come meanwhile; where others have, `otherwise` says what may follow, if anything does."""
 
     offer: Offer
     masks: Sequence[NDArray[np.bool_] | None]
+    since: int = 0
+    otherwise: Guide | None = None
 
 
 class StepPlan(NamedTuple):
@@ -184,13 +193,14 @@ class Stepper(Protocol):
     """Takes whole steps (draft a chain or a tree, verify, accept, keep) on a device, without the host in between.
 
     Requests sit in numbered lanes. Steps are launched with drafts of any size up to `limit` and collected in the same
-    order; trees only where there may be any (`trees`), and never in the FULL manner. A step may be launched before the
-    one before is collected: it starts from wherever that one ends; and requests may come and go meanwhile, which takes
-    effect for the steps launched afterwards. Tokens are those of the coupled rule; -1 where the model's scores are not
-    numbers. Noise reaches `horizon` positions, until it is renewed.
+    order; trees only where there may be any (`trees`), and never from the FULL manner on. A step may be launched before
+    the one before is collected: it starts from wherever that one ends; and requests may come and go meanwhile, which
+    takes effect for the steps launched afterwards. Tokens are those of each request's rule; -1 where the model's scores
+    are not numbers. Noise reaches `horizon` positions, until it is renewed.
 
-    A request that is guided sits out every step that has no guide for it, or one that its text has not followed: it
-    gains nothing by it and stays where it is. Steps with such requests in their lanes are of the FULL manner.
+    A request that is guided sits out every step that has no guide for it, or none that its text has followed: it
+    gains nothing by it and stays where it is. Steps with such requests in their lanes are of the FULL manner at
+    least.
     """
 
     horizon: int

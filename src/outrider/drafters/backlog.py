@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafters.cached import Held
-from outrider.drafters.host_rows import Kept, copied, joined, kept
+from outrider.drafters.host_rows import Kept, copied, joined, kept, together
 
 
 @dataclass(slots=True)
@@ -34,8 +34,11 @@ class Backlog(Held):
 
     def take(self, count: int) -> Kept:
         """The oldest `count` of what waits are being read: their features."""
-        merged = joined(self.features)
-        self.tokens, self.features = self.tokens[count:], [merged[count:]] if count < len(merged) else []
+        merged = together(self.features)
+        if count == len(merged):
+            self.tokens, self.features = [], []
+            return merged
+        self.tokens, self.features = self.tokens[count:], [merged[count:]]
         return merged[:count]
 
     def miss(self, count: int, rows: int) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from heapq import heappush, heapreplace
 
 from outrider.core.draft import ROOT, Budget
+from outrider.core.model import WantedTree
 from outrider.drafters.candidates import Candidates
-from outrider.drafters.tree_builder import Level, TreeBuilder
+from outrider.drafters.tree_builder import Level
 
 WIDTH = 8
 """Nodes of a level whose followers are looked at, at most: their rows share a pass, which costs little more than one
@@ -22,16 +23,15 @@ row on some machines, and on others as much more as the budget says (`expand_nod
 class BestFirstTree:
     """A draft tree on its way; at most `budget.nodes` nodes in the end, at most `branching` children each.
 
-    A node is no more promising than its parent, so the most promising nodes always make a tree.
+    A node is no more promising than its parent, so the most promising nodes always make a tree, and none of them is
+    deeper than there are nodes.
     """
-
-    chain: TreeBuilder | None = None
-    """It grows branches."""
 
     def __init__(self, budget: Budget, branching: int) -> None:
         self.depth = 0
         self.level: Sequence[int] = [ROOT]
         self._budget, self._branching = budget, branching
+        self._deepest = min(budget.depth, budget.nodes)
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._confidence: list[float] = []
@@ -44,9 +44,12 @@ class BestFirstTree:
 
     @property
     def growing(self) -> bool:
-        if not self.level or self.depth >= self._budget.depth or not self._budget.nodes:
+        if not self.level or self.depth >= self._deepest:
             return False
-        return not self.depth or sum(self._confidence[node] for node in self.level) >= self._budget.expand_level
+        together = 0.0  # not by sum(), whose last bit depends on Python's version
+        for node in self.level if self.depth else ():
+            together += self._confidence[node]
+        return not self.depth or together >= self._budget.expand_level
 
     def grow(self, candidates: Sequence[Candidates]) -> None:
         """Look at what may follow each node of the level."""
@@ -67,6 +70,17 @@ class BestFirstTree:
         least = max(self._threshold, self._budget.expand_node)
         self.level = [node for node in found[:WIDTH] if self._confidence[node] >= least]
 
+    @property
+    def whole(self) -> WantedTree:
+        """What is asked of a head that drafts all of it by itself (`grown`)."""
+        b = self._budget
+        shape = b.nodes, self._deepest, self._branching, WIDTH
+        return WantedTree(*shape, b.floor, b.expand_node, b.expand_level)
+
+    def grown(self, tokens: list[int], parents: list[int], confidence: list[float]) -> None:
+        """All that levels would have brought of it."""
+        self._tokens, self._parents, self._confidence, self.level = tokens, parents, confidence, ()
+
     def run_level(self) -> Level:
         rows = {node: len(self._row) - 1 + i for i, node in enumerate(self.level)}
         parents = [self._parents[node] for node in self.level]
@@ -81,6 +95,8 @@ class BestFirstTree:
 
     def tree(self) -> tuple[list[int], list[int], list[float]]:
         """Tokens, parents and confidence of the most promising nodes."""
+        if len(self._tokens) <= self._budget.nodes:
+            return self._tokens, self._parents, self._confidence
         order = sorted(range(len(self._tokens)), key=self._confidence.__getitem__, reverse=True)
         kept = sorted(order[: self._budget.nodes])
         renamed = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}

@@ -14,6 +14,7 @@ from outrider.sampling.draw import argmax, perturb
 from outrider.sampling.history import History
 from outrider.sampling.noise import Key
 from outrider.sampling.random_source import RandomSource, Stream
+from outrider.sampling.shares import shares
 from outrider.sampling.warp import process, truncate, warp
 
 
@@ -41,9 +42,10 @@ class Candidates:
         A greedy target follows the draft about as often as the draft is sure of itself: its largest
         probability left, m. A sampling one, which draws alike, also agrees about half of the time where the
         draft is unsure: (1 + m) / 2. Once the first child is refused little of that is left: m has to do.
+        Where probabilities are not numbers, none: nothing is drafted there.
         """
-        best = max((p for token, p in self.likely if token not in self.drawn), default=0.0)
-        if best <= 0:
+        best = max((p for token, p in self.likely if p > 0 and token not in self.drawn), default=0.0)
+        if not best:
             return 0.0
         best /= max(1.0 - self.spent, best)
         if self.random and not self.drawn:
@@ -61,7 +63,7 @@ class Candidates:
 
 def samples(params: ResolvedParams) -> bool:
     """Whether drafts have to be sampled and declare q; a greedy target is matched by bare proposals."""
-    return params.verify == "rejection" and params.temperature > 0
+    return params.judged
 
 
 def ranked_candidates(
@@ -106,7 +108,7 @@ def sampled_candidates(
     Each draw appends the log-probabilities [V] it was made from to `declared`, which becomes the draft's q.
     """
     logp = warp(logits, params, history, paths)
-    probabilities = logp.exp()
+    probabilities = shares(logp)  # as whoever judges them will take them
     likely = _top(logp, count)
     read = torch.stack([likely, probabilities.gather(-1, likely)], dim=-1).tolist()
     return [

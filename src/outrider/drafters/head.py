@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.core.draft import Budget
 from outrider.core.drafter import DevicePart, VerifiedDraft
-from outrider.core.model import DraftHead, Rows, WantedChain
+from outrider.core.model import DraftHead, Rows, WantedTree
 from outrider.core.request import RequestView
 from outrider.core.step import HandedOver, PendingFeatures
 from outrider.drafters.backlog import Backlog, keep_last
@@ -212,8 +212,8 @@ class HeadDrafter(CachedDrafter[Backlog]):
         return self._head.length(held.slot) + len(held.tokens)
 
     def _grow(self, plans: list[Plan[Backlog]]) -> None:
-        if len(plans) <= self._head.chunk and (chains := self._candidates.chains(plans)):
-            self._grow_chains(plans, chains)
+        if wanted := self._candidates.whole(plans):
+            self._grow_whole(plans, wanted)
             return
         self._absorb(plans)
         while plans := growing(plans):
@@ -225,12 +225,12 @@ class HeadDrafter(CachedDrafter[Backlog]):
         room = self._head.max_context - self._rows(held)
         nodes = min(budget.nodes, room) if held.tokens else 0
         depth = budget.depth if self.chains or not budget.tree else min(budget.depth, self._depth)
-        given = replace(budget, nodes=max(nodes, 0), depth=depth)
         branching = self._branching if budget.tree else 1
         # What is sampled must be proposed, and a chain has nothing to choose among.
         kind = TreeBuilder if samples(request.params) or branching == 1 else BestFirstTree
         if kind is BestFirstTree:  # which runs more rows than it proposes: WIDTH for every level but the last
-            given = replace(given, depth=min(depth, 1 + max(room, 0) // WIDTH))
+            depth = min(depth, 1 + max(room, 0) // WIDTH)
+        given = replace(budget, nodes=max(nodes, 0), depth=depth)
         return Plan(request, held, kind(given, branching), self._chance)
 
     def _catch_up(self, all_held: Sequence[Backlog]) -> None:
@@ -258,19 +258,18 @@ class HeadDrafter(CachedDrafter[Backlog]):
                 if rows.logits:
                     _grow(plan, [next(candidates)], states[row - 1 : row])
 
-    def _grow_chains(self, plans: Sequence[Plan[Backlog]], wanted: Sequence[WantedChain]) -> None:
-        """The same of chains that the head drafts whole."""
+    def _grow_whole(self, plans: Sequence[Plan[Backlog]], wanted: Sequence[WantedTree]) -> None:
+        """The same of trees that the head drafts by itself."""
         all_held = [plan.held for plan in plans]
         for held in all_held:
             self._drop_draft(held)
         if sum(len(held.tokens) for held in all_held) > self._head.chunk:
             self._catch_up(all_held)
         batch, features = self._next_rows(all_held)
-        drafted = self._head.draft(batch, wanted, features)
-        for plan, rows, (tokens, confidence) in zip(plans, batch, drafted, strict=True):
+        drafted = self._head.draft(batch, wanted, features=features)
+        for plan, rows, tree in zip(plans, batch, drafted, strict=True):
             self._head.commit(rows.slot, range(len(rows.tokens)))
-            assert plan.growth.chain
-            plan.growth.chain.grow_chain(tokens, confidence)
+            plan.growth.grown(*tree)
 
     def _next_rows(self, waiting: Sequence[Backlog], leave: int = 0) -> tuple[list[Rows], Tensor]:
         """As many rows as one pass takes, all but the last `leave` of each, and their features; what follows the last

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from outrider.core.model import DraftHead, NoiseKey, Rows, WantedChain
+from outrider.core.model import DraftHead, NoiseKey, Rows, WantedTree
 from outrider.drafters.backlog import Backlog
 from outrider.drafters.cached import Plan
 from outrider.drafters.candidates import Candidates, in_turn, ranked_candidates, sampled_candidates, samples
@@ -49,19 +49,19 @@ class HeadCandidates:
             candidates += self._from_logits(plan, logits)
         return iter(candidates), output.states
 
-    def chains(self, plans: Sequence[Plan[Backlog]]) -> list[WantedChain] | None:
-        """What the head can draft whole: chains that it ranks by itself at every level, and nothing else."""
-        if not (self._ranks and self._head.drafts_chains and all(map(_plainly_ranked, plans))):
+    def whole(self, plans: Sequence[Plan[Backlog]]) -> list[WantedTree] | None:
+        """What the head can draft whole: trees that it ranks by itself at every level, and nothing else."""
+        if not (self._ranks and self._head.drafts_trees and all(map(_plainly_ranked, plans))):
             return None
         wanted = []
         for plan in plans:
-            chain = plan.growth.chain
-            if chain is None:
+            tree = plan.growth.whole
+            if tree is None:
                 return None
-            depths = range(chain.levels_left)
-            keys = [_noise_key(plan, depth) for depth in depths] if plan.request.params.temperature else None
-            wanted.append(WantedChain(len(depths), chain.budget.floor, chain.budget.expand_level, keys))
-        return wanted
+            if plan.request.params.temperature:
+                tree = tree._replace(keys=[_noise_key(plan, depth) for depth in range(tree.depth)])
+            wanted.append(tree)
+        return wanted if sum([tree.width for tree in wanted]) <= self._head.chunk else None
 
     def _from_logits(self, plan: Plan[Backlog], logits: Tensor) -> list[Candidates]:
         """What may follow the last level's nodes, given their logits [nodes, draft vocabulary]."""

@@ -36,9 +36,15 @@ def chosen(rows: Tensor, which: Sequence[int]) -> Tensor:
 
 
 def joined(pieces: Sequence[Kept]) -> Tensor:
-    arrays = [kept(piece) if isinstance(piece, Tensor) else piece for piece in pieces]
-    rows = arrays[0] if len(arrays) == 1 else _concatenated(arrays)
+    rows = together(pieces)
     return rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
+
+
+def together(pieces: Sequence[Kept]) -> Kept:
+    """As `joined`, to be kept."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return _concatenated([kept(piece) if isinstance(piece, Tensor) else piece for piece in pieces])
 
 
 def _concatenated(pieces: Sequence[Kept]) -> Kept:

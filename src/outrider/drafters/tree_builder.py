@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from outrider.core.draft import ROOT, Budget
+from outrider.core.model import WantedTree
 from outrider.drafters.candidates import Candidates
 
 
@@ -40,25 +41,25 @@ class TreeBuilder:
         """Levels added so far."""
         self._before = ROOT
         """The first node of the level before."""
-        self.budget = budget
+        self._budget = budget
         self._branching = branching if budget.tree else 1
-        self.levels_left = min(budget.depth, budget.nodes)
+        self._levels_left = min(budget.depth, budget.nodes)
 
     @property
     def growing(self) -> bool:
         """Whether another level may be added, so that candidates at `level` are worth computing."""
-        left = self.budget.nodes - len(self.tokens)
+        left = self._budget.nodes - len(self.tokens)
         chances = [self._chance(node) for node in self.level]
-        promising = max(chances, default=0.0) >= self.budget.floor and sum(chances) >= self.budget.expand_level
-        return left > 0 and self.levels_left > 0 and promising and any(chances)
+        promising = max(chances, default=0.0) >= self._budget.floor and sum(chances) >= self._budget.expand_level
+        return left > 0 and self._levels_left > 0 and promising and any(chances)
 
     def grow(self, candidates: Sequence[Candidates]) -> None:
         """Add a level, given what may follow each node of the last one."""
         start = len(self.tokens)
         self._before = self.level.start
-        left = self.budget.nodes - start
-        quota = -(-left // self.levels_left)
-        self.levels_left -= 1
+        left = self._budget.nodes - start
+        quota = -(-left // self._levels_left)
+        self._levels_left -= 1
         self.depth += 1
         # Best outlook first, the first of equals first; an outlook changes only when a child is drawn there.
         promising = [
@@ -68,7 +69,7 @@ class TreeBuilder:
         heapify(promising)
         while len(self.tokens) < start + quota and promising:
             outlook, parent, after = promising[0]
-            if outlook >= 0 or -outlook < self.budget.floor:
+            if outlook >= 0 or -outlook < self._budget.floor:
                 break
             self.tokens.append(after.take(len(self.tokens)))
             self.parents.append(parent)
@@ -80,16 +81,18 @@ class TreeBuilder:
         self.level = range(start, len(self.tokens))
 
     @property
-    def chain(self) -> TreeBuilder | None:
-        """Itself, where it grows a single path."""
-        return self if self._branching == 1 else None
+    def whole(self) -> WantedTree | None:
+        """What is asked of a head that drafts all of it by itself (`grown`): a chain, which leaves nothing to choose.
+        None: it has branches, drawn here."""
+        if self._branching > 1:
+            return None
+        b = self._budget
+        return WantedTree(b.nodes, self._levels_left, 1, 1, b.floor, 0.0, b.expand_level)
 
-    def grow_chain(self, tokens: list[int], confidence: list[float]) -> None:
-        """All that `grow` would add, level by level, to a chain that has nothing yet."""
-        self.tokens, self.confidence = tokens, confidence
-        self.parents = list(range(ROOT, ROOT + len(tokens)))
-        self.depth = len(tokens)
-        self.level, self.levels_left = range(len(tokens), len(tokens)), 0
+    def grown(self, tokens: list[int], parents: list[int], confidence: list[float]) -> None:
+        """All that `grow` would add, level by level, to one that has nothing yet."""
+        self.tokens, self.parents, self.confidence = tokens, parents, confidence
+        self.level = range(len(tokens), len(tokens))
 
     def run_level(self) -> Level:
         """Levels are run whole and in order, so pending row i is node i."""

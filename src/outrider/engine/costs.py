@@ -16,6 +16,9 @@ from outrider.control.trees import TREES
 from outrider.core.drafter import Drafter
 from outrider.core.model import CachedNetwork, LanguageModel
 
+_MEASURED = 2
+"""How tables are measured, by number: those of other ways are not believed."""
+
 
 class Costs:
     """Of one model in one place (`facts`: all that its costs depend on), with any drafters: a file each in `folder`.
@@ -74,7 +77,7 @@ class Costs:
     def _path(self, drafter: Drafter) -> Path | None:
         if self._folder is None:
             return None
-        facts = {**self._facts, "drafters": sorted(_networks(drafter))}
+        facts = {**self._facts, "drafters": sorted(_networks(drafter)), "measured": _MEASURED}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
         return self._folder / f"{digest.hexdigest()[:32]}.json"
 

@@ -10,7 +10,7 @@ soon again, they are tried alone; and if nobody can be blamed, fewer run togethe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Generic
 
@@ -150,11 +150,12 @@ class Crew(Generic[R]):
                 self.engine.add(state.request)
 
     def _passes(self, state: RequestState[R], again: bool = True) -> bool:
-        """One step of this request alone; it is out of the engine again afterwards. An error of the device is believed
+        """Steps of this request alone; it is out of the engine again afterwards. An error of the device is believed
         the second time: `again`."""
         try:
             self.engine.add(state.request)
-            chunks = self._first(state.request)
+            for chunk in self._first(state.request):
+                self._hand_out(state, state.addressed(chunk, perf_counter()))
         except Exception as error:
             device = self.engine.recover(error)
             self.engine.remove(state.request)
@@ -164,15 +165,17 @@ class Crew(Generic[R]):
             self._fail(state.stream, error)
             return False
         self.engine.remove(state.request)
-        for chunk in chunks:
-            self._hand_out(state, state.addressed(chunk, perf_counter()))
         return True
 
-    def _first(self, request: Request) -> Sequence[Chunk]:
-        """Steps until the request gains something; those before only fill its cache."""
-        while not (chunks := self.engine.step()):
-            pass
-        return [chunk for chunk in chunks if chunk.index == request.id]
+    def _first(self, request: Request) -> Iterator[Chunk]:
+        """Steps of this request alone until it has gained something twice: the first time may be by the pass of its
+        prompt, without a step's draft and pass; those before only fill its cache. Ends where the request does, or is
+        dropped."""
+        gained = 0
+        while gained < 2 and not self.engine.idle:
+            for chunk in self.engine.step():
+                gained += 1
+                yield chunk
 
     def _check(self) -> None:
         """Does the engine still work? Raises where it does not."""
@@ -181,7 +184,8 @@ class Crew(Generic[R]):
         probe = self._probe()
         self.engine.add(probe)
         try:
-            self._first(probe)
+            for _ in self._first(probe):
+                pass
         except Exception as error:
             self.engine.recover(error)
             raise

@@ -3,10 +3,10 @@
 Drafting, verification, acceptance and the cache stay on the device (`Stepper`); the host learns the tokens while the
 next step is already running. What it learns may end a request: the step under way then runs for nothing in that
 lane, and its tokens are dropped. And it may find how a text goes on, which it offers to the next step launched. What a
-grammar lets follow a text must be known before it is verified, so a request that has one takes part in every other
-step: while its last one is under way it sits out, and the others go on. Only steps whose every request asks for nothing
-but what the device knows go this way (not the rejection rule, unless tokens are greedy); the others, and those for
-which the host has drafted, are the host executor's, with the same tokens.
+grammar lets follow a text must be known before it is verified, so it is guessed while the step before is under way
+(`guesses.py`); where nothing guessed comes true, the request sits out a step, and the others go on. Only steps whose
+every request asks for nothing but what the device knows go this way; the others, and those for which the host has
+drafted, are the host executor's, with the same tokens.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from outrider.core.step import (
     MOST_ROWS,
     MOST_TOP_K,
     PLAIN,
+    Guide,
     Manner,
     Recording,
     Reported,
@@ -39,7 +40,8 @@ from outrider.core.step import (
 from outrider.engine.device_clock import DeviceClock
 from outrider.engine.device_guides import guides_of, offers_of
 from outrider.engine.device_lanes import DeviceLanes
-from outrider.engine.executor import Executor, StepOutput
+from outrider.engine.executor import NONE_BEGUN, Begun, Executor, StepOutput
+from outrider.engine.guesses import Guesses, under_way
 from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.sampling.draw import not_a_number
@@ -54,7 +56,7 @@ _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 _NO_DRAFT = Draft()
 _PROCESSED = PENALTIES | {"logit_bias", "min_tokens", "grammar"}
 """Features by which scores are changed there before the choice."""
-_KNOWN = _PROCESSED | {"temperature", "top_k", "top_p", "min_p"} | REPORTED
+_KNOWN = _PROCESSED | {"temperature", "top_k", "top_p", "min_p", "verify"} | REPORTED
 """Features the device chooses tokens by, or that are none of its business."""
 
 
@@ -93,6 +95,7 @@ class DeviceExecutor(Executor):
         """Those that may be asked for."""
         self._lanes = DeviceLanes(stepper, host.model, part)
         self._clock = DeviceClock(stepper, self._shapes)
+        self._guesses = Guesses(self._lookup)
         self._under_way: list[_Launched] = []
         self._burst = 0
         """Plain steps that may still be launched ahead of a drafter on the host."""
@@ -112,13 +115,13 @@ class DeviceExecutor(Executor):
         """Whether anything is ever verified here."""
         return self._drafter is not None or self._lookup is not None
 
-    def step(self, running: list[Request], joining: float = 0.0, begun: Mapping[int, int] = {}) -> StepOutput:
+    def step(self, running: list[Request], joining: float = 0.0, begun: Begun = NONE_BEGUN) -> StepOutput:
         self._clock.elsewhere += joining
         if self._drafts_on_host and not self._under_way:
             return self._step_after_drafting(running, begun)
         return self._step(running, begun) or self._host.step(running)
 
-    def _step_after_drafting(self, running: list[Request], begun: Mapping[int, int]) -> StepOutput:
+    def _step_after_drafting(self, running: list[Request], begun: Begun) -> StepOutput:
         """The host drafts, and verifies what it has drafted. Where it has not for a while, a few more plain steps
         follow unasked."""
         drafts, seconds = self._host.draft(running)
@@ -139,9 +142,9 @@ class DeviceExecutor(Executor):
         idles = self._clock.idles(len(self._lanes), self._under_way[0].shape)
         if idles and self._can_take(seated) and self._ready(seated):
             with self._whole():
-                self._launch_seated(seated, {})
+                self._launch_seated(seated, NONE_BEGUN)
 
-    def _step(self, running: list[Request], begun: Mapping[int, int]) -> StepOutput | None:
+    def _step(self, running: list[Request], begun: Begun) -> StepOutput | None:
         """None: nothing is under way, and the host must take the next step. `begun`: for the first launch."""
         started = perf_counter()
         with self._whole():
@@ -149,7 +152,7 @@ class DeviceExecutor(Executor):
                 ahead = len(self._under_way) > 1 and not self._lanes.newcomers(running)
                 if not self._under_way:
                     self._launch(running, begun)
-                    begun = {}
+                    begun = NONE_BEGUN
                 if (self._burst or not self._drafts_on_host) and not ahead and self._ready(running):
                     self._launch(running, begun)
             elif not self._under_way:
@@ -183,7 +186,7 @@ class DeviceExecutor(Executor):
         takes = self._host.drafter.is_default
         return fit and all(steppable(s.params) and takes(s) for s in self._lanes.newcomers(running))
 
-    def _launch(self, running: list[Request], begun: Mapping[int, int]) -> None:
+    def _launch(self, running: list[Request], begun: Begun) -> None:
         """One more step, with the newcomers among these, of as few lanes as they need."""
         if newcomers := self._lanes.newcomers(running):
             started = perf_counter()
@@ -193,7 +196,7 @@ class DeviceExecutor(Executor):
         self._lanes.close_up(len(running))
         self._launch_seated(running, begun)
 
-    def _launch_seated(self, running: list[Request], begun: Mapping[int, int]) -> None:
+    def _launch_seated(self, running: list[Request], begun: Begun) -> None:
         """One more step, of everybody in lanes: what is looked up for it is offered."""
         seated = self._lanes.requests
         way = max([manner(s.params) for s in running])
@@ -205,20 +208,38 @@ class DeviceExecutor(Executor):
         lanes = {number: s for number, s in enumerate(seated) if s is not None}
         offers = offers_of(lanes, found)
         guides = guides_of(lanes, ready, found, shape.verified)
-        has_run = shape == PLAIN and bool(begun) and all(s.id in begun for s in lanes.values())
-        run = [0 if s is None else begun[s.id] for s in seated] if has_run else ()
+        guides |= self._guessed(lanes, shape.verified)
+        has_run = shape == PLAIN and bool(begun) and all(s.id in begun.rows for s in lanes.values())
+        run = [0 if s is None else begun.rows[s.id] for s in seated] if has_run else ()
         self._stepper.launch(len(seated), shape, way, offers, run, guides)
         sources = {number: offer.source for number, offer in offers.items()}
         sources |= {number: each.offer.source for number, each in guides.items()}
-        guided = {lanes[number].id for number in guides}
+        guided = {lanes[number].id: guide for number, guide in guides.items()}
         self._under_way.append(_Launched(shape, list(seated), sources, has_run, guided))
         self._burst = max(0, self._burst - 1)
 
     def _ready(self, running: list[Request]) -> list[Request]:
         """Those that can take part in the next step: not those whose grammar must see first what a step under way
         gives them."""
-        waiting = set[int]().union(*(launched.guided for launched in self._under_way))
-        return [s for s in running if s.id not in waiting]
+        return [s for s in running if self._takes_part(s) is None]
+
+    def _takes_part(self, s: Request) -> tuple[_Launched, Guide] | None:
+        """The first step under way that will give it something, as far as its grammar tells, and what that verifies:
+        all steps before are known to give it nothing."""
+        for launched in self._under_way:
+            if now := under_way(s, launched.guided.get(s.id), launched.shape.verified):
+                return launched, now
+        return None
+
+    def _guessed(self, lanes: Mapping[int, Request], length: int) -> dict[int, Guide]:
+        """For those whose grammar must see first what the last step under way gives them: what may follow then. They
+        take part in the next one if it comes true."""
+        waiting = dict[int, tuple[Request, Guide]]()
+        for number, s in lanes.items():
+            part = None if s.params.grammar is None else self._takes_part(s)
+            if part is not None and part[0] is self._under_way[-1]:
+                waiting[number] = s, part[1]
+        return self._guesses.of(waiting, length)
 
     def _plan(self, running: list[Request], way: Manner) -> StepPlan:
         """Near its end a request may be drafted for beyond it, which is cut off: only few lengths are recorded. Where
@@ -236,6 +257,7 @@ class DeviceExecutor(Executor):
         launched = self._under_way.pop(0)
         self._clock.waiting()
         outcome = self._stepper.collect()
+        self._guesses.step_seconds = outcome.draft_seconds + outcome.target_seconds
         if launched.begun:
             self._clock.pause()
         elif self._drafts:
@@ -275,10 +297,15 @@ class DeviceExecutor(Executor):
 
 class _Launched:
     """A step under way: whose lanes they were, by lane who had found what was offered, whether its pass was run with
-    the prompts (`begun`), and the ids of those that take part by a grammar."""
+    the prompts (`begun`), and by their ids what those were sent that take part by a grammar."""
 
     def __init__(
-        self, shape: StepShape, lanes: list[Request | None], sources: dict[int, str], begun: bool, guided: set[int]
+        self,
+        shape: StepShape,
+        lanes: list[Request | None],
+        sources: dict[int, str],
+        begun: bool,
+        guided: dict[int, Guide],
     ) -> None:
         self.shape = shape
         self.lanes = lanes
@@ -289,19 +316,20 @@ class _Launched:
     def drop(self, request: Request) -> None:
         """What it gains there is of no use."""
         self.lanes = [None if lane is request else lane for lane in self.lanes]
-        self.guided.discard(request.id)
+        self.guided.pop(request.id, None)
 
 
 def steppable(p: ResolvedParams) -> bool:
     """Whether the device makes the choice these parameters ask for."""
-    features = p.features if p.temperature > 0 else p.features - {"verify"}  # greedily all rules give the same tokens
-    if not features <= _KNOWN or features >= {"logprobs", "processed_logprobs"}:
+    if not p.features <= _KNOWN or p.features >= {"logprobs", "processed_logprobs"}:
         return False
     return p.top_k <= MOST_TOP_K and len(p.logit_bias) <= MOST_BIASES and (p.logprobs or 0) <= MOST_LOGPROBS
 
 
 def manner(p: ResolvedParams) -> Manner:
     """How a step must choose in which these parameters take part."""
+    if p.judged:
+        return Manner.JUDGED
     if p.logprobs is not None or not p.features.isdisjoint(_PROCESSED):
         return Manner.FULL
     return Manner.DRAWN if p.temperature > 0 else Manner.GREEDY

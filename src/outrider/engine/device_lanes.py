@@ -10,7 +10,7 @@ from outrider.core.drafter import DevicePart
 from outrider.core.model import CachedNetwork, LanguageModel
 from outrider.core.step import HandedOver, Processing, Stepper, StepSlot
 from outrider.engine.request import Request
-from outrider.sampling.noise import words_of
+from outrider.sampling.noise import step_words_of, words_of
 from outrider.sampling.warp import PENALTIES, PROCESSED
 
 _AHEAD = 64
@@ -151,6 +151,7 @@ class DeviceLanes:
             logprobs=p.logprobs,
             features=given.features,
             gap=given.gap,
+            rejects=s.limit if p.judged else 0,
             guided=p.grammar is not None,
         )
 
@@ -159,7 +160,8 @@ class DeviceLanes:
         known, stop = self._keys.get(s.id), min(s.generated + max(min(_AHEAD, self._stepper.horizon), least), s.limit)
         start = 0 if known is None else len(known)
         if start < stop:
-            more = words_of(s.params.seed, s.params.choice, range(start, stop))
+            keyed = step_words_of if s.params.judged else words_of
+            more = keyed(s.params.seed, s.params.choice, range(start, stop))
             known = self._keys[s.id] = more if known is None else torch.cat((known, more))
         assert known is not None, "a request that runs has tokens left to generate"
         self._reach[s.id] = stop

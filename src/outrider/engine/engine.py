@@ -18,7 +18,7 @@ from outrider.core.model import CachedNetwork, LanguageModel, Rows
 from outrider.core.request import Chunk, StepTrace
 from outrider.engine.device_executor import best_executor
 from outrider.engine.emit import emit
-from outrider.engine.executor import Executor
+from outrider.engine.executor import NONE_BEGUN, Begun, Executor
 from outrider.engine.request import NO_SLOT, Request
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.slot_manager import SlotManager
@@ -46,9 +46,9 @@ class Engine:
     ) -> None:
         """`executor`: takes the steps (None: the best for this model and drafter). `kv_tokens`: the most tokens that
         running requests may have together (None: as many as the cache has room for)."""
-        self._networks = [model, *drafter.networks.values()]
-        for network in self._networks:
-            network.make_room(self._networks)
+        self.networks = [model, *drafter.networks.values()]
+        for network in self.networks:
+            network.make_room(self.networks)
         if kv_tokens is not None and kv_tokens < model.max_context:
             raise InvalidRequest(
                 f"kv_tokens: {kv_tokens} tokens cannot hold one request of max_context {model.max_context}; "
@@ -67,13 +67,14 @@ class Engine:
         self._preemptions = 0
         self._restarts = 0
         self._target = TargetPass(model, drafter)
-        self.prepares: list[CachedNetwork | Executor] = [*self._networks, self.executor]
+        self.prepares: list[CachedNetwork | Executor] = [*self.networks, self.executor]
         """What is to be compiled and recorded on a device before the first request."""
 
     def step(self) -> list[Chunk]:
         """Run a piece of the prompts that are not complete, then advance every other running request by one target
         pass; returns what each of those gained."""
         began = perf_counter()
+        self._target.read_late()
         self._allocate()
         prompts, running = self.scheduler.schedule()
         begun = self._prefill(prompts, self._begins(prompts, running))
@@ -124,7 +125,7 @@ class Engine:
     def recover(self, error: Exception) -> bool:
         """Whether a step failed because the device did. That works again then (`DeviceLost` where it does not), and
         nothing that its caches hold is reused: requests that leave and come back are computed from their tokens."""
-        recovered = [network.recovers(error) for network in self._networks]
+        recovered = [network.recovers(error) for network in self.networks]
         if not any(recovered):
             return False
         self._restarts += 1
@@ -183,7 +184,7 @@ class Engine:
 
     def _hold(self, lengths: Sequence[int]) -> bool:
         """Whether all caches have room for requests of so many tokens."""
-        return all(network.holds(lengths) for network in self._networks)
+        return all(network.holds(lengths) for network in self.networks)
 
     def _refuse(self, request: Request) -> None:
         """It fits into no cache, though nothing else were there."""
@@ -205,35 +206,40 @@ class Engine:
         complete = [request.id for request, count in prompts if count == request.num_uncomputed_tokens]
         fit = sum([count for _, count in prompts]) + len(complete) <= self.model.chunk  # one pass
         asked = complete == [request.id for request in running] and all(request.limit for request in running)
-        return self.executor.begins and fit and asked
+        scored = self.executor.chooses_by_logits and any(request.scoring for request, _ in prompts)
+        return self.executor.begins and fit and asked and not scored
 
-    def _prefill(self, prompts: list[tuple[Request, int]], begins: bool) -> dict[int, int]:
+    def _prefill(self, prompts: list[tuple[Request, int]], begins: bool) -> Begun:
         """Run the next rows of these requests, in one pass. Every token but the last goes into the cache so. That one
-        is run by the first step, like any other, unless it `begins` here: for the books the cache does not hold it.
-        Returns, by request, where it was in the pass then."""
+        is run by the first step, like any other, unless it `begins` here: for the books the cache does not hold it
+        until that step is over."""
         started = perf_counter()
         joining = [request for request in self.scheduler.running if request.num_uncomputed_tokens]
         batch, begun, row = list[Rows](), dict[int, int](), 0
+        by_logits = begins and self.executor.chooses_by_logits
         for request, count in prompts:
             start = len(request.tokens) - 1 - request.num_uncomputed_tokens
             stop = start + count
             if begins and count == request.num_uncomputed_tokens:
                 stop += 1
                 begun[request.id] = row + count
-            wanted = request.unscored(start, count)
+            wanted = [count] if by_logits and request.id in begun else request.unscored(start, count)
             batch.append(Rows.chain(request.slot, request.tokens[start:stop], logits=wanted))
             row += stop - start
         if batch:
             requests = [request for request, _ in prompts]
             pays = self.controller.pays(len(self.scheduler.running), fmean([r.prompt_length for r in requests]))
-            _score(prompts, batch, self._target.forward(requests, batch, soon=pays))
+            logits = self._target.forward(requests, batch, soon=pays, late=by_logits)
+            if not by_logits:
+                _score(prompts, batch, logits)
         for request, count in prompts:
-            self.model.commit(request.slot, range(count))
+            if not by_logits or request.id not in begun:
+                self.model.commit(request.slot, range(count))
             request.num_uncomputed_tokens -= count
         seconds = perf_counter() - started
         for request in joining:
             request.prefill_seconds += seconds
-        return begun
+        return Begun(begun, logits if by_logits else None) if begun else NONE_BEGUN
 
     def _end_scored(self, request: Request) -> Chunk:
         """One that was to generate nothing: all its prompt has been run."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.step import Recording
 from outrider.engine.request import Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StepOutput(NamedTuple):
@@ -27,11 +30,29 @@ class StepOutput(NamedTuple):
     """Those that cannot go on: their `failure` says why."""
 
 
+class Begun(NamedTuple):
+    """The requests whose last token was run with the rest of their prompts, in the target's last pass: by their ids,
+    which row of it that was."""
+
+    rows: Mapping[int, int] = {}
+    logits: Tensor | None = None
+    """What follows those rows, fp32 [requests, V], where the executor chooses by it. The target's cache then has all of
+    those prompts' rows pending."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+NONE_BEGUN = Begun()
+
+
 class Executor(ABC):
     """Takes the steps of the requests that decode, and keeps what they take in the target's cache."""
 
     begins: bool = False
     """Whether a step need not run the last token of a prompt again where the pass of the prompt has."""
+    chooses_by_logits: bool = False
+    """Whether it wants the logits of that token for it."""
 
     @property
     def late(self) -> int:
@@ -43,10 +64,9 @@ class Executor(ABC):
         """Newcomers are about to be given slots, and their prompts run: whoever decodes need not wait for that."""
 
     @abstractmethod
-    def step(self, running: list[Request], joining: float, begun: Mapping[int, int]) -> StepOutput:
+    def step(self, running: list[Request], joining: float, begun: Begun) -> StepOutput:
         """One step of these requests. `joining`: seconds that went into newcomers and prompts since the last one;
-        `begun`, by request: where in the target's last pass its last token was run, too. Some of them may gain nothing
-        yet: `StepOutput.requests` says who does."""
+        `begun`: all of these or none. Some of them may gain nothing yet: `StepOutput.requests` says who does."""
 
     @abstractmethod
     def drop(self, request: Request) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from outrider.control.controller import Controller
 from outrider.core.draft import ROOT, Draft, Verdict
 from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel, Rows
-from outrider.engine.executor import Executor, StepOutput
+from outrider.engine.executor import NONE_BEGUN, Begun, Executor, StepOutput
 from outrider.engine.request import Request
 from outrider.engine.target_pass import TargetPass
 from outrider.errors import DrafterError, NotANumber
@@ -17,9 +17,16 @@ from outrider.sampling.random_source import KeyedRandom
 from outrider.sampling.target import TargetRows, target_rows
 from outrider.verify import RULES, Rules
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NO_DRAFT = Draft()
+
 
 class HostExecutor(Executor):
     """Takes any step: every drafter, tree, rule and parameter. Holds nothing of a request between two steps."""
+
+    begins = chooses_by_logits = True
 
     def __init__(self, model: LanguageModel, drafter: Drafter, controller: Controller, rules: Rules = RULES) -> None:
         """`rules`: what the names in sampling parameters stand for. Only benchmarks give others than the exact ones
@@ -34,8 +41,11 @@ class HostExecutor(Executor):
     def go_on(self) -> None:
         pass  # no step is under way between two
 
-    def step(self, running: list[Request], joining: float = 0.0, begun: Mapping[int, int] = {}) -> StepOutput:
-        return self.verify(running, *self.draft(running))
+    def step(self, running: list[Request], joining: float = 0.0, begun: Begun = NONE_BEGUN) -> StepOutput:
+        if begun.logits is None:
+            return self.verify(running, *self.draft(running))
+        # No pass: that the step took next to no time says nothing of others.
+        return self._judge(running, [_NO_DRAFT] * len(running), begun.logits)._replace(keep=self._keep_prompt)
 
     def draft(self, running: list[Request]) -> tuple[list[Draft], float]:
         """What is to be verified, one draft per request, and the seconds it took to find."""
@@ -51,9 +61,13 @@ class HostExecutor(Executor):
         started = perf_counter()
         batch = [_rows(s, draft) for s, draft in zip(running, drafts, strict=True)]
         logits = self._target.forward(running, batch, soon=not self.controller.away)
+        output = self._judge(running, drafts, logits)
+        return output._replace(draft_seconds=draft_seconds, target_seconds=perf_counter() - started)
+
+    def _judge(self, running: list[Request], drafts: list[Draft], logits: Tensor) -> StepOutput:
+        """What is accepted of each draft, by the logits [rows, V] of all of them."""
         targets = target_rows(logits, running, drafts, self._runner)
         verdicts = [self._verdict(*each) for each in zip(running, drafts, targets, strict=True)]
-        seconds = perf_counter() - started
         requests, verified, failed = list[Request](), list[VerifiedDraft](), list[Request]()
         for s, draft, target, verdict in zip(running, drafts, targets, verdicts, strict=True):
             if verdict is None:
@@ -62,7 +76,7 @@ class HostExecutor(Executor):
                 requests.append(s)
                 verified.append(_verified(s, draft, target, verdict))
         rows = sum(map(len, drafts)) + len(drafts)
-        return StepOutput(requests, verified, rows, draft_seconds, seconds, self._keep, failed)
+        return StepOutput(requests, verified, rows, 0.0, 0.0, self._keep, failed)
 
     def _verdict(self, request: Request, draft: Draft, target: TargetRows) -> Verdict | None:
         """By the request's own rule; None where no token can follow, which ends that request alone."""
@@ -80,6 +94,9 @@ class HostExecutor(Executor):
         # Row 0 of the pass is the token before the draft, row 1 + i draft node i.
         rows = [0, *(1 + node for node in verified.path[: len(verified.tokens) - 1])]
         self.model.commit(request.slot, rows)
+
+    def _keep_prompt(self, request: Request, verified: VerifiedDraft) -> None:
+        self.model.commit(request.slot, range(len(request.tokens) - 1 - self.model.length(request.slot)))
 
 
 def _rows(request: Request, draft: Draft) -> Rows:

@@ -10,6 +10,11 @@ from outrider.models.checkpoints.progress import Progress
 
 
 def prepare(engine: Engine, progress: Progress) -> None:
+    trials = chain(*(network.tune(progress.note) for network in engine.networks))
+    for _ in trials:  # there are some
+        with progress.task("Trying kernels on this GPU, once", None) as advance:
+            for _ in trials:
+                advance(1)
     recordings = list(chain(*(part.recordings() for part in engine.prepares)))
     if not recordings:  # on a CPU there are none
         return

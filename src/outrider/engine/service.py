@@ -64,6 +64,8 @@ class Service:
         self._crew: Crew[OutputStream] = Crew(engine, self._engine_hand_out, self._engine_fail, probe)
         """The engine thread's: every request it holds."""
         self._over = False
+        self._untold: list[Callable[[], None]] = []
+        """The engine thread's: what the loop is to carry out once the load is as of this step."""
         self._thread = Thread(target=self._engine_run, name="outrider-engine", daemon=True)
 
     # -- the event loop's side
@@ -153,6 +155,11 @@ class Service:
         self._cancel(stream)
         stream.fail(error)
 
+    def _carry_out(self, acts: Sequence[Callable[[], None]]) -> None:
+        """What a step brought: the loop is woken once for all of it, and what goes wrong with one stays with it."""
+        for act in acts:
+            asyncio.get_running_loop().call_soon(act)
+
     def _take(self, stream: OutputStream, chunk: Chunk) -> None:
         """What the engine hands over, back on the loop's thread."""
         if stream not in self._streams:
@@ -185,7 +192,8 @@ class Service:
                 self._engine_note()
         except BaseException as error:
             log.exception("the engine has failed")
-            self._engine_tell(self._failed, error)
+            self._untold.append(partial(self._failed, error))
+            self._engine_tell()
 
     def _engine_drain(self) -> bool:
         """Carry out what the loop asked for; waits while there is nothing to do. False: the end."""
@@ -205,18 +213,21 @@ class Service:
         self._over = True
 
     def _engine_hand_out(self, stream: OutputStream, chunk: Chunk) -> None:
-        self._engine_tell(self._take, stream, chunk)
+        self._untold.append(partial(self._take, stream, chunk))
 
     def _engine_fail(self, stream: OutputStream, error: Exception) -> None:
         if not isinstance(error, RequestFailed):
             log.error("a request has failed", exc_info=error)
             error = RequestFailed(f"this request could not be carried through: {type(error).__name__}: {error}")
-        self._engine_tell(self._end, stream, error)
+        self._untold.append(partial(self._end, stream, error))
 
     def _engine_note(self) -> None:
+        """The load first: whoever has an answer must not find it running still."""
         self.load = Load.of(self._engine)
+        self._engine_tell()
 
-    def _engine_tell(self, act: Callable[..., None], *arguments: object) -> None:
+    def _engine_tell(self) -> None:
         assert self._loop is not None, "the service has been started"
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(act, *arguments)
+        if self._untold and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._carry_out, self._untold)
+            self._untold = []

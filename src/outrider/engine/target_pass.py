@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import compress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from outrider.core.drafter import Drafter
 from outrider.core.model import LanguageModel, Rows
-from outrider.engine.request import Request
+from outrider.engine.request import NO_SLOT, Request
 
-if TYPE_CHECKING:
-    from torch import Tensor
+
+class _Unread(NamedTuple):
+    requests: list[Request]
+    batch: list[Rows]
+    soon: bool
 
 
 class TargetPass:
@@ -19,11 +26,29 @@ class TargetPass:
         self._model = model
         self._drafter = drafter
         self._is_read = drafter.reads_features and model.gives_features
+        self._unread: _Unread | None = None
 
-    def forward(self, requests: list[Request], batch: list[Rows], *, soon: bool) -> Tensor:
+    def forward(self, requests: list[Request], batch: list[Rows], *, soon: bool, late: bool = False) -> Tensor:
         """fp32 logits [rows wanted, V]; `batch[i]` belongs to `requests[i]`. `soon`: whether drafts are expected for
-        them (`Drafter.read`)."""
+        them (`Drafter.read`). `late`: the drafter is not to read until `read_late`, which must come before the next
+        pass: first tokens are waited for."""
         logits = self._model.forward(batch)
         if self._is_read:
-            self._drafter.read(requests, batch, self._model.features, soon)
+            self._unread = _Unread(requests, batch, soon)
+            if not late:
+                self.read_late()
         return logits
+
+    def read_late(self) -> None:
+        """Let the drafter read what it has not of the last pass; those that have left since are of no interest."""
+        if self._unread is None:
+            return
+        (requests, batch, soon), self._unread = self._unread, None
+        features, staying = self._model.features, [request.slot != NO_SLOT for request in requests]
+        if not any(staying):
+            return
+        if not all(staying):
+            lengths = torch.tensor([len(rows.tokens) for rows in batch])
+            features = features[torch.tensor(staying).repeat_interleave(lengths)]
+            requests, batch = list(compress(requests, staying)), list(compress(batch, staying))
+        self._drafter.read(requests, batch, features, soon)

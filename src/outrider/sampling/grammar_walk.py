@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,8 @@ _AHEAD = 64
 """Bytes of forced text that are looked for."""
 _ENOUGH = 16
 """Forced tokens that are left of those found before, so that nothing need be looked for: the text may be long."""
+_FEW = 64
+"""Tokens among which the likely ones can be told."""
 _RESTARTS = 3
 """How often a walk that meets a limit is begun anew. It takes a compilation, which holds up everybody's next step."""
 
@@ -115,6 +118,17 @@ class Walk:
                 self._renew()
             self._forced[key] = known
         return self._forced[key]
+
+    def likely(self, mask: NDArray[np.bool_]) -> Sequence[int]:
+        """A text may be cut into tokens in many ways, and models choose the longest: those that begin no other token of
+        these come first, then the longer ones."""
+        if np.count_nonzero(mask) > _FEW:
+            return ()
+        words = self._grammar.words
+        texts = {token: words.decode_bytes([token]) for token in np.flatnonzero(mask).tolist()}
+        ordered = sorted(texts.values())
+        begun = {text for text, after in pairwise(ordered) if after != text and after.startswith(text)}
+        return sorted(texts, key=lambda token: (texts[token] in begun, -len(texts[token]), token))
 
     def legal(self, draft: Draft) -> list[int]:
         """The nodes of a draft that may be written after the output, with all before them. Where a limit is met they

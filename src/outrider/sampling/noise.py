@@ -9,6 +9,9 @@ is
   the same on every device. With x its last value, k = x + 2^31 is uniform on 0 .. 2^32-1.
 
 u = (k + 1/2) / 2^32 is exact in fp64 and never 0 or 1; G = -log(-log u) is Gumbel noise in (-3.14, 22.88).
+
+The rejection rule's draws are made alike, from keys of a stream of their own: one for each step, and a number for each
+draw of it instead of a token (`uniform`). So whoever has the keys of the next steps can draw without the host.
 """
 
 from __future__ import annotations
@@ -23,13 +26,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_COUPLED = "gumbel"  # the stream of the coupled rule; random_source.py names the others
+_COUPLED, _REJECTION = "gumbel", "rejection"
+"""The rules' streams of keys."""
 
 # Odd multipliers: a Weyl step (golden ratio), then the two of the mixer, as signed 32-bit values.
 STEP = 0x9E3779B9 - (1 << 32)
 _MIX_A = 0x7FEB352D
 _MIX_B = 0x846CA68B - (1 << 32)
 
+_WORD = 0xFFFFFFFF
 _RUN = 16
 
 
@@ -57,14 +62,15 @@ def row_key(seed: int, choice: int, position: int) -> tuple[int, int]:
 def _row_keys(seed: int, choice: int, run: int) -> list[tuple[int, int]]:
     """The keys of `_RUN` positions in a row. Requests ask for one after the other, between passes that leave the
     caches cold: hashing several at a time then costs a tenth."""
-    keys = np.frombuffer(_digests(seed, choice, range(run * _RUN, (run + 1) * _RUN)), "<u4").reshape(-1, 2)
+    positions = range(run * _RUN, (run + 1) * _RUN)
+    keys = np.frombuffer(_digests(_COUPLED, seed, choice, positions), "<u4").reshape(-1, 2)
     return [(low, high) for low, high in keys.tolist()]
 
 
-def _digests(seed: int, choice: int, positions: range) -> bytes:
-    """`hash64` of the coupled rule's stream, seed, choice and each position, as 8 bytes each; what they have in common
-    is hashed once."""
-    begun = hashlib.blake2b(f"{_COUPLED}/{seed}/{choice}/".encode(), digest_size=8)
+def _digests(stream: str, seed: int, choice: int, positions: range) -> bytes:
+    """`hash64` of the stream, seed, choice and each position, as 8 bytes each; what they have in common is hashed
+    once."""
+    begun = hashlib.blake2b(f"{stream}/{seed}/{choice}/".encode(), digest_size=8)
     digests = []
     for position in positions:
         one = begun.copy()
@@ -88,7 +94,42 @@ def words(keys: Sequence[Key]) -> Tensor:
 
 def words_of(seed: int, choice: int, positions: range) -> Tensor:
     """`words` of positions in a row, sooner."""
-    return torch.from_numpy(np.frombuffer(_digests(seed, choice, positions), "<i4").reshape(-1, 2).astype(np.int32))
+    return _as_words(_digests(_COUPLED, seed, choice, positions))
+
+
+def step_words_of(seed: int, choice: int, steps: range) -> Tensor:
+    """The words of `step_key` [steps, 2] int32."""
+    return _as_words(_digests(_REJECTION, seed, choice, steps))
+
+
+def _as_words(digests: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(digests, "<i4").reshape(-1, 2).astype(np.int32))
+
+
+def step_key(seed: int, choice: int, step: int) -> tuple[int, int]:
+    """The low and the high 32 bits that the rejection rule's draws of one step are keyed by."""
+    key = hash64(_REJECTION, seed, choice, step)
+    return key & _WORD, key >> 32
+
+
+def uniform(key: tuple[int, int], number: int) -> float:
+    """53 uniform bits in [0, 1), of the draw with this number: two words of noise, the first one's bits before the
+    other's."""
+    high, low = (_word(key, 2 * number + half) for half in range(2))
+    return (high << 21 | low >> 11) * 2.0**-53
+
+
+def _word(key: tuple[int, int], token: int) -> int:
+    """As `integers` gives them, unsigned and of one key and token."""
+    low, high = key
+    return _mixed((_mixed((token * STEP & _WORD) ^ low) + high) & _WORD)
+
+
+def _mixed(x: int) -> int:
+    """`mix` of one unsigned word."""
+    x = (x ^ x >> 16) * _MIX_A & _WORD
+    x = (x ^ x >> 15) * _MIX_B & _WORD
+    return x ^ x >> 16
 
 
 def gumbel_at(keys: Sequence[Key], tokens: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.sampling.draw import not_a_number
-from outrider.sampling.noise import hash64
+from outrider.sampling.noise import step_key, uniform
 
 
 class Stream(StrEnum):
@@ -48,6 +48,9 @@ class KeyedRandom:
 
     `step` is the generated position of the step's first new token: every step adds a token, so no two steps
     of a request share it, and it is known again after a restart.
+
+    A device draws the same (`models/cuda/kernels/rejection.py`): from shares (`sampling/shares.py`), whose sums have
+    no order.
     """
 
     def __init__(self, seed: int, choice: int, step: int) -> None:
@@ -71,4 +74,12 @@ class KeyedRandom:
 
     def _uniform(self, stream: Stream, node: int) -> float:
         """53 uniform bits in [0, 1)."""
-        return (hash64(stream, *self._key, node) >> 11) * 2.0**-53
+        return uniform(step_key(*self._key), draw_number(stream, node))
+
+
+_STREAMS = {stream: place for place, stream in enumerate(Stream)}
+
+
+def draw_number(stream: Stream, node: int) -> int:
+    """Which of a step's draws is a stream's for a node, or for the root."""
+    return len(_STREAMS) * (node + 1) + _STREAMS[stream]

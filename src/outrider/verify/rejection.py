@@ -7,6 +7,9 @@ renormalised. When no child is left, the token comes from p itself. Induction ov
 result is distributed as p, however the number of children was decided, as long as no decision saw a draw that
 was still to come and no drawn child was dropped. A chain is the case of one child; a point mass (no q
 declared) that of q(x) = 1.
+
+All distributions are in fixed point (`sampling/shares.py`). Of a chain nothing is scaled after a refusal, so a device
+that judges chains gets the same numbers, in whatever order it adds up.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from outrider.core.draft import ROOT, Draft, Verdict
 from outrider.sampling.random_source import RandomSource, Stream
+from outrider.sampling.shares import scaled, shares
 from outrider.verify.rule import Target
 
 
@@ -24,11 +28,13 @@ def rejection(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
     path: list[int] = []
     node = ROOT
     while True:
-        p = _distribution(target.logp(node))
+        p = shares(target.logp(node))
         children = draft.children(node)
-        q = _distribution(draft.q[children[0]]) if children and draft.q is not None else torch.zeros_like(p)
+        q = shares(draft.q[children[0]]) if children and draft.q is not None else torch.zeros_like(p)
         for child in children:
             x = draft.tokens[child]
+            if child != children[0]:
+                p, q = scaled(p), scaled(q)
             # What was not sampled (no q, or a token outside its support) is a bare proposal: a point mass.
             sampled = bool(q[x] > 0)
             odds = float(p[x] / q[x]) if sampled else float(p[x])
@@ -36,28 +42,14 @@ def rejection(draft: Draft, target: Target, chance: RandomSource) -> Verdict:
                 path.append(child)
                 node = child
                 break
-            if sampled:
-                # No mass left means that p equals q but for the rounding that refused x: p stays as it is.
-                p, q = _normalised((p - q).clamp_(min=0), otherwise=p), _without(q, x)
-            else:
-                p = _without(p, x)
+            # No mass left means that nothing but rounding has refused x: p stays as it is.
+            left = (p - q).clamp_(min=0) if sampled else _without(p, x)
+            p, q = left if left.sum() > 0 else p, _without(q, x)
         else:
             return Verdict(tuple(path), chance.categorical(p, Stream.TARGET, node))
 
 
-def _distribution(logp: Tensor) -> Tensor:
-    """Probabilities [V] fp64 that sum to 1."""
-    p = logp.to(torch.float64).exp()
-    return p / p.sum()
-
-
 def _without(p: Tensor, x: int) -> Tensor:
-    """p given that x is out; all zeros where p had nothing else."""
     rest = p.clone()
     rest[x] = 0
-    return _normalised(rest, otherwise=rest)
-
-
-def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    mass = weights.sum()
-    return weights / mass if mass > 0 else otherwise
+    return rest

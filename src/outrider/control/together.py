@@ -1,0 +1,99 @@
+"""How deep a drafter should draft for each request of a step: the levels that gain all of them most. Pure functions.
+
+A drafter's passes are shared, and so is the target's: what a row adds depends on how many there are. So it is decided
+for all at once: with so many passes of the drafter, which rows would be worth verifying, and what is left of their
+worth when all is paid for?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from outrider.control.choice import Worth, selected
+
+_SELDOM = 0.25
+"""Of drafts that reach a level: no less is reckoned with, for a budget is spread over all levels allowed."""
+_WORSE = 2
+"""Levels, each no better than fewer, after which no further one is looked at."""
+
+
+class DraftCosts(Protocol):
+    """What one drafter takes: to begin drafts, and for a level of those of so many requests."""
+
+    @property
+    def fixed(self) -> float: ...
+
+    def level(self, sharing: float) -> float: ...
+
+
+class Prospect(NamedTuple):
+    """What a drafter's levels are expected to bring one request, beside what was found for it; by level, as many as may
+    be drafted."""
+
+    patience: float
+    """How much longer than a plain one the step may take for what this request does not gain by, in plain passes."""
+    found: Sequence[float] = ()
+    """How likely each node of that is, as far as it may be worth a row."""
+    tokens: Sequence[float] = ()
+    rows: Sequence[float] = ()
+    """That those tokens take."""
+    runs: Sequence[float] = ()
+    """How likely a pass is made."""
+    first: float = 0.0
+    """Seconds that it takes before the first one, to catch up."""
+
+
+def together(
+    prospects: Sequence[Prospect], costs: Sequence[float], price: float, drafting: DraftCosts, margin: float
+) -> list[int]:
+    """The levels of each that are expected to gain most; none where that is not more than what was found gains by
+    itself, and `margin` times the root of the number of requests drafted for: errors of many partly cancel.
+
+    `costs[r]`: of a pass of r rows. `price`: what a token is worth."""
+    worth = _by_worth(prospects)
+    patience, most = [mine.patience for mine in prospects], [len(mine.tokens) for mine in prospects]
+    best, found, worse, spent = 0.0, [0] * len(prospects), 0, 0.0
+    for deepest in range(max(most, default=0) + 1):
+        if deepest:
+            spent += _level(prospects, most, deepest - 1, drafting)
+        given = [each for each in worth if each[3] <= deepest]
+        verified = selected(given, costs, price, patience, spent)
+        if verified.gain > best:
+            levels = [0] * len(prospects)
+            for place in verified.places:
+                _, _, request, passes = given[place]
+                levels[request] = max(levels[request], passes)
+            net = verified.gain - sum([_level(prospects, levels, level, drafting) for level in range(max(levels))])
+            net -= margin * (len(levels) - levels.count(0)) ** 0.5
+            if net > best:
+                best, found, worse = net, levels, 0
+                continue
+        worse += deepest > 0
+        if worse == _WORSE:
+            break
+    return found
+
+
+def _by_worth(prospects: Sequence[Prospect]) -> list[Worth]:
+    """Of all levels and of what was found, what brings more for a row first; of what brings the same, what takes fewer
+    passes."""
+    worth: list[tuple[float, int, Worth]] = []
+    for request, mine in enumerate(prospects):
+        worth += [(chance, 0, (chance, 1.0, request, 0)) for chance in mine.found]
+        of_row = 1.0
+        for passes, (tokens, rows) in enumerate(zip(mine.tokens, mine.rows, strict=True), 1):
+            if tokens <= 0 or rows <= 0:
+                break
+            of_row = min(of_row, tokens / rows)  # a level is verified only behind those before it
+            worth.append((of_row, -passes, (tokens, rows, request, passes)))
+    worth.sort(reverse=True)
+    return [each for _, _, each in worth]
+
+
+def _level(prospects: Sequence[Prospect], levels: Sequence[int], level: int, drafting: DraftCosts) -> float:
+    """Seconds that one level takes, where so many of each are drafted."""
+    some = [mine for mine, count in zip(prospects, levels, strict=True) if count > level]
+    running = sum([max(mine.runs[level], _SELDOM) for mine in some])
+    seconds = min(1.0, running) * drafting.level(max(1.0, running))
+    return seconds if level or not some else seconds + drafting.fixed + sum([mine.first for mine in some])
