@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import interpreter
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from pace import CUT_VOCABULARY, Pace, cut_model
 
 if not torch.cuda.is_available():
@@ -27,6 +29,24 @@ collect_ignore = ["clients"]  # theirs is another environment: `make test-client
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every test at its full size, however slow the machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples are not timed: what takes long does so on a busy machine. They are the same every time, unless `--full`
+    is to look further."""
+    settings.register_profile(
+        "here",
+        deadline=None,
+        derandomize=not config.getoption("--full"),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("here")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws does not depend on what ran before it in this process, which is another thing each time."""
+    torch.manual_seed(crc32(item.nodeid.encode()))
 
 
 LONG = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import device_requests
 from any_order import any_order, decoder, drafters, expected, made
 from device_requests import device_of
 from simulated import only_interpreted, simulate
+from tiny_engine import finish
 from tiny_gpu import TARGET, gpu_decoder
 from tiny_gpu import VOCAB as TINY
 from tiny_gpu_head import VOCAB
@@ -30,6 +32,7 @@ from outrider.core.draft import Draft, Speculation
 from outrider.core.request import Forced
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import guesses
 from outrider.engine.device_executor import steppable
 from outrider.engine.engine import Engine
 from outrider.engine.executor import StepOutput
@@ -68,14 +71,6 @@ def requests_of(grammars: int, others: int, tokens: int = 24) -> list[Request]:
     return found
 
 
-def finish(engine: Engine, requests: list[Request]) -> None:
-    for one in requests:
-        engine.add(one)
-    while not engine.idle:
-        engine.step()
-    assert engine.leaks() == []
-
-
 CONTROLLERS: dict[str, Callable[[], Controller]] = {
     "fixed": lambda: FixedLength(3, tree=False),
     "plain": lambda: FixedLength(0),
@@ -109,7 +104,7 @@ def test_grammars_run_on_the_device(kind: str, control: str, others: int, monkey
     truths = [expected(target, one) for one in requests]
     patched: Any = device_of(engine)._host
     patched.verify = None  # nothing may fall back to it
-    finish(engine, requests)
+    finish(engine, *requests)
     assert [one.tokens for one in requests] == truths
     for one in requests:
         assert len(one.logprobs) == (one.generated if one.params.logprobs is not None else 0)
@@ -140,6 +135,10 @@ class InTurns:
         tokens = tuple(7 + (at + i) % 3 for i in range(max(0, 2 - at % 5)))
         return Forced(tokens, len(tokens))
 
+    def likely(self, mask: NDArray[np.bool_]) -> Sequence[int]:
+        found: list[int] = np.flatnonzero(mask).tolist()
+        return found if len(found) < 9 else ()
+
     def legal(self, draft: Draft) -> list[int]:
         return [node for node in range(len(draft)) if all(map(self._may, *self._along(draft, node)))]
 
@@ -168,7 +167,7 @@ def computed(target: CudaDecoder, length: int, *, on_device: bool) -> list[Reque
         if i != 1:
             one.params = replace(one.params, grammar=InTurns())
         requests.append(one)
-    finish(engine, requests)
+    finish(engine, *requests)
     return requests
 
 
@@ -193,7 +192,7 @@ def test_a_mask_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     truths = [expected(target, one) for one in requests]
     send = Masks.send
     monkeypatch.setattr(Masks, "send", lambda self, wanted: send(self, [[None] * len(masks) for masks in wanted]))
-    finish(Engine(target, drafters("none", target), FixedLength(0)), requests)
+    finish(Engine(target, drafters("none", target), FixedLength(0)), *requests)
     assert [one.tokens == truth for one, truth in zip(requests, truths, strict=True)] == [False, False, True]
 
 
@@ -206,28 +205,36 @@ def test_what_is_forced_is_drafted(forced: bool, monkeypatch: pytest.MonkeyPatch
     engine = Engine(target, drafters("suffix", target), FixedLength(4))
     one = guided(0, [5, 6], {"temperature": 0.9, "seed": 2}, r"(abcdef\{\}fedcba\{a\}){2}")
     one.speculation = Speculation(forced=forced)
-    finish(engine, [one])
+    finish(engine, one)
     assert one.tokens == expected(target, one)
     assert (one.origins.count(NAME) > 10) == forced
 
 
-@only_interpreted
-def test_nobody_else_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain requests gain a token by every step; one with a grammar by every other, while there are such."""
-    simulate(monkeypatch)
-    target = decoder()
-    engine = Engine(target, drafters("none", target), FixedLength(0))
-    device = device_of(engine)
-    gained: list[set[int]] = []
+def gains(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """By step: who gained by it. There is time for every guess."""
+    monkeypatch.setattr(guesses, "SECONDS", 1e9)
+    device, found = device_of(engine), list[set[int]]()
     collect = device._collect
 
     def noted(running: list[Request], started: float) -> StepOutput:
         output = collect(running, started)
-        gained.append({request.id for request in output.requests})
+        found.append({request.id for request in output.requests})
         return output
 
     monkeypatch.setattr(device, "_collect", noted)
-    finish(engine, requests_of(1, 2))
+    finish(engine, *requests)
+    return found
+
+
+@only_interpreted
+def test_nobody_else_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain requests gain a token by every step; one with a grammar of which nothing is guessed by every other, while
+    there are such."""
+    simulate(monkeypatch)
+    monkeypatch.setattr(guesses, "MOST", 0)
+    target = decoder()
+    engine = Engine(target, drafters("none", target), FixedLength(0))
+    gained = gains(engine, requests_of(1, 2), monkeypatch)
     both = [each for each in gained if each & {1, 2}]
     assert len(both) == 23, "as many steps as the longest has tokens: none is waited for"
     assert all({1, 2} <= each for each in both[:20])
@@ -239,13 +246,67 @@ def test_nobody_else_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @only_interpreted
+@pytest.mark.parametrize(("kind", "length"), [("none", 0), ("suffix", 3)])
+@pytest.mark.parametrize("pattern", [0, 2])
+def test_what_is_guessed_is_not_waited_for(
+    kind: str, length: int, pattern: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where few tokens may follow, all that may come is known beforehand, and no step is sat out; the same tokens."""
+    simulate(monkeypatch)
+    target = decoder()
+    one = guided(0, [5, 6, 7], PARAMS[1], PATTERNS[pattern], 30)
+    other = made(1, [3, 1], SamplingParams(temperature=0.8, max_tokens=40))
+    truths = [expected(target, each) for each in (one, other)]
+    engine = Engine(target, drafters(kind, target), FixedLength(length))
+    gained = gains(engine, [one, other], monkeypatch)
+    assert [each.tokens for each in (one, other)] == truths
+    first = next(i for i, each in enumerate(gained) if 0 in each)
+    last = max(i for i, each in enumerate(gained) if 0 in each)
+    assert all(0 in each for each in gained[first : last + 1])
+    assert all(1 in each for each in gained[:20])
+
+
+@only_interpreted
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_guess_that_fails_costs_one_step(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of what may follow is left out: where it comes a step is sat out, and the next one is not."""
+    simulate(monkeypatch)
+    monkeypatch.setattr(guesses, "MOST", most)
+    target = decoder()
+    requests = requests_of(3, 1, 18)
+    requests[-1].limit = 60
+    truths = [expected(target, one) for one in requests]
+    gained = gains(Engine(target, drafters("none", target), FixedLength(0)), requests, monkeypatch)
+    assert [one.tokens for one in requests] == truths
+    sat = 0
+    for one in requests[:3]:
+        took = [i for i, each in enumerate(gained) if one.id in each]
+        steps = [after - before for before, after in pairwise(took)]
+        assert set(steps) <= {1, 2}
+        sat += steps.count(2)
+    assert 0 < sat < sum(one.generated for one in requests[:3]) // 2
+
+
+@only_interpreted
+def test_no_guess_is_made_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch)
+    monkeypatch.setattr(guesses, "SECONDS", 0.0)
+    monkeypatch.setattr(guesses, "_guess", None)  # nobody may ask, not even what is likely
+    target = decoder()
+    requests = requests_of(2, 1)
+    truths = [expected(target, one) for one in requests]
+    finish(Engine(target, drafters("none", target), FixedLength(0)), *requests)
+    assert [one.tokens for one in requests] == truths
+
+
+@only_interpreted
 def test_a_head_drafts_on_the_host_for_grammars_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch)
     target = decoder()
     engine = Engine(target, drafters("head", target), FixedLength(3))
     one = guided(0, [5, 6, 7], PARAMS[0], PATTERNS[1])
     assert steppable(one.params)
-    finish(engine, [one])
+    finish(engine, one)
     assert one.tokens == expected(target, one)
     assert one.origins.count("head") > 0
 
@@ -281,5 +342,5 @@ def test_no_recording_is_made_for_grammars_alone(monkeypatch: pytest.MonkeyPatch
     device = device_of(engine)
     for recording in device.recordings():
         recording.record()
-    finish(engine, requests_of(1, 1))
+    finish(engine, *requests_of(1, 1))
     assert device.late == 0

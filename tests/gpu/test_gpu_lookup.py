@@ -16,6 +16,7 @@ import simulated
 from any_order import any_order, check_drafts, decoder, drafters, expected, made
 from device_requests import device_of
 from simulated import only_interpreted, simulate
+from tiny_engine import finish
 from tiny_gpu_head import VOCAB
 from told import KINDS, Told, ToldBeside
 
@@ -56,14 +57,6 @@ TRUTHS: dict[int, list[int]] = {}
 
 def made_requests(count: int = 4) -> list[Request]:
     return [made(i, prompt, params) for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))][:count]
-
-
-def finish(engine: Engine, requests: list[Request]) -> None:
-    for one in requests:
-        engine.add(one)
-    while not engine.idle:
-        engine.step()
-    assert engine.leaks() == []
 
 
 def told(target: CudaDecoder, kind: str, head: bool) -> tuple[Told, dict[int, list[int]]]:
@@ -148,7 +141,7 @@ def test_offers_change_no_token(kind: str, head: bool, auto: bool, monkeypatch: 
     engine = Engine(target, drafter, AutoLength() if auto else FixedLength(3))
     device_of(engine)
     requests = made_requests()
-    finish(engine, requests)
+    finish(engine, *requests)
     assert [one.tokens for one in requests] == list(truths.values())
     found = [one.sources.get("told", (0, 0)) for one in requests]
     drafted, accepted = (sum(each[i] for each in found) for i in (0, 1))
@@ -164,7 +157,7 @@ def test_right_offers_are_verified_at_full_length(monkeypatch: pytest.MonkeyPatc
     target = decoder()
     drafter, truths = told(target, "right", head=False)
     requests = made_requests(1)
-    finish(Engine(target, drafter, FixedLength(4)), requests)
+    finish(Engine(target, drafter, FixedLength(4)), *requests)
     assert requests[0].tokens == truths[0]
     assert requests[0].steps <= 2 + 16 // 5
 
@@ -180,10 +173,10 @@ def test_an_alignment_that_is_one_off_costs_drafts_and_no_token(monkeypatch: pyt
 
     drafter, truths = told(target, "right", head=False)
     healthy = made_requests()
-    finish(Engine(target, drafter, FixedLength(3)), healthy)
+    finish(Engine(target, drafter, FixedLength(3)), *healthy)
     monkeypatch.setattr(Offers, "send", off)
     broken = made_requests()
-    finish(Engine(target, drafter, FixedLength(3)), broken)
+    finish(Engine(target, drafter, FixedLength(3)), *broken)
     assert [one.tokens for one in broken] == [one.tokens for one in healthy] == list(truths.values())
     assert sum(one.accepted for one in broken) < 0.2 * sum(one.accepted for one in healthy)
 
@@ -195,7 +188,7 @@ def test_accepting_what_is_wrong_would_be_noticed(monkeypatch: pytest.MonkeyPatc
     drafter, truths = told(target, "half", head=False)
     all_of_them = torch.full((8,), MAX_LENGTH, dtype=torch.int32)
 
-    def accept(self: Any, lanes: int, length: int) -> None:
+    def accept(self: Any, lanes: int, length: int, manner: Manner) -> None:
         board = self._board
         forced_accept_kernel[(lanes,)](
             *(board.records, board.text, board.drafts, self._chosen, board.out, all_of_them),
@@ -208,7 +201,7 @@ def test_accepting_what_is_wrong_would_be_noticed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(DeviceStepper, "_accept", accept)
     requests = made_requests(1)
-    finish(Engine(target, drafter, FixedLength(3)), requests)
+    finish(Engine(target, drafter, FixedLength(3)), *requests)
     assert requests[0].tokens != truths[0]
 
 
@@ -277,7 +270,7 @@ def test_repeated_text_is_looked_up(kind: str, control: str, monkeypatch: pytest
     drafter: Drafter = NgramDrafter() if kind == "ngram" else drafters(kind, target)
     engine = Engine(target, drafter, controller)
     requests = [made(i, [i], SamplingParams(temperature=0, max_tokens=80)) for i in range(2)]
-    finish(engine, requests)
+    finish(engine, *requests)
     for one in requests:
         assert one.tokens[1:] == [(one.id + 1 + k) % 9 for k in range(80)]
         assert one.generated > 2 * one.steps, one.acceptance
@@ -297,7 +290,7 @@ def test_predictions_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     for one, truth in zip(requests, truths, strict=True):
         answer = truth[one.prompt_length :]
         one.speculation = Speculation(prediction=(*answer[:8], 0, *answer[9:14], *answer[18:]))
-    finish(engine, requests)
+    finish(engine, *requests)
     assert [one.tokens for one in requests] == truths
     assert sum(one.origins.count("prediction") for one in requests) > 10
     bad: list[str] = []
@@ -328,6 +321,6 @@ def test_offers_need_no_recordings_of_their_own(kind: str, monkeypatch: pytest.M
     assert more == {("verify", 5)}
     rounds(monkeypatch, period=9)
     requests = [made(i, [i % 3], SamplingParams(temperature=i % 2, seed=i, max_tokens=30 + 9 * i)) for i in range(5)]
-    finish(engine, requests)
+    finish(engine, *requests)
     assert any(one.origins.count("suffix") for one in requests), "no test"
     assert device_of(engine).late == 0

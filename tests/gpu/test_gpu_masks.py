@@ -26,6 +26,7 @@ from outrider.core.request import Forced, ResolvedParams
 from outrider.core.step import PLAIN, Guide, Manner, Offer, SlotOutcome, StepShape, StepSlot
 from outrider.engine.device_lanes import _processing
 from outrider.engine.request import Request
+from outrider.models.cuda import offers
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.lanes import MAX_LENGTH
@@ -62,6 +63,9 @@ class AtRandom:
 
     def forced(self, path: Sequence[int] = ()) -> Forced:
         return Forced()
+
+    def likely(self, mask: NDArray[np.bool_]) -> Sequence[int]:
+        return ()
 
     def legal(self, draft: Draft) -> list[int]:
         return list(range(len(draft)))
@@ -187,6 +191,15 @@ def guide(start: int, tokens: Sequence[int], *masks: NDArray[np.bool_] | None) -
     return Guide(Offer(start, tokens, "told"), masks)
 
 
+def several(start: int, came: Sequence[int], only_ones: Sequence[int]) -> Guide:
+    """Behind each token that may have come meanwhile one that alone may follow."""
+    found = None
+    for token, following in zip(reversed(came), reversed(only_ones), strict=True):
+        found = guide(start, [token], only(following))._replace(since=1, otherwise=found)
+    assert found is not None
+    return found
+
+
 def outcomes(target: CudaDecoder, guides: list[Guide | None], shape: StepShape) -> list[SlotOutcome]:
     """Of one lane's steps, launched two at a time."""
     stepper = target.stepper(None)
@@ -220,6 +233,10 @@ def test_a_lane_takes_part_where_it_is_guided(shape: StepShape, monkeypatch: pyt
         "goes on": (guide(3, [4], only(4), only(9)), [9]),
         "knows more": (guide(3, [4, 9], only(4), only(9), only(10)), [9, 10] if shape.verified else [9]),
         "any may": (guide(3, [4], only(4), None), None),
+        "behind what came": (guide(3, [4], only(9))._replace(since=1), [9]),
+        "behind what is to come": (guide(3, [4, 9], only(10))._replace(since=2), []),
+        "one of several": (several(3, [5, 4, 4], [1, 9, 2]), [9]),
+        "none of several": (several(3, [5, 6, 7, 8], [1, 9, 2, 3]), []),
     }
     for name, (second, gained) in cases.items():
         one, two, three = outcomes(target, [first, second, None], shape)
@@ -242,6 +259,27 @@ def test_no_more_is_verified_than_there_are_masks_for(monkeypatch: pytest.Monkey
         assert list(one.tokens) == [*path, 2][:count]
         assert one.accepted == len(one.drafts) == count - 1
         assert one.offered
+
+
+@only_interpreted
+def test_every_lane_is_guided_before_any_is_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More guides than there is room for: the last ones of the last lanes are left out."""
+    simulate(monkeypatch)
+    monkeypatch.setattr(offers, "FURTHER", 3)
+    target = decoder()
+    stepper = target.stepper(None)
+    assert stepper is not None
+    for number in range(3):
+        slot = target.open()
+        target.reserve({slot: 8})
+        lane = StepSlot(slot, 0, 7, 0, 0, generated=0, temperature=0, words=None, guided=True)
+        stepper.seat({number: lane})
+    first = {number: guide(1, [], only(4)) for number in range(3)}
+    stepper.launch(3, PLAIN, Manner.FULL, guides=first)
+    ways = {0: several(1, [5, 6, 4], [1, 2, 9]), 1: several(1, [5, 4, 6], [1, 9, 2]), 2: several(1, [5, 4], [1, 9])}
+    stepper.launch(3, PLAIN, Manner.FULL, guides=ways)
+    stepper.collect()
+    assert [lane.tokens for lane in stepper.collect().lanes] == [(9,), (9,), ()]
 
 
 @only_interpreted

@@ -153,7 +153,8 @@ def test_more_than_the_device_has_room_for_is_the_host_s() -> None:
         ({"logprobs": 20}, True),
         ({"processed_logprobs": True}, True),
         ({"logprobs": 1, "processed_logprobs": True}, False),
-        ({"verify": "rejection", "temperature": 0.5}, False),
+        ({"verify": "rejection", "temperature": 0.5, "top_p": 0.5}, True),
+        ({"verify": "rejection", "temperature": 0.5, "logprobs": 1, "processed_logprobs": True}, False),
         ({"verify": "rejection", "temperature": 0.0}, True),
     ):
         assert steppable(SamplingParams(**asked).resolve({}, [], 5000)) is fits

@@ -57,6 +57,20 @@ def test_passes_of_every_size_fit(card: str, shape: str, dtype: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("card", [card for card in CARDS if card != "H200"])
+def test_tilings_that_are_tried_fit(card: str, dtype: str) -> None:
+    """And add up the depth by the same instruction."""
+    capability, shared = CARDS[card]
+    kernels = compiled(capability, "tilings", str(shared), dtype)
+    assert len(kernels) >= 6
+    assert {kernel["kernel"] for kernel in kernels} == {"linear_kernel"}
+    assert len({tuple(kernel["steps"]) for kernel in kernels}) == 1
+    for kernel in kernels:
+        assert kernel["shared"] <= shared, kernel
+
+
+@pytest.mark.slow
 def test_choices_of_every_manner_fit() -> None:
     kernels = compiled(CARDS["RTX 3060"][0], "choices")
     names = {kernel["kernel"] for kernel in kernels}
@@ -69,8 +83,9 @@ def test_choices_of_every_manner_fit() -> None:
 @pytest.mark.slow
 def test_products_and_prompts_by_the_roles_of_warps() -> None:
     capability, shared = CARDS["H200"]
-    kernels = compiled(capability, str(shared), "8b", "bf16", "1,80,320,2048")
+    kernels = compiled(capability, str(shared), "8b", "bf16", "1,64,80,320,2048")
     names = {kernel["kernel"] for kernel in kernels}
+    assert {"stream_hopper_kernel", "parts_hopper_kernel"} <= names
     assert {"wide_hopper_kernel", "prompt_hopper_kernel", "attend_chains_kernel", "chain_hopper_kernel"} <= names
     assert not names & {"wide_kernel", "prompt_kernel"}
     for kernel in kernels:
@@ -84,6 +99,17 @@ def test_chains_fit(card: str) -> None:
     kernels = compiled(capability, "chains")
     names = {kernel["kernel"] for kernel in kernels}
     assert names == {"align_kernel", "place_kernel", "absorb_kernel", "accept_kernel", "count_kernel", "skip_kernel"}
+    for kernel in kernels:
+        assert kernel["shared"] <= shared, kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["RTX 3060", "H200"])
+def test_judged_drafts_fit(card: str) -> None:
+    capability, shared = CARDS[card]
+    kernels = compiled(capability, "judged")
+    names = {kernel["kernel"] for kernel in kernels}
+    assert names == {"deal_kernel", "row_kernel", "edge_kernel", "total_kernel", "rest_kernel", "draw_kernel"}
     for kernel in kernels:
         assert kernel["shared"] <= shared, kernel
 

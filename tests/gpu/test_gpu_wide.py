@@ -31,14 +31,31 @@ from outrider.models.cuda import network, passes, products
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels import attention as attention_kernels
-from outrider.models.cuda.kernels import chain_hopper, prompt, prompt_hopper, wide, wide_hopper
+from outrider.models.cuda.kernels import (
+    chain_hopper,
+    parts_hopper,
+    prompt,
+    prompt_hopper,
+    stream_hopper,
+    wide,
+    wide_hopper,
+)
 from outrider.models.cuda.kernels.attention import BLOCK, TILE, attend_kernel
 from outrider.models.cuda.kernels.chain_attention import attend_chains_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, GATED, STORE, linear_kernel
 from outrider.models.cuda.launches import swizzled
 from outrider.models.cuda.passes import Described
-from outrider.models.cuda.tiling import FINISHING, depth_split, hopper_tiling, prompt_tiling, wide_tiling
+from outrider.models.cuda.tiling import (
+    FINISHING,
+    Product,
+    depth_split,
+    hopper_tiling,
+    parts_tiling,
+    prompt_tiling,
+    stream_tiling,
+    wide_tiling,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
@@ -64,11 +81,10 @@ def product(kind: str, rows: int, how: str) -> list[Tensor]:
         "N": columns, "K": depth, "EPILOGUE": {"store": STORE, "add": ADD, "gated": GATED}[kind], "GELU": False,
         "TILES": 6, "LEVELS": 3, "SPLIT": split, "MULTIPLIER": 1.0 if kind == "gated" else 0.5, **UNFUSED,
     }  # fmt: skip
+    scratch = torch.zeros(3 * 3 * 2 * 64 * 128, device=DEVICE), torch.zeros(64, dtype=torch.int32, device=DEVICE)
     if how == "narrow":
-        scratch = torch.zeros(8 * 3 * 2 * 64 * 16, device=DEVICE)
-        counter = torch.zeros(64, dtype=torch.int32, device=DEVICE)
         linear_kernel[(-(-rows // 16), 3, split)](
-            x, w, None, bias, None, *ends, scratch, counter, rows, 1e-5,
+            x, w, None, bias, None, *ends, *scratch, rows, 1e-5,
             M=16, BLOCK_N=64, BLOCK_K=64, PREFETCH=0, DEPENDENT=False, **common,
         )  # fmt: skip
     elif how == "apart":
@@ -77,6 +93,20 @@ def product(kind: str, rows: int, how: str) -> list[Tensor]:
             torch.zeros(2 * 128 * 128, device=DEVICE) if split == 2 else None, None, rows, 1e-5,
             M=128, BLOCK_N=128, STEP=64, STAGES=3, GROUP=1, num_warps=4, maxnreg=wide_hopper.REGISTERS,
             **{**common, "EPILOGUE": common["EPILOGUE"].value},
+        )  # fmt: skip
+    elif how in ("stream", "two streams"):
+        groups = 1 if how == "stream" else 2
+        stream_hopper.stream_hopper_kernel[(2,)](
+            swizzled(x, 128, 64), swizzled(w, 64, 64), bias, *ends, *scratch, rows, 1e-5,
+            M=128, GROUPS=groups, STEP=64, STAGES=3, num_warps=4, maxnreg=stream_hopper.REGISTERS[groups],
+            **{**common, "EPILOGUE": common["EPILOGUE"].value},
+        )  # fmt: skip
+    elif how in ("parts of two", "parts of three"):
+        groups = 2 if how == "parts of two" else 3
+        parts_hopper.parts_hopper_kernel[(2,)](
+            swizzled(x, parts_hopper.BOX, 64), swizzled(w, 64, 64), bias, *ends, *scratch, rows, 1e-5,
+            GROUPS=groups, BOX=parts_hopper.BOX, BLOCK_N=64, STEP=64, STAGES=3, num_warps=4,
+            maxnreg=parts_hopper.REGISTERS[groups], **{**common, "EPILOGUE": common["EPILOGUE"].value},
         )  # fmt: skip
     else:
         copied = "copied" in how
@@ -90,7 +120,8 @@ def product(kind: str, rows: int, how: str) -> list[Tensor]:
     return [y, residual, squares_out]
 
 
-WAYS = ["pointers", "paired", "copied", "copied paired", "apart"]
+BY_ROLES = ["apart", "stream", "two streams", "parts of two", "parts of three"]
+WAYS = ["pointers", "paired", "copied", "copied paired", *BY_ROLES]
 COPIES = DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (9, 0)
 APART = DEVICE.type == "cuda" and torch.cuda.get_device_capability()[0] == 9
 
@@ -105,7 +136,7 @@ def test_wide_products_have_the_bits_of_narrow_ones(kind: str, how: str) -> None
     """Bias, norm, residual, gate; rows and columns that do not fill the last tile."""
     if kind == "gated" and "paired" in how:
         pytest.skip("gated products are not split")
-    if ("copied" in how and not COPIES) or (how == "apart" and not APART):
+    if ("copied" in how and not COPIES) or (how in BY_ROLES and not APART):
         pytest.skip("not on this GPU, or not by the interpreter")
     assert not differing(kind, 100, how)
 
@@ -345,6 +376,42 @@ def test_products_by_groups_of_warps_are_for_one_kind_of_gpu() -> None:
     assert hopper_tiling(64, 96, 2048, H200, gated=False, split=1) is None
     for capability in ((8, 0), (12, 0), None):
         assert hopper_tiling(4096, 4096, 2048, replace(H200, capability=capability), gated=False, split=2) is None
+
+
+LARGE = [
+    Product(6144, 4096, False, 2), Product(4096, 4096, False, 2), Product(14336, 4096, True, 2),
+    Product(4096, 14336, False, 2),
+]  # fmt: skip
+
+
+def test_decoding_rows_by_groups_of_warps_are_for_large_matrices_on_one_kind_of_gpu() -> None:
+    """Weights fetched ahead are no more than a part of the depth has, and fit; short ones stay with the compiler's."""
+    for product in LARGE:
+        weights = 2 * 64 * 64 * (2 if product.gated else 1)
+        for rows in (17, 32, 64):
+            stream = stream_tiling(product, rows, H200)
+            assert stream is not None
+            assert rows <= stream.rows
+            assert stream.stages * (stream.groups * weights + 128 * stream.rows) <= H200.shared - 4096
+            assert stream.stages * 64 <= product.depth // product.split
+            assert parts_tiling(product, rows, H200) is None
+        for rows in (65, 80, 128, 320, 512):
+            parts = parts_tiling(product, rows, H200)
+            assert parts is not None
+            assert parts.stages * (parts.block_n // 64 * weights + 128 * 64 * parts.groups) <= H200.shared - 4096
+            assert stream_tiling(product, rows, H200) is None
+        assert parts_tiling(product, 513, H200) is None
+        groups = [parts_tiling(product, rows, H200) for rows in (128, 192, 256, 320, 384, 512)]
+        assert [parts and parts.groups for parts in groups] == [2, 3, 2, 3, 3, 2]
+        for other in ((8, 6), (12, 0), None):
+            gpu = replace(H200, capability=other)
+            assert stream_tiling(product, 32, gpu) is None
+            assert parts_tiling(product, 128, gpu) is None
+        assert stream_tiling(product._replace(size=1), 32, H200) is None
+        assert parts_tiling(product._replace(size=1), 128, H200) is None
+    for small in (Product(960, 576, False, 2), Product(1536, 576, True, 2), Product(576, 1536, False, 2)):
+        assert stream_tiling(small, 32, H200) is None
+        assert parts_tiling(small, 128, H200) is None
 
 
 @pytest.mark.parametrize("shared", [101_376, 166_912, 232_448])

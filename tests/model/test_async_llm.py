@@ -112,7 +112,7 @@ def test_what_cannot_be_is_said(shared: LLM, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(InvalidRequest, match="it is empty"):
             await llm.generate("")
         with pytest.raises(Busy):
-            await asyncio.gather(*(llm.generate(p, params(0)) for p in PROMPTS))
+            await asyncio.gather(*(llm.generate(p, params(0, max_tokens=100)) for p in PROMPTS))
 
     run(shared, act, max_queue=0)
     closed = AsyncLLM(shared)

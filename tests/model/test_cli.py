@@ -102,12 +102,21 @@ def test_help_imports_no_torch(arguments: str) -> None:
     assert "outrider" in done.stdout
 
 
+def spent(*command: str) -> float:
+    """Seconds of a processor, so that a busy machine does not matter; the least of three times."""
+
+    def once() -> float:
+        before = os.times()
+        subprocess.run(command, env=environment(), capture_output=True, check=True)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    return min(once() for _ in range(3))
+
+
 def test_help_is_instant() -> None:
-    """Processor time, so that a busy machine does not matter; torch alone would take several times this."""
-    before = os.times()
-    assert outrider("generate", "--help").returncode == 0
-    after = os.times()
-    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.8
+    """Beside what PyTorch alone takes here, which a slow machine takes longer for, too."""
+    assert spent(*OUTRIDER, "generate", "--help") < 0.5 * spent(sys.executable, "-c", "import torch")
 
 
 def test_version() -> None:

@@ -82,6 +82,21 @@ def test_what_may_follow() -> None:
     assert names(walk) == set()
 
 
+def test_what_is_likely_to_follow() -> None:
+    """What begins no other token first, then the longer ones; nothing where too many may follow."""
+    walk = compiled("(ab|c|b)+", ABC).start()
+    mask, later = walk.allowed(()), walk.allowed([2])
+    assert mask is not None
+    assert later is not None
+    assert list(walk.likely(mask)) == [3, 1, 2, 0]
+    assert [token for token in walk.likely(later) if token != END] == [3, 1, 2, 0]
+    many = Letters(*(bytes([i, j]) for i in range(97, 107) for j in range(97, 107)))
+    wide = compiled("[a-j]+", many).start()
+    anything = wide.allowed(())
+    assert anything is not None
+    assert not list(wide.likely(anything))
+
+
 def test_end_tokens_are_those_of_the_request() -> None:
     assert names(compiled("a?", ABC, stop=[]).start()) == {0}, "eos ignored: it is never allowed"
     assert names(compiled("a?", ABC, stop=[]).start(), [0]) == set()

@@ -68,6 +68,7 @@ def counted(drafter: HeadDrafter) -> list[int]:
 
     head.forward = counting(head.forward)  # type: ignore[method-assign]
     head.rank = counting(head.rank)  # type: ignore[method-assign]
+    head.draft = counting(head.draft)  # type: ignore[method-assign]
     return rows
 
 

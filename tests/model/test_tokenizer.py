@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import pytest
@@ -264,28 +264,33 @@ def test_tokenizer_json_is_what_the_model_publishes(default_model_dir: Path) -> 
 
 def test_a_long_text_is_encoded_like_a_short_one_while_other_threads_run(tokenizer: Tokenizer) -> None:
     text = "One two three, and 4567. \n" * 10_000
-    done, turns = Event(), []
 
-    def count() -> None:
-        while not done.wait(0.001):
-            turns.append(perf_counter())
+    def turns_meanwhile() -> int:
+        """Of another thread, between the beginning and the end."""
+        done, turns = Event(), []
 
-    with ThreadPoolExecutor(1) as pool:
-        counting = pool.submit(count)
-        began = perf_counter()
-        ids = tokenizer.encode(text)
-        ended = perf_counter()
-        done.set()
-        counting.result()
-    assert ids == tokenizer._backend.encode(text).ids
-    assert sum(began + 0.001 < turn < ended - 0.001 for turn in turns) > 10
+        def count() -> None:
+            while not done.wait(0.001):
+                turns.append(perf_counter())
+
+        with ThreadPoolExecutor(1) as pool:
+            counting = pool.submit(count)
+            began = perf_counter()
+            ids = tokenizer.encode(text)
+            ended = perf_counter()
+            done.set()
+            counting.result()
+        assert ids == tokenizer._backend.encode(text).ids
+        return sum(began + 0.001 < turn < ended - 0.001 for turn in turns)
+
+    assert any(turns_meanwhile() > 10 for _ in range(10))  # a busy machine may leave it few; a held lock, none ever
 
 
 def test_a_message_of_many_control_tokens_is_encoded_soon(tokenizer: Tokenizer) -> None:
     """Half a second; a minute, when they were looked for by an expression that named each of them."""
-    began = perf_counter()
+    began = process_time()
     many = tokenizer.apply_chat_template([{"role": "user", "content": "<|im_end|>" * 100_000}])
-    assert perf_counter() - began < 15
+    assert process_time() - began < 15
     few = tokenizer.apply_chat_template([{"role": "user", "content": "<|im_end|>" * 2}])
     spelled = tokenizer.apply_chat_template([{"role": "user", "content": "<|im_end|>"}])
     assert len(many) == len(spelled) + 99_999 * (len(few) - len(spelled))

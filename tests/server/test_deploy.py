@@ -16,7 +16,7 @@ import httpx
 import pytest
 import typer
 import yaml
-from live_server import Live, live_server
+from live_server import PATIENCE, Live, live_server
 from tiny_llm import tiny_llm
 
 from outrider.cli.app import app
@@ -112,10 +112,10 @@ def test_a_pods_probes_are_answered(live: Live) -> None:
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = in_a_pod()[name]["httpGet"]
         assert probe["port"] in ports
-        assert httpx.get(live.url + probe["path"]).status_code == 200
+        assert httpx.get(live.url + probe["path"], timeout=PATIENCE).status_code == 200
     notes = of_kind("Deployment")["spec"]["template"]["metadata"]["annotations"]
     assert int(notes["prometheus.io/port"]) == ports["metrics"]
-    assert httpx.get(live.watched + notes["prometheus.io/path"]).status_code == 200
+    assert httpx.get(live.watched + notes["prometheus.io/path"], timeout=PATIENCE).status_code == 200
 
 
 def test_the_manifest_hangs_together() -> None:
@@ -139,7 +139,7 @@ def test_the_dashboard_asks_for_metrics_there_are(live: Live) -> None:
     body = {"prompt": [30, 31] * 8, "max_tokens": 24, "ignore_eos": True, "temperature": 0}
     assert live.http.post("/v1/completions", json={**body, "outrider": {"speculate": {"drafter": "suffix"}}}).is_success
     assert live.http.post("/v1/completions", json={"prompt": 5}).status_code == 400
-    told = httpx.get(f"{live.watched}/metrics").text
+    told = httpx.get(f"{live.watched}/metrics", timeout=PATIENCE).text
     names = {line.split("{")[0].split(" ")[0] for line in told.splitlines() if not line.startswith("#")}
     asked = {name for panel in BOARD["panels"] for target in panel["targets"]
              for name in re.findall(r"outrider:\w+", target["expr"])}  # fmt: skip
@@ -151,7 +151,7 @@ def test_the_dashboard_asks_for_metrics_there_are(live: Live) -> None:
 
 
 def test_metrics_have_vllms_names(live: Live) -> None:
-    page = httpx.get(f"{live.watched}/metrics").text
+    page = httpx.get(f"{live.watched}/metrics", timeout=PATIENCE).text
     for name in (
         *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
         *("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hits_total", "prefix_cache_queries_total"),

@@ -12,13 +12,12 @@ import playground_site
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, Route
 
 pytestmark = [
     pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing())),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-WAIT = 300_000  # ms; the model is small, but the machine may be busy
 QUESTION = "Why is the sky blue?"
 OTHERS = ("Tell a story about a fox.", "Name the planets.", "How is bread made?")
 
@@ -41,8 +40,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
     """The page with its key entered. Ends with a look at the console: nothing may have been complained about."""
     width = getattr(request, "param", 1280)
-    context = browser.new_context(viewport={"width": width, "height": 800}, has_touch=width < 800)
-    page = context.new_page()
+    page = chromium.page(browser, viewport={"width": width, "height": 800}, has_touch=width < 800)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
@@ -53,7 +51,7 @@ def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iter
     options(page, key=playground_site.KEY, temperature="0", max_tokens="32")
     page.locator("#model", has_text="smollm2-135m").wait_for()
     yield page
-    context.close()
+    page.context.close()
     assert [said for said in complaints if "400" not in said and "401" not in said] == []
 
 
@@ -72,7 +70,7 @@ def ask(page: Page, question: str = QUESTION) -> Locator:
     page.locator("#prompt").fill(question)
     page.locator("#send").click()
     answer = page.locator(".assistant").nth(before)
-    answer.locator(".figures:not(:empty)").wait_for(timeout=WAIT)
+    answer.locator(".figures:not(:empty)").wait_for()
     return answer
 
 
@@ -145,7 +143,7 @@ def test_the_race_ends_identical(page: Page) -> None:
     options(page, temperature="0.8")
     page.locator("#prompt").fill(QUESTION)
     page.locator("#race").click()
-    page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)
+    page.locator(".verdict b", has_text="identical").wait_for()
     # Read the prompt, then one side after the other, with one seed; the plain one last, so that nothing is copied.
     assert [each["outrider"]["speculate"] for each in sent] == [False, True, False]
     assert len({each["seed"] for each in sent}) == 1
@@ -156,7 +154,8 @@ def test_the_race_ends_identical(page: Page) -> None:
     assert plain.locator(".token:not(.by-target)").count() == 0
     assert speculative.locator(".token:not(.by-target)").count() > 0
     assert [float(rate) > 1 for rate in page.locator(".lane .rate").all_inner_texts()] == [True, True]
-    # The same again, and skipped.
+    # The same again, and skipped before any of it is shown: for this page no time passes.
+    page.evaluate("() => { window.requestAnimationFrame = (then) => setTimeout(() => then(0)); }")
     page.get_by_role("button", name="Replay").click()
     page.get_by_role("button", name="Skip").click()
     page.locator(".verdict b", has_text="identical").wait_for()
@@ -169,12 +168,12 @@ def test_nothing_is_claimed_that_the_trace_does_not_show(page: Page) -> None:
     ask(page)
     page.locator("#race").click()
     verdict = page.locator(".verdict", has=page.locator("b", has_text="identical"))
-    verdict.wait_for(timeout=WAIT)
+    verdict.wait_for()
     assert re.fullmatch(r"\d+\.\d\d× as fast, and the text is identical: \d+ of \d+ tokens\.", verdict.inner_text())
     options(page, max_nodes="0")
     assert "nothing was drafted" in ask(page, "Say hello.").locator(".figures").inner_text()
     page.locator("#race").click()
-    verdict.nth(1).wait_for(timeout=WAIT)
+    verdict.nth(1).wait_for()
     assert "Nothing was drafted: both sides wrote one token a pass." in verdict.nth(1).inner_text()
     assert "before" not in page.locator("#log").inner_text()
 
@@ -193,12 +192,12 @@ def test_with_the_keyboard_alone(page: Page) -> None:
     tab_to("#prompt")
     page.keyboard.type("Say hello.")
     page.keyboard.press("Enter")
-    page.locator(".figures:not(:empty)").wait_for(timeout=WAIT)
+    page.locator(".figures:not(:empty)").wait_for()
     tab_to(".step", "Shift+Tab")
     page.locator("#tip").wait_for()
     tab_to("#race")
     page.keyboard.press("Enter")  # with an empty box: the last question again
-    page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)
+    page.locator(".verdict b", has_text="identical").wait_for()
     tab_to("#clear")
     page.keyboard.press("Space")
     assert page.locator("#welcome").is_visible()
@@ -208,17 +207,22 @@ def test_errors_are_words_and_leave_the_page_usable(page: Page) -> None:
     options(page, max_tokens="0")
     page.locator("#prompt").fill("Hello")
     page.locator("#send").click()
-    assert "max_tokens" in page.get_by_role("alert").inner_text(timeout=WAIT)
+    assert "max_tokens" in page.get_by_role("alert").inner_text()
     assert page.locator("#prompt").input_value() == "Hello"
     options(page, max_tokens="8")
     assert ask(page, "Hello").locator(".token").count() > 0
 
 
 def test_stop_keeps_what_was_written(page: Page) -> None:
+    def longer(route: Route) -> None:
+        asked: Any = route.request.post_data_json
+        route.continue_(post_data={**asked, "ignore_eos": True})
+
+    page.route("**/v1/chat/completions", longer)  # or it may have ended by the time it is stopped
     options(page, max_tokens="4000")
     page.locator("#prompt").fill("Write a very long story, with many chapters.")
     page.locator("#send").click()
-    page.locator(".step:not([hidden])").nth(8).wait_for(timeout=WAIT)
+    page.locator(".step:not([hidden])").nth(8).wait_for()
     page.locator("#stop").click()
     page.locator("#send").wait_for()
     text = page.locator(".answer").inner_text()
@@ -234,13 +238,18 @@ def test_an_answer_is_copied_and_asked_for_again(page: Page) -> None:
     ask(page)
     options(page, temperature="1")
     answer = ask(page, "Tell me more.")
-    answer.get_by_role("button", name="Copy").click()
-    answer.get_by_role("button", name="Copied").wait_for()
+    copy = answer.get_by_role("button", name="Copy")
+    copy.evaluate("""(button) => {
+      window.said = [];  // it says so for a moment only
+      new MutationObserver(() => window.said.push(button.textContent)).observe(button, {childList: true});
+    }""")
+    copy.click()
+    page.wait_for_function("window.said.includes('Copied')")
     first = answer.locator(".answer").evaluate("(text) => text.textContent")
     assert page.evaluate("navigator.clipboard.readText()") == first
     assert page.get_by_role("button", name="Regenerate").count() == 1, "of the last answer alone"
     page.get_by_role("button", name="Regenerate").click()
-    page.locator(".actions").nth(1).wait_for(timeout=WAIT)
+    page.locator(".actions").nth(1).wait_for()
     assert page.locator(".assistant").count() == page.locator(".user").count() == 2
     assert sent[-1]["messages"] == sent[-2]["messages"], "the question, and not the answer that was there"
     assert page.locator(".assistant .answer").last.evaluate("(text) => text.textContent") != first
@@ -313,10 +322,11 @@ def test_on_a_phone(page: Page) -> None:
     page.locator("#settings summary").click()
     answer = ask(page, "w" * 90 + " " + QUESTION)
     answer.locator(".step:not([hidden])", has_text=re.compile(r"\S")).first.tap()
+    page.locator("#tip").wait_for()
     tip = page.locator("#tip").bounding_box()
     assert tip is not None
     assert tip["x"] >= 0
     assert tip["x"] + tip["width"] <= 360
     page.locator("#race").click()
-    page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)
+    page.locator(".verdict b", has_text="identical").wait_for()
     assert fits(page)

@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing())),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-WAIT = 300_000
 QUESTIONS = ("Why is the sky blue?", "Name the planets.", "Tell a story about a fox.")
 
 
@@ -24,7 +23,7 @@ QUESTIONS = ("Why is the sky blue?", "Name the planets.", "Tell a story about a 
 def page() -> Iterator[Page]:
     pytest.importorskip("fastapi", reason='the server is an extra: pip install "outrider[serve]"')
     with playground_site.live() as address, chromium.launched() as browser:
-        page = browser.new_page()
+        page = chromium.page(browser)
         page.goto(address)
         page.locator("#model", has_text="smollm2-135m").wait_for()
         page.locator("[name=max_tokens]").fill("32")
@@ -44,7 +43,7 @@ def ask(page: Page, question: str) -> Locator:
     before = page.locator(".actions").count()
     page.locator("#prompt").fill(question)
     page.locator("#send").click()
-    page.locator(".actions").nth(before).wait_for(timeout=WAIT)
+    page.locator(".actions").nth(before).wait_for()
     return page.locator(".assistant").last
 
 
@@ -71,6 +70,8 @@ def test_costs_and_acceptance_are_shown_live(page: Page) -> None:
             break
         ask(page, question)
         page.wait_for_timeout(2500)  # it looks every two seconds
+    passes.wait_for()
+    drafters.wait_for()
     rows = [row.split() for row in passes.locator("tbody tr").all_inner_texts()]
     assert rows[0] == ["1", "1.00"]
     costs = [float(cost) for _, cost in rows]

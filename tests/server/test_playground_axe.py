@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.skipif(chromium.axe() is None, reason="axe-core is not there; `make browser` gets it with npm"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-WAIT = 300_000
 SCHEMA = '{"type": "object", "properties": {"colour": {"enum": ["vermilion", "turquoise"]}}, "required": ["colour"]}'
 
 
@@ -45,7 +44,7 @@ def complaints(page: Page) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
 def test_nobody_is_kept_out(browser: Browser, address: str, width: int, scheme: str) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = chromium.page(browser, viewport={"width": width, "height": 800}, color_scheme=scheme)
     page.goto(address)
     page.locator("#model", has_text="smollm2-135m").wait_for()
     assert complaints(page) == [], "at first"
@@ -57,7 +56,7 @@ def test_nobody_is_kept_out(browser: Browser, address: str, width: int, scheme: 
     page.locator("[name=schema]").fill(SCHEMA)
     page.locator("#prompt").fill("Name a colour.")
     page.locator("#send").click()
-    page.locator(".actions").wait_for(timeout=WAIT)
+    page.locator(".actions").wait_for()
     page.locator(".step:not([hidden])").first.focus()
     page.locator("#tip").wait_for()
     assert complaints(page) == [], "with an answer, and what a step held"
@@ -68,16 +67,16 @@ def test_nobody_is_kept_out(browser: Browser, address: str, width: int, scheme: 
     page.get_by_role("alert").wait_for()
     page.locator("[name=schema]").fill("")
     page.locator("#race").click()
-    page.locator(".verdict b", has_text="identical").wait_for(timeout=WAIT)
+    page.locator(".verdict b", has_text="identical").wait_for()
     page.locator("#costs-tab").click()
-    page.locator("#costs table").first.wait_for(timeout=WAIT)
+    page.locator("#costs table").first.wait_for()
     page.locator("#costs .term").first.focus()
     assert complaints(page) == [], "with an error, a race, and the costs"
-    page.close()
+    page.context.close()
 
 
 def test_axe_would_say(browser: Browser, address: str) -> None:
-    page = browser.new_page()
+    page = chromium.page(browser)
     page.goto(address)
     page.locator("#model", has_text="smollm2-135m").wait_for()
     page.evaluate("document.querySelector('[for=prompt]').remove()")
@@ -86,4 +85,4 @@ def test_axe_would_say(browser: Browser, address: str) -> None:
     said = " ".join(complaints(page))
     assert "color-contrast" in said
     assert "label" in said
-    page.close()
+    page.context.close()

@@ -12,7 +12,7 @@ import pytest
 from live_server import Live, live_server, soon
 from tiny_llm import tiny_llm
 
-WARM, REQUESTS = 100, 500
+WARM, REQUESTS = 250, 500
 SLOW, QUICK = 200, 1000
 
 

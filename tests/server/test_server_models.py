@@ -20,7 +20,7 @@ from tiny_llm import tiny_gguf
 
 from outrider import LLM
 from outrider.errors import ModelError
-from outrider.server import routes
+from outrider.server import backend, routes
 from outrider.server.backend import Backend
 from outrider.server.translate import prepare_completion
 
@@ -129,16 +129,34 @@ class _Slow:
         self.may_end.wait(PATIENCE)
 
 
-def test_memory_is_free_also_where_another_thread_was_just_collecting(serve: Callable[..., Any], other: Maker) -> None:
-    found, may_end = Event(), Event()
-    with serve(idle=0.4) as live:
+def test_memory_is_free_also_where_another_thread_was_just_collecting(
+    serve: Callable[..., Any], other: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, may_end, attempts, asked = Event(), Event(), 0, backend._collect
+
+    def noted() -> bool:
+        nonlocal attempts
+        attempts += 1
+        return asked()
+
+    monkeypatch.setattr(backend, "_collect", noted)
+
+    def collect() -> None:
+        while not found.is_set():  # where another thread is at it, this call does nothing
+            gc.collect()
+
+    gc.disable()  # or a collection of its own accord finds the garbage, and holds up whichever thread that was
+    try:
         _Slow(found, may_end)
-        collecting = Thread(target=gc.collect)
+        collecting = Thread(target=collect)
         collecting.start()
         assert found.wait(PATIENCE)
+    finally:
+        gc.enable()
+    with serve(idle=0.4) as live:  # not before: it collects as soon as its own model is idle
         assert ask(live, "other").status_code == 200
         assert soon(lambda: statuses(live)["other"] == "unloaded")
-        time.sleep(1.5)
+        assert soon(lambda: attempts > 2 * backend._COLLECTIONS), "for this model, and for the server's own"
         assert other.made[0]() is not None, "nothing is collected meanwhile"
         may_end.set()
         collecting.join()

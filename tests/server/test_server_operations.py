@@ -149,6 +149,8 @@ def crowded(live: Live, many: list[Asked], late: list[Asked]) -> list[httpx.Resp
 
             first = await begun(many, len(many))
             all_many.set()
+            while len(live.llm.engine.scheduler.running) < 4:
+                await asyncio.sleep(0.005)
             last = await begun(late, len(many) + len(late))
             all_late.set()
             return await asyncio.gather(*first, *last)
@@ -162,7 +164,7 @@ def test_tokens_are_counted_once_whoever_had_to_make_way(live: Live, llm: LLM) -
     names = ("generation_tokens", "prompt_tokens")
     before = [counted(live, name) for name in names]
     preempted = llm.engine.stats.preemptions
-    prefix = httpx.get(f"{live.watched}/metrics").text
+    prefix = httpx.get(f"{live.watched}/metrics", timeout=PATIENCE).text
 
     def asked(number: int, address: str) -> Asked:
         return {"prompt": [40 + number] * 20, "max_tokens": 80, "ignore_eos": True, "seed": number}, address
@@ -173,7 +175,7 @@ def test_tokens_are_counted_once_whoever_had_to_make_way(live: Live, llm: LLM) -
     assert llm.engine.stats.preemptions > preempted, "no test"
     spent = [sum(usage[name] for usage in usages) for name in ("completion_tokens", "prompt_tokens")]
     assert [counted(live, name) - then for name, then in zip(names, before, strict=True)] == spent
-    pages = [prefix, httpx.get(f"{live.watched}/metrics").text]
+    pages = [prefix, httpx.get(f"{live.watched}/metrics", timeout=PATIENCE).text]
     hits = [float(line.split()[-1]) for page in pages for line in page.splitlines() if "cache_hits_total{" in line]
     assert hits[-1] - hits[0] <= spent[1]
 

@@ -85,13 +85,15 @@ def test_a_lost_gpu_costs_a_restart_and_no_token(tmp_path: Path) -> None:
             assert "illegal memory access" in answer.json()["error"]["message"]
         assert [patient(address, body) for body in ASKED] == undisturbed
         assert process.poll() is None, "the same process, by its number"
-        metrics = httpx.get(f"{address}/metrics").text
+        metrics = httpx.get(f"{address}/metrics", timeout=PATIENCE).text
         assert "outrider:server_restarts_total 1.0" in metrics
         assert "vllm:server_restarts" not in metrics
 
 
 def running_at(address: str) -> int:
-    found = re.search(r"outrider:num_requests_running{.*} (\d+)", httpx.get(f"{address}/metrics").text)
+    found = re.search(
+        r"outrider:num_requests_running{.*} (\d+)", httpx.get(f"{address}/metrics", timeout=PATIENCE).text
+    )
     assert found
     return int(found[1])
 

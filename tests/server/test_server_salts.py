@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,14 @@ from outrider import LLM
 from outrider.server.keys import KeyFile, OneKey, trust
 
 BEGIN = "The code of the northern station, which is told to nobody who has no business there, is "
+
+DRAWN = random.Random(5)
+"""Never the same twice, and for every run the same."""
+
+
+def token(size: int) -> str:
+    """So many bytes that nobody has sent yet."""
+    return DRAWN.randbytes(size).hex()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +55,7 @@ def reused(live: Live) -> int:
     ("first", "second"), [("ann", "ann"), (None, None), ("ann", "bob"), ("ann", None), (None, "ann")]
 )
 def test_requests_of_one_salt_share_and_others_do_not(live: Live, first: str | None, second: str | None) -> None:
-    begin = f"Note {secrets.token_hex(8)}: {BEGIN}"
+    begin = f"Note {token(8)}: {BEGIN}"
     before = reused(live)
     one = ask(live, begin + "secret.", first, max_tokens=12)
     assert reused(live) == before
@@ -58,7 +66,7 @@ def test_requests_of_one_salt_share_and_others_do_not(live: Live, first: str | N
 
 def test_what_was_answered_is_looked_up_by_its_own_salt_alone(live: Live) -> None:
     """With --remember; the first answer of a salt is drafted as if nobody had ever asked."""
-    ann, bob = secrets.token_hex(8), secrets.token_hex(8)
+    ann, bob = token(8), token(8)
     first, other, again = (
         ask(live, "The first colours of the rainbow are", salt, max_tokens=24)["metrics"]["speculative_decoding"]
         for salt in (ann, bob, ann)
@@ -69,12 +77,12 @@ def test_what_was_answered_is_looked_up_by_its_own_salt_alone(live: Live) -> Non
 
 def test_choices_and_the_next_turn_still_share(live: Live) -> None:
     before = reused(live)
-    ask(live, f"{secrets.token_hex(4)} {BEGIN}", "ann", n=3)
+    ask(live, f"{token(4)} {BEGIN}", "ann", n=3)
     assert reused(live) > before
 
 
 def test_with_a_key_its_holders_share(llm: LLM) -> None:
-    begin = f"{secrets.token_hex(8)} {BEGIN}"
+    begin = f"{token(8)} {BEGIN}"
     with live_server(llm, api_key="k") as locked:
         before = reused(locked)
         ask(locked, begin, key="k")
@@ -132,7 +140,7 @@ def told(live: Live, prompt: str) -> str:
 
 def test_a_code_cannot_be_guessed_digit_by_digit(live: Live) -> None:
     """The worst case: no key, no salts. Ten guesses a digit, and a right one must look like a wrong one."""
-    code = "".join(secrets.choice("0123456789") for _ in range(4))
+    code = "".join(DRAWN.choice("0123456789") for _ in range(4))
     ask(live, f"{BEGIN}{code}. Keep it.")
     for place in range(4):
         learned = {told(live, f"{BEGIN}{code[:place]}{digit}") for digit in "0123456789"}

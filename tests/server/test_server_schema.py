@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
-from live_server import Live, live_server
+from live_server import PATIENCE, Live, live_server
 from schemathesis.checks import not_a_server_error
 
 from outrider import LLM
@@ -37,7 +37,7 @@ def live() -> Iterator[Live]:
     suppress_health_check=list(HealthCheck),
 )
 def test_no_request_breaks_the_server(live: Live, case: schemathesis.Case[Any]) -> None:
-    response = case.call(base_url=live.url)
+    response = case.call(base_url=live.url, timeout=PATIENCE)
     case.validate_response(response, checks=[not_a_server_error])
     assert response.status_code != 422
     if response.status_code >= 400:

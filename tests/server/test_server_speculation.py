@@ -91,15 +91,16 @@ def test_predicted_outputs_are_drafted_and_counted(live: Live) -> None:
     assert answer.model_extra["metrics"]["speculative_decoding"]["steps"] < answer.usage.completion_tokens // 2
 
 
-def test_a_prediction_is_tried_whether_or_not_drafting_pays() -> None:
-    """The first step is the only one that may draft here, and the first of an engine that knows nothing yet."""
+def test_a_prediction_is_tried_whether_or_not_drafting_pays(live: Live) -> None:
+    """The second step is the only one that may draft here, and the first with a pass of its own of an engine that knows
+    nothing yet."""
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
+    said = live.openai.chat.completions.create(**asked).choices[0].message.content
     llm = LLM(MODEL, also="available", remember=False, max_batch=1, max_context=256)
     with live_server(llm) as fresh:
         for _ in range(2):
-            guess: Any = {"type": "content", "content": "Rivers flow."}
-            answer = fresh.openai.chat.completions.create(
-                model=MODEL, messages=MESSAGES, max_tokens=2, temperature=0, prediction=guess
-            )
+            guess: Any = {"type": "content", "content": f"{said} flow."}
+            answer = fresh.openai.chat.completions.create(**asked, prediction=guess)
             assert answer.usage is not None
             details = answer.usage.completion_tokens_details
             assert details is not None

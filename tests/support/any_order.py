@@ -13,6 +13,7 @@ import pytest
 import torch
 from device_requests import device_of, host_engine
 from draft_trees import grown, walked
+from judged import by_reference
 from numpy.typing import NDArray
 from simulated import hashed, said, simulate
 from tiny_gpu_head import CPU, VOCAB, loud_head
@@ -25,6 +26,7 @@ from outrider.core.draft import Speculation
 from outrider.core.drafter import Drafter
 from outrider.core.request import TokenGrammar
 from outrider.core.step import StepPlan, tree_of
+from outrider.drafters.candidates import samples
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.model import ModelDrafter
@@ -127,8 +129,10 @@ def request(
         common |= rng.choice(
             [{"top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.5, "min_p": 0.2}, {"top_k": 3}, {"top_k": 5, "top_p": 0.7}]
         )
-    if rng.random() < 0.08:
-        common |= rng.choice([{"logprobs": 2, "processed_logprobs": True}, {"verify": "rejection"}])
+    if rng.random() < (0.02 if kind == "trees" else 0.15):  # beside one such, all draft chains
+        common["verify"] = "rejection"
+    if rng.random() < 0.04:
+        common |= {"logprobs": 2, "processed_logprobs": True}
         common["max_tokens"] = min(common["max_tokens"], 6)
     elif rng.random() < 0.25:
         common |= rng.choice(
@@ -213,6 +217,36 @@ def check_trees(one: Request, whole: list[int], bad: list[str]) -> int:
     return count
 
 
+def check_judged(one: Request, gapless: bool, bad: list[str]) -> None:
+    """By the rejection rule: every draft is what the reference draws, by a drafter that has seen all of the text, and
+    what became of it, whoever drafted, is what the reference makes of it."""
+    at = one.prompt_length
+    for number, step in enumerate(one.trace):
+        text, come = one.tokens[:at], len(step.path) + (step.token is not None)
+        then = made(one.id, text[: one.prompt_length], SamplingParams())
+        then.params, then.limit = one.params, one.limit
+        then.tokens, then.history = text, History(text[: one.prompt_length])
+        then.history.append(text[one.prompt_length :])
+        drafted = list(step.draft.tokens)[: then.room]
+        drawn = step.draft.source in IDEAL
+        if step.draft.source == "head" and at == 1:  # it has seen nothing yet, and draws from something else
+            at += come
+            continue
+        levels = [SAYS[step.draft.source](text, drafted[:depth]) for depth in range(len(drafted))] if drawn else []
+        target = np.stack([said(hashed(text + drafted[:depth]), VOCAB) for depth in range(len(drafted) + 1)])
+        logits, ids = (
+            torch.from_numpy(np.stack(levels)) if levels else None,
+            torch.tensor(KNOWN.get(step.draft.source, IDS)),
+        )
+        draft, verdict = by_reference(then, logits, ids, torch.from_numpy(target), () if drawn else drafted)
+        gained = [*(draft.tokens[node] for node in verdict.path), verdict.token]
+        if gapless and at > 1 and drafted != list(draft.tokens):
+            bad.append(f"request {one.id} step {number} at {at}: drew {drafted}, not {draft.tokens}")
+        if one.tokens[at : at + come] != gained[:come] or (come < len(gained) and at + come < len(one.tokens)):
+            bad.append(f"request {one.id} step {number} at {at}: {step} instead of {gained}")
+        at += come
+
+
 def whole_model(text: list[int], count: int) -> list[int]:
     found: list[int] = []
     for _ in range(count):
@@ -251,6 +285,11 @@ def whole_head(text: list[int], count: int) -> list[int]:
 
 
 IDEAL = {"model": whole_model, "head": whole_head}
+SAYS: dict[str, Callable[[list[int], list[int]], NDArray[np.float32]]] = {
+    "model": lambda text, path: said(hashed(text + path), VOCAB, DRAFT_SALT),
+    "head": lambda text, path: HeadSays(text)(path),
+}
+KNOWN = {"model": list(range(VOCAB)), "head": IDS}
 
 
 def any_order(
@@ -315,8 +354,9 @@ def any_order(
     bad: list[str] = []
     count = 0
     for one in every:
-        if one.params.verify == "rejection" and one.params.temperature:
-            continue  # its text depends on its drafts; it is here to disturb the others
+        if samples(one.params):  # its text depends on its drafts
+            check_judged(one, controller != "auto", bad)
+            continue
         whole = expected(target, one)
         if one.finish_reason:
             assert one.tokens == whole, (one.id, one.params)

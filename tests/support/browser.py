@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
+WAIT = 300_000
+"""Milliseconds, for a machine that is busy with something else: waiting for what does come takes no longer."""
 AXE = Path(sys.prefix) / "share" / "axe-core"
 """It lies in the environment and never with the project: it is nobody's to ship."""
 _AXE_VERSION = "4.14.0"
@@ -52,11 +54,18 @@ def launched() -> Iterator[Browser]:
 
     with sync_playwright() as playwright:
         # Containers have no user namespaces for the sandbox; the only pages opened are our own.
-        browser = playwright.chromium.launch(executable_path=found(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=found(), args=["--no-sandbox"], timeout=WAIT)
         try:
             yield browser
         finally:
             browser.close()
+
+
+def page(browser: Browser, **options: Any) -> Page:
+    """A page of its own, and patient. Closing its context closes it."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(WAIT)
+    return context.new_page()
 
 
 def _downloaded() -> str | None:

@@ -1,7 +1,8 @@
 """Compiles what a pass, a choice of tokens, a chain or a tree launches for a GPU that is not there: what kernels need.
 
     python compiled_for.py CAPABILITY SHARED SHAPE DTYPE ROWS[,ROWS…]
-    python compiled_for.py CAPABILITY choices|chains|trees
+    python compiled_for.py CAPABILITY choices|judged|chains|trees
+    python compiled_for.py CAPABILITY tilings SHARED DTYPE
 
 In a process of its own, since Triton decides when it is imported whether it compiles or interprets. Tensors are on no
 device: only their types count. One JSON line for each kernel.
@@ -31,6 +32,7 @@ from outrider.models.cuda.backend import HEAD_IN_FP8
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.growth import TreeGrowth
+from outrider.models.cuda.judge import Drawn, Judge
 from outrider.models.cuda.lanes import DRAFT_SLOT, MAX_LENGTH, TARGET_SLOT, Lanes
 from outrider.models.cuda.network import Network
 from outrider.models.cuda.offers import Offers
@@ -38,7 +40,9 @@ from outrider.models.cuda.reports import Reports
 from outrider.models.cuda.said import Said
 from outrider.models.cuda.stepper import DeviceStepper
 from outrider.models.cuda.tables import Tables
+from outrider.models.cuda.tiling import alternatives
 from outrider.models.cuda.trees import Trees
+from outrider.models.cuda.tuning import usual
 from outrider.models.precision import FP8, PRECISIONS
 from outrider.models.weights import DecoderWeights, LayerWeights
 
@@ -118,6 +122,22 @@ def main(capability: int, shared: int, shape: str, dtype: str, rows: list[int]) 
     compiled(launches)
 
 
+def tilings(gpu: GPU, dtype: str) -> None:
+    """What is tried for two of an 8B model's products, one of them gated."""
+    network.GPU = replace_of(gpu)  # type: ignore[attr-defined]
+    a, precision = replace(SHAPES["8b"], layers=SHAPES["8b"].layers[:1]), PRECISIONS[dtype]
+    made = Network(a, weights(a, precision.weights, precision.weights), 5, 1024, 64)
+
+    def launches() -> None:
+        for site in made.sites()[1:3]:
+            for rows in (16, 64):
+                for cut in alternatives(usual(made.products, site.product, rows), site.product, gpu):
+                    made.products.chosen[site.product, rows] = cut
+                    site.alone(rows)
+
+    compiled(launches)
+
+
 def choices() -> None:
     """Among all tokens as their logits come, and among a head's, processed; and their reports."""
     rows, vocab = 2, 4000
@@ -145,8 +165,28 @@ def chains() -> None:
     board.place_waiting(target, lanes, 4)
     board.count(lanes)
     board.skip(lanes, 1)
-    stepper: Any = SimpleNamespace(_board=board, _chosen=torch.empty(8, dtype=torch.int32, device=NOWHERE))
-    DeviceStepper._accept(stepper, lanes, length)
+    chosen = torch.empty(8, dtype=torch.int32, device=NOWHERE)
+    stepper: Any = SimpleNamespace(_board=board, _chosen=chosen, _judge=SimpleNamespace(accepted=chosen))
+    for manner in (Manner.FULL, Manner.JUDGED):
+        DeviceStepper._accept(stepper, lanes, length, manner)
+
+
+def judged() -> None:
+    """Drafts of a head and of a draft model drawn, and judged beside given ones."""
+    lanes, vocab = 2, 4000
+    board = Lanes(lanes, lanes, lanes, 256, vocab, NOWHERE)
+    logits = torch.empty(lanes, vocab, device=NOWHERE)
+    chosen = torch.empty(lanes * 4, dtype=torch.int32, device=NOWHERE)
+    chooser, ids = Chooser(lanes, vocab, NOWHERE), torch.empty(3000, dtype=torch.int64, device=NOWHERE)
+    for own, columns in ((ids, 3000), (None, vocab)):
+        drawn = Drawn(lanes * 4, columns, own, vocab, NOWHERE)
+        Judge(Chooser(lanes, columns, NOWHERE, own), board, lanes, drawn).draw(
+            logits, lanes, board.noise, board.said, 0, board.drafts
+        )
+        judge = Judge(chooser, board, lanes, drawn)
+        judge.deal(lanes, 3)
+        judge.judge(logits, lanes, board.noise, board.said, chosen, 0)
+    Judge(chooser, board, lanes).judge(logits, lanes, board.noise, board.said, chosen, 0)
 
 
 def trees() -> None:
@@ -187,10 +227,14 @@ def replace_of(gpu: GPU) -> type[GPU]:
 
 
 if __name__ == "__main__":
-    if sys.argv[2] in ("choices", "chains", "trees"):
+    parts = {"choices": choices, "judged": judged, "chains": chains, "trees": trees}
+    if sys.argv[2] in parts:
         driver.set_active(Absent(int(sys.argv[1])))
         network.GPU = replace_of(GPU(101_376, 100, divmod(int(sys.argv[1]), 10)))  # type: ignore[attr-defined]
-        compiled({"choices": choices, "chains": chains, "trees": trees}[sys.argv[2]])
+        compiled(parts[sys.argv[2]])
+    elif sys.argv[2] == "tilings":
+        driver.set_active(Absent(int(sys.argv[1])))
+        tilings(GPU(int(sys.argv[3]), 100, divmod(int(sys.argv[1]), 10)), sys.argv[4])
     else:
         _, capability, shared, shape, dtype, rows = sys.argv
         main(int(capability), int(shared), shape, dtype, [int(count) for count in rows.split(",")])

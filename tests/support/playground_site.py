@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
+import os
+import re
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +18,8 @@ import outrider
 
 KEY = "a key for tests"
 _SERVER = Path(outrider.__file__).parent / "server"
-_PATIENCE = 120.0
+_PATIENCE = 300.0
+"""Seconds, for a machine that is busy with something else."""
 
 
 class _Files(SimpleHTTPRequestHandler):
@@ -64,30 +64,28 @@ def live(*options: str) -> Iterator[str]:
 @contextmanager
 def process(*options: str, files: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The same and the process that serves there. `files`: as many as it may open."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     run = "from outrider.cli.main import main; main()"
     limited = ["sh", "-c", f'ulimit -n {files}; exec "$0" "$@"'] if files else []
-    server = subprocess.Popen([*limited, sys.executable, "-c", run, "serve", "--port", str(port), *options])
+    # It chooses the port itself: one that was found free beforehand may be somebody else's by the time it listens.
+    command = [*limited, sys.executable, "-c", run, "serve", "--port", "0", *options]
+    server, address = subprocess.Popen(command, stderr=subprocess.PIPE), Future[str]()
+    reading = Thread(target=_pass_on, args=(server, address))
+    reading.start()
     try:
-        _ready(f"http://127.0.0.1:{port}/", server)
-        yield f"http://127.0.0.1:{port}/", server
+        yield address.result(_PATIENCE), server
     finally:
         server.terminate()
-        server.wait(timeout=60)
+        server.wait(_PATIENCE)
+        reading.join()
 
 
-def _ready(address: str, server: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + _PATIENCE
-    while time.monotonic() < until:
-        if server.poll() is not None:
-            raise RuntimeError(f"the server ended with status {server.returncode} before it answered")
-        try:
-            with urllib.request.urlopen(address + "health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            pass
-        time.sleep(0.2)
-    raise RuntimeError("the server did not get ready in time")
+def _pass_on(server: subprocess.Popen[bytes], address: Future[str]) -> None:
+    """What the server says, to where this process says such things; the address is told once it answers there."""
+    assert server.stderr is not None
+    with server.stderr as lines:
+        for line in lines:
+            os.write(2, line)
+            if (found := re.search(rb"served at (http://\S+)", line)) and not address.done():
+                address.set_result(f"{found[1].decode()}/")
+    if not address.done():
+        address.set_exception(RuntimeError("the server ended before it answered"))

@@ -99,3 +99,13 @@ def alone(model: LanguageModel, one: Request) -> list[int]:
     prompt = one.tokens[: one.prompt_length]
     copy = Request(one.id, prompt, len(prompt), one.params, one.limit, one.stream, History(prompt))
     return finish(Engine(model, NoDrafter(), FixedLength(0)), copy)[0]
+
+
+def drafts_by_position(request: Request) -> dict[int, tuple[list[int], list[float]]]:
+    """Tokens and confidence of each draft, by how many tokens the request had generated."""
+    found, at = {}, 0
+    for step in request.trace:
+        if step.draft.tokens:
+            found[at] = list(step.draft.tokens), list(step.draft.confidence)
+        at += len(step.path) + (step.token is not None)
+    return found

@@ -45,6 +45,9 @@ class Turns:
         count = self.left(path)
         return Forced((FORCED,) * count, count)
 
+    def likely(self, mask: NDArray[np.bool_]) -> Sequence[int]:
+        return ()
+
     def legal(self, draft: Draft) -> list[int]:
         paths = [[draft.tokens[i] for i in draft.path(node)] for node in range(len(draft))]
         may = [all(self._may(path[:i], path[i]) for i in range(len(path))) for path in paths]

@@ -10,7 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.sampling.noise import Key, gumbel, gumbel_at, gumbel_rows, hash64, integers, row_key, words, words_of
+from outrider.sampling.noise import (
+    STEP,
+    Key,
+    gumbel,
+    gumbel_at,
+    gumbel_rows,
+    hash64,
+    integers,
+    mix,
+    row_key,
+    step_key,
+    step_words_of,
+    uniform,
+    words,
+    words_of,
+)
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 M32 = (1 << 32) - 1
@@ -68,6 +83,21 @@ def test_golden_values() -> None:
         [1162107216, 1184867791, 1283233241, 3468380610],
     ]
     assert hash64("draft", 7, 0, 3, -1) == 3669068672948942014
+    assert [int(uniform(step_key(7, 0, 3), number) * 2**53) for number in range(2)] == [
+        3593252655932248,
+        7459221011054606,
+    ]
+
+
+def test_draws_of_a_step_are_words_of_noise() -> None:
+    """As a device makes them: from the words of the step's key, two for each number."""
+    for step, pair in enumerate(step_words_of(2**70, 1, range(3))):
+        low, high = (int(word) & 0xFFFFFFFF for word in pair)
+        assert step_key(2**70, 1, step) == (low, high)
+        for number in range(5):
+            x = torch.tensor([2 * number, 2 * number + 1], dtype=torch.int32).mul(STEP).bitwise_xor(pair[0])
+            first, second = (int(word) & 0xFFFFFFFF for word in mix(mix(x).add_(pair[1])))
+            assert uniform((low, high), number) == first / 2**32 + (second >> 11) / 2**53
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -27,7 +27,7 @@ from outrider.models.native.library import (
 from outrider.models.native.packing import PackedMatrix, Packer
 from outrider.models.precision import BLOCK, blocks, dequantised, quantise
 
-ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 40, 128)
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 25, 40, 128)
 
 
 def product(matrix: PackedMatrix, x: Tensor, kernels: str, threads: int = 2) -> Tensor:
@@ -37,7 +37,7 @@ def product(matrix: PackedMatrix, x: Tensor, kernels: str, threads: int = 2) -> 
     assert matrix.data is not None
     integers = matrix.data.dtype == torch.int8
     kind = torch.float32 if integers or matrix.data.dtype == torch.float32 else torch.bfloat16
-    scratch = torch.zeros(threads * 128 * (2 * matrix.depth + 16 * blocks(matrix.depth) + 64), dtype=torch.int8)
+    scratch = torch.zeros(threads * 128 * (2 * matrix.depth + 32 * blocks(matrix.depth) + 64), dtype=torch.int8)
     model = Model(
         shape=Shape(bf16=kind == torch.bfloat16, integers=integers, threads=threads, kernels=KERNELS.index(kernels)),
         scratch=scratch.data_ptr(),
@@ -120,6 +120,18 @@ def test_int8_has_the_same_bits_on_every_instruction_set(kernels: str, rows: int
     x = inputs_of(rows, 704)
     alone = torch.cat([product(matrix, row[None], "base", threads=1) for row in x])
     for threads in (1, 3):
+        assert torch.equal(product(matrix, x, kernels, threads), alone)
+
+
+@pytest.mark.parametrize("kernels", kernels_here())
+@pytest.mark.parametrize("rows", [1, 5, 7, 12, 13, 16, 30])
+def test_outliers_in_every_row(kernels: str, rows: int) -> None:
+    """A block then has twice as many lines as rows, more than are multiplied at once."""
+    matrix, _, _ = int8_matrix(70, 704)
+    x = inputs_of(rows, 704)
+    x[:, [3, 300, 700]] += 1000
+    alone = torch.cat([product(matrix, row[None], "base", threads=1) for row in x])
+    for threads in (1, 2, 4):
         assert torch.equal(product(matrix, x, kernels, threads), alone)
 
 

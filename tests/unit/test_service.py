@@ -18,7 +18,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import NO_SLOT, Request
-from outrider.engine.request_state import OutputStream
+from outrider.engine.request_state import Load, OutputStream
 from outrider.engine.service import Service
 from outrider.engine.text import TextStream
 from outrider.errors import Busy, DeviceLost, InvalidRequest, RequestFailed, Unavailable
@@ -269,13 +269,33 @@ def test_a_waiting_sequence_has_no_slot() -> None:
     async def act(service: Service) -> None:
         first, second = request([1], 3000), request([2])
         with service.stream(first) as one, service.stream(second):
-            await anext(one)
+            async for _ in one:  # the first may be at its tokens before the second has been taken up
+                assert second.slot == NO_SLOT
+                if service.load.stats.waiting:
+                    break
             await anext(one)
             assert second.slot == NO_SLOT
             assert (service.load.stats.running, service.load.stats.waiting) == (1, 1)
             assert service.load.stats.kv_used >= 2
 
     run(model, act)
+
+
+def test_whoever_has_an_answer_does_not_find_it_running_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Load.of
+
+    def late(engine: Engine) -> Load:
+        sleep(0.1)
+        return of(engine)
+
+    monkeypatch.setattr(Load, "of", staticmethod(late))
+
+    async def act(service: Service) -> None:
+        for seed in range(3):
+            await tokens_of(service, request([1], 2, seed))
+            assert (service.load.stats.running, service.load.stats.kv_used) == (0, 0)
+
+    run(Model(), act)
 
 
 @pytest.mark.long

@@ -198,6 +198,9 @@ class Masks:
     def forced(self, path: Sequence[int] = ()) -> Forced:
         return Forced()
 
+    def likely(self, mask: NDArray[np.bool_]) -> Sequence[int]:
+        return ()
+
     def legal(self, draft: Draft) -> list[int]:
         return list(range(len(draft)))
 

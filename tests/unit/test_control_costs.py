@@ -1,0 +1,221 @@
+"""The controller's costs: the table, the survey that fills it, and the pace that keeps it true."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from control_world import Predicts, Running, World, always, flat, rising
+
+from outrider.control.auto import AutoLength
+from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.control.pace import DraftPace, Pace
+from outrider.control.survey import Survey
+from outrider.core.draft import Budget, Draft, Speculation
+from outrider.core.drafter import VerifiedDraft
+from outrider.core.request import RequestView
+
+
+def stairs(rows: int) -> float:
+    return math.ceil(rows / 8)
+
+
+@pytest.mark.parametrize("shape", [flat, rising(0.2), stairs])
+def test_a_table_says_what_was_measured_and_rises(shape: Callable[[int], float]) -> None:
+    near, far = [shape(r) for r in ROWS], [shape(r) + 0.01 * r for r in ROWS]
+    table = CostTable(ROWS, (100, 1100), (near, far), 0.5)
+    for context, more in ((100, 0.0), (600, 0.005), (2100, 0.02)):
+        line = table.pass_seconds(40, context)
+        assert line == sorted(line)
+        assert [line[r] for r in ROWS] == pytest.approx([shape(r) + more * r + 0.5 for r in ROWS])
+    assert CostTable.from_json(table.to_json()).pass_seconds(40, 700) == table.pass_seconds(40, 700)
+
+
+def paced(cost: Callable[[int], float], sizes: Sequence[int], passes: int, table: CostTable) -> Pace:
+    """After noisy passes of random sizes on a machine that drifts and stumbles."""
+    draw, pace = random.Random(0), Pace(table, 32)
+    for i in range(passes):
+        rows = draw.choice(sizes)
+        speed = 0.01 * math.exp(0.3 * math.sin(i / 40) + draw.gauss(0, 0.05))
+        pace.observe(rows, 0, cost(rows) * speed * (5 if draw.random() < 0.02 else 1))
+    return pace
+
+
+def exact(cost: Callable[[int], float]) -> CostTable:
+    line = [cost(r) for r in ROWS]
+    return CostTable(ROWS, (0, 1), (line, line))
+
+
+def test_a_true_table_stays_as_it_is() -> None:
+    costs = paced(rising(0.1), [1, 4, 8, 16, 32], 400, exact(rising(0.1))).costs(0)
+    for rows in (4, 8, 16, 32):
+        assert costs[rows] / costs[1] == pytest.approx(rising(0.1)(rows), rel=0.04)
+    assert list(costs) == sorted(costs)
+
+
+def test_a_wrong_table_is_corrected() -> None:
+    costs = paced(rising(0.1), [1, 4, 8, 16, 32], 400, exact(rising(0.05))).costs(0)
+    for rows in (4, 8, 16, 32):
+        assert costs[rows] / costs[1] == pytest.approx(rising(0.1)(rows), rel=0.12)
+
+
+def test_a_slower_machine_is_not_a_dearer_row() -> None:
+    pace = Pace(exact(rising(0.1)), 16)
+    for rows in (1, 16) * 10:
+        pace.observe(rows, 0, rising(0.1)(rows))
+    before = pace.costs(0)[16] / pace.costs(0)[1]
+    for i in range(100):
+        pace.observe(16, 0, rising(0.1)(16) * (1 + i / 50))  # three times slower in the end, wide passes only
+    assert pace.costs(0)[16] / pace.costs(0)[1] == pytest.approx(before, rel=0.02)
+    assert pace.level == pytest.approx(3, rel=0.1)
+
+
+def test_one_disturbed_pass_changes_nothing() -> None:
+    pace = Pace(exact(flat), 16)
+    for _ in range(8):
+        pace.observe(1, 0, flat(1))
+    pace.observe(8, 0, 5.0)
+    assert pace.costs(0)[8] == pytest.approx(flat(8), rel=0.06)
+    assert pace.level == pytest.approx(1, rel=0.01)
+
+
+def test_draft_cost_is_corrected_by_drafts_of_any_depths() -> None:
+    draw, cost = random.Random(0), DraftPace(DraftCost(0.0, 0.01))
+    for _ in range(200):
+        levels = draw.randrange(1, 9)
+        cost.observe(levels, 1, (0.2 + 0.1 * levels) * math.exp(draw.gauss(0, 0.05)))
+    assert cost.fixed == pytest.approx(0.2, abs=0.06)
+    assert cost.per_level == pytest.approx(0.1, abs=0.02)
+
+
+def test_draft_cost_of_many_requests_is_told_from_that_of_one() -> None:
+    """Each request's rows add to a pass, as many as its trees have: twice as much as the table reckons with, here."""
+    cost = DraftPace(DraftCost(0.02, 0.1, row=0.01))
+    assert cost.level(12) == pytest.approx(cost.level(1) + 11 * 2 * 0.01)
+    for levels, sharing in ((2, 12), (3, 4), (4, 12), (3, 1), (1, 4), (2, 1)) * 30:
+        cost.observe(levels, sharing, 0.05 + levels * (0.2 + (sharing - 1) * 0.04))
+    assert cost.level(1) == pytest.approx(0.2, rel=0.02)
+    assert cost.level(12) == pytest.approx(0.2 + 11 * 0.04, rel=0.02)
+    assert cost.fixed == pytest.approx(0.05, abs=0.01)
+
+
+def test_draft_cost_of_as_many_requests_is_right_for_as_many() -> None:
+    cost = DraftPace(DraftCost(0.02, 0.1, row=0.01))
+    for levels in (2, 3, 4) * 60:
+        cost.observe(levels, 12, 0.05 + levels * 0.6)
+    assert cost.fixed + 3 * cost.level(12) == pytest.approx(0.05 + 3 * 0.6, rel=0.02)
+
+
+def test_a_first_draft_and_a_hiccup_do_not_make_a_drafter_dear() -> None:
+    """One that looks too dear is not asked again, and would stay so."""
+    cost = DraftPace(DraftCost(0.02, 0.1))
+    cost.observe(2, 1, 5.0)
+    assert (cost.fixed, cost.per_level) == (0.02, 0.1)
+    cost.observe(2, 1, 5.0)
+    assert cost.fixed + 2 * cost.per_level < 1.3 * (0.02 + 2 * 0.1)
+
+
+def test_draft_cost_of_one_depth_is_right_at_that_depth() -> None:
+    cost = DraftPace(DraftCost(0.1, 0.1))
+    for _ in range(100):
+        cost.observe(4, 1, 0.8)
+    assert cost.fixed + 4 * cost.per_level == pytest.approx(0.8, rel=0.05)
+
+
+class Stopwatch:
+    """A model whose passes cost what they are said to."""
+
+    def __init__(self, cost: Callable[[int, int], float]) -> None:
+        self._cost, self._draw = cost, random.Random(0)
+        self.asked = 0
+
+    def measure(self, rows: int, context: int) -> float:
+        self.asked += 1
+        return self._cost(rows, context) * math.exp(self._draw.gauss(0, 0.03))
+
+
+def test_a_survey_goes_on_between_steps_until_the_table_is_complete() -> None:
+    target = Stopwatch(lambda rows, context: 0.001 * (1 + 0.1 * rows + 1e-5 * rows * context))
+    head = Stopwatch(lambda rows, context: 0.0001)
+    kept: list[CostTable] = []
+    survey = Survey(target, {"head": head}, 4096, kept.append)
+    steps, table = 0, None
+    while table is None:
+        table = survey.advance(1, 100, 0.00000001)  # no time for more than a piece
+        steps += 1
+        assert target.asked + head.asked <= steps
+    assert kept == [table]
+    assert table.pass_seconds(16, 1000)[16] == pytest.approx(0.001 * (1 + 1.6 + 0.16), rel=0.08)
+    assert table.drafting["head"].per_level == pytest.approx(0.0001, rel=0.1)
+
+
+def test_a_restless_survey_is_used_but_not_kept() -> None:
+    draw = random.Random(0)
+    kept: list[CostTable] = []
+    survey = Survey(Stopwatch(lambda rows, context: 0.001 * draw.uniform(0.4, 2)), {}, 4096, kept.append)
+    assert survey.advance(1, 100, 10.0) is not None
+    assert kept == []
+
+
+def test_until_costs_are_known_decoding_is_plain() -> None:
+    survey = Survey(Stopwatch(lambda rows, context: 0.001), {}, 4096)
+    controller, world = AutoLength(survey=survey), World(flat, always(0.9), noise=0.0)
+    ran = world.run(controller, 60)
+    assert not any(map(any, ran.drafted[:2])), "nor is the first token kept waiting"
+    assert any(map(any, ran.drafted[40:]))
+
+
+def test_a_pass_that_was_disturbed_does_not_make_wider_ones_dear() -> None:
+    """Twelve rows happen to take thrice as long, once."""
+    survey = Survey(Stopwatch(lambda rows, context: 0.001 * rows * (3 if rows == 12 else 1)), {}, 4096)
+    costs = survey.whole().pass_seconds(32, 64)
+    assert costs[16] == pytest.approx(0.016, rel=0.15)
+    assert costs[12] <= costs[16]
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_wide_passes_that_were_disturbed_are_measured_again(times: int) -> None:
+    """Something else runs while passes of six rows and more are timed, so that all of them look dear: the first time,
+    or always."""
+    asked: dict[int, int] = {}
+
+    def seconds(rows: int, context: int) -> float:
+        asked[rows] = asked.get(rows, 0) + 1
+        return 0.001 * (1 + 0.1 * rows) * (6 if rows >= 6 and context == 64 and asked[rows] <= times else 1)
+
+    costs = Survey(Stopwatch(seconds), {}, 4096).whole().pass_seconds(32, 64)
+    for rows in (6, 8, 16):
+        right = 0.001 * (1 + 0.1 * rows)
+        assert costs[rows] == pytest.approx(right, rel=0.1) if times == 1 else right <= costs[rows] < 3.6 * right
+    undisturbed = Survey(target := Stopwatch(lambda rows, context: 0.001 * (1 + 0.1 * rows)), {}, 4096)
+    undisturbed.whole()
+    assert target.asked == 25, "nothing is measured a third time without need"
+
+
+def test_a_prediction_during_the_survey_pays_nobody() -> None:
+    """What a head costs is not known yet: it is not asked, and what is assumed meanwhile does not stay."""
+
+    class Both(Predicts):
+        def paid(self, request: RequestView) -> str | None:
+            return "head"
+
+        def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+            self.levels = max(b.depth for b in budgets)
+            return super().propose(requests, budgets)
+
+        def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+            return Predicts(self._world, self._step, self._requests).propose(requests, budgets)
+
+    survey = Survey(Stopwatch(lambda rows, context: 0.001), {"head": Stopwatch(lambda rows, context: 0.0003)}, 4096)
+    controller, both = AutoLength(survey=survey), Both(World(), 0, 1)
+    told = Running(0, speculation=Speculation(prediction=(5, 6)))
+    (draft,) = controller.draft(both, [told], True, [100])
+    assert len(draft) == 2
+    assert both.levels == 0
+    for _ in range(99):
+        controller.observe([VerifiedDraft(told, Draft(), (), (1,))], 1, 0.0, 0.001)
+    assert controller.belief.known
+    controller.draft(both, [Running(1)], True, [100])
+    assert controller.belief.drafting["head"] == pytest.approx(0.3, rel=0.1)
