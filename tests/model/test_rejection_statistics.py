@@ -33,7 +33,7 @@ PROMPT = "The weather"
 """Two tokens: every sample reads them again."""
 TOKENS = 3
 """The first comes with the prompt's pass, and the last but one is drafted."""
-SAMPLES = 2400
+SAMPLES = 3200
 BATCH = 50
 FALSE_ALARM = 1e-3
 SHIFT = 0.1

@@ -240,11 +240,11 @@ def test_an_answer_is_copied_and_asked_for_again(page: Page) -> None:
     answer = ask(page, "Tell me more.")
     copy = answer.get_by_role("button", name="Copy")
     copy.evaluate("""(button) => {
-      window.said = [];  // it says so for a moment only
-      new MutationObserver(() => window.said.push(button.textContent)).observe(button, {childList: true});
+      const said = document.body.dataset;  // it says so for a moment only
+      new MutationObserver(() => (said.said = (said.said ?? "") + button.textContent)).observe(button, {childList: true});
     }""")
     copy.click()
-    page.wait_for_function("window.said.includes('Copied')")
+    page.locator("body[data-said*=Copied]").wait_for()
     first = answer.locator(".answer").evaluate("(text) => text.textContent")
     assert page.evaluate("navigator.clipboard.readText()") == first
     assert page.get_by_role("button", name="Regenerate").count() == 1, "of the last answer alone"
