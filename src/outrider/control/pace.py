@@ -10,17 +10,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
 from math import exp, log
 from operator import add, mul
 from statistics import median
 
 from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.control.isotonic import isotonic
 
 _WINDOW = 8
 _MOST = log(1.3)
 """A pass further than this from what was measured tells of something else than its rows, and counts no more."""
 _LEAST_RATE = 0.03
+_GUESSED = 1e-3
+"""Comparisons that what was never seen counts for: it gives way to what was."""
 _NEAR = 64
 """Contexts that differ by less cost the same."""
 
@@ -70,8 +72,8 @@ class Pace:
         self._look(context)
         if not self._drawn:
             factors = [exp(correction) for correction in self._corrections]
-            corrected = (seconds * factors[b] for seconds, b in zip(self._line, self._buckets, strict=True))
-            self._drawn = list(accumulate(corrected, max))
+            corrected = [seconds * factors[b] for seconds, b in zip(self._line, self._buckets, strict=True)]
+            self._drawn = isotonic(corrected, [_GUESSED + self._seen[b] for b in self._buckets])
         return self._drawn
 
     def _look(self, context: float) -> None:
@@ -115,26 +117,31 @@ class DraftPace:
         """Of each of three coefficients with each of them and the seconds: normal equations."""
         for levels in (1, 4):  # the table counts like a few drafts
             for sharing in (1, 4):
-                self._add(levels, sharing, self.fixed + levels * self.level(sharing), 1.0)
+                self._add(levels, levels * (sharing - 1), self.fixed + levels * self.level(sharing))
         # ... and a little for ever, so that what no draft tells apart has an answer.
         self._known = [[value * _FOR_EVER for value in line] for line in self._sums]
 
-    def observe(self, levels: int, sharing: int, seconds: float) -> None:
-        """Drafts of so many levels took so long, for so many requests. A hiccup counts, but for little more than an
-        ordinary draft, and the first draft of all, which finds nothing ready, not at all: what looks too dear is hardly
-        asked again, and that would stay."""
+    def observe(self, passes: Sequence[int], seconds: float) -> None:
+        """Drafts took so long that made so many passes for each of some requests, which shared them. A hiccup counts,
+        but for little more than an ordinary draft, and the first draft of all, which finds nothing ready, not at all:
+        what looks too dear is hardly asked again, and that would stay."""
         if self._is_first:
             self._is_first = False
             return
-        usual = self.fixed + levels * self.level(sharing)
+        usual, levels = self.seconds(passes), max(passes)
         self._sums = [[self._FADE * value for value in line] for line in self._sums]
-        self._add(levels, sharing, min(seconds, _HICCUP * usual) if usual > 0 else seconds, 1.0)
+        self._add(levels, sum(passes) - levels, min(seconds, _HICCUP * usual) if usual > 0 else seconds)
         sums = [list(map(add, *lines)) for lines in zip(self._sums, self._known, strict=True)]
         _, per_level, per_request = _solved(sums)
         weight, all_levels, all_shared, all_seconds = sums[0]
         self.per_level, self.per_request = max(0.0, per_level), max(0.0, per_request)
         spent = self.per_level * all_levels + self.per_request * all_shared
         self.fixed = max(0.0, (all_seconds - spent) / weight)
+
+    def seconds(self, passes: Sequence[int]) -> float:
+        """What so many passes for each of some requests take, which share them."""
+        levels = max(passes)
+        return self.fixed + levels * self.per_level + (sum(passes) - levels) * self.per_request
 
     def level(self, sharing: float) -> float:
         """Of drafts for so many requests; `fixed` before the first, whose pass reads what was accepted meanwhile."""
@@ -144,11 +151,11 @@ class DraftPace:
         """What it takes before a draft after so many steps without one."""
         return self._catching_up * min(1.0, idle / LONG_PAUSE)
 
-    def _add(self, levels: int, sharing: int, seconds: float, weight: float) -> None:
-        told = (1.0, levels, levels * (sharing - 1), seconds)
+    def _add(self, levels: int, shared: int, seconds: float) -> None:
+        told = (1.0, levels, shared, seconds)
         for line, one in zip(self._sums, told, strict=False):
             for i, other in enumerate(told):
-                line[i] += weight * one * other
+                line[i] += one * other
 
 
 def _solved(lines: list[list[float]]) -> list[float]:

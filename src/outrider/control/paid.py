@@ -282,21 +282,19 @@ class PaidDrafters:
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
-        longest, sharing = 0.0, sum(1 for state in states if state.drafter)
-        for state in states:
-            if state.drafter:
-                cost = self._cost(state.drafter)
-                passes = cost.fixed + state.passes * cost.level(sharing)
-                longest = max(longest, passes + cost.catching_up(state.idle))
-        return longest
+        took = 0.0
+        for name, paid in _by_drafter(states).items():
+            cost = self._cost(name)
+            took += cost.seconds([state.passes for state in paid]) + max([cost.catching_up(s.idle) for s in paid])
+        return took
 
     def observe(self, states: Sequence[PaidState], seconds: float) -> None:
         """Drafting took so long in the step under way, in the table's seconds."""
-        paid = [state for state in states if state.drafter]
-        names = {state.drafter for state in paid if state.drafter}
+        drafters = _by_drafter(states)
         # After a pause a drafter may first have to catch up with the text: no measure of its cost.
-        if len(names) == 1 and not any(state.idle for state in paid):
-            self._cost(names.pop()).observe(max(state.passes for state in paid), len(paid), seconds)
+        if len(drafters) == 1 and not any(state.drafter and state.idle for state in states):
+            for name, paid in drafters.items():
+                self._cost(name).observe([state.passes for state in paid], seconds)
 
     def _is_outdone(self, candidate: Candidate, name: str, prices: Prices) -> bool:
         """Whether what was found is better than its draft would be, where only one of both can be verified."""
@@ -329,6 +327,15 @@ class PaidDrafters:
             known = PricedLevels.hoped(self._known.get(name, ()), self._nodes, 1 / 64, 4)
             self._newcomers[name, read] = known
         return known
+
+
+def _by_drafter(states: Sequence[PaidState]) -> dict[str, list[PaidState]]:
+    """Of the step under way, those that somebody was paid for."""
+    found: dict[str, list[PaidState]] = {}
+    for state in states:
+        if state.drafter:
+            found.setdefault(state.drafter, []).append(state)
+    return found
 
 
 def _usual(prices: Prices) -> float:

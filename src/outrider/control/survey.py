@@ -23,6 +23,9 @@ pause."""
 _DEARER = 1.25
 """How many times as long as its rows take in passes of fewer a pass must take to be timed once more: then something
 came between."""
+_ROUNDS, _PASSES = 6, 3
+"""How often everything is timed, at most, and for as many passes of one row as that may take, beyond what must be: of
+noisy timings more are needed, and where rows cost little more cost little."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -56,6 +59,8 @@ class Survey:
         self._near = min(_NEAR, self._far // 2)
         self._keep = keep
         self._samples: dict[_Piece, list[float]] = {}
+        self._spent = 0.0
+        """Seconds, on timing."""
         self._pieces = self._all_pieces()
         self._steps: list[tuple[int, float, float]] = []
 
@@ -64,8 +69,7 @@ class Survey:
         self._steps.append((rows, context, seconds))
         started = perf_counter()
         for piece in self._pieces:
-            model, count, behind = piece
-            self._samples.setdefault(piece, []).append(model.measure(count, behind))
+            self._time(piece)
             if perf_counter() - started > _SHARE * seconds:
                 return None
         table = self._table()
@@ -76,21 +80,33 @@ class Survey:
     def whole(self) -> CostTable:
         """Everything at once, for people who want to see it."""
         for piece in self._pieces:
-            model, count, behind = piece
-            self._samples.setdefault(piece, []).append(model.measure(count, behind))
+            self._time(piece)
         table = self._table()
         if self.spread <= _STEADY:
             self._keep(table)
         return table
 
+    def _time(self, piece: _Piece) -> None:
+        model, rows, context = piece
+        started = perf_counter()
+        self._samples.setdefault(piece, []).append(model.measure(rows, context))
+        self._spent += perf_counter() - started
+
     def _all_pieces(self) -> Iterator[_Piece]:
         near: list[_Piece] = [(self._target, rows, self._near) for rows in ROWS]
         for drafter in self._drafters.values():
             near += [(drafter, rows, self._near) for rows in (1, _SOME_ROWS)]
+        far: list[_Piece] = [(self._target, rows, self._far) for rows in _FAR_ROWS]
         yield from near
-        yield from ((self._target, rows, self._far) for rows in _FAR_ROWS)
+        yield from far
         yield from near  # the first pass of so many rows takes a sixth longer than those that follow
         yield from (piece for piece in near if self._is_disturbed(piece))
+        enough = self._spent + _PASSES * self._least(near[0])
+        for _ in range(_ROUNDS - 2):
+            for piece in (*far, *near):
+                if self._spent > enough:
+                    return
+                yield piece
 
     def _least(self, piece: _Piece) -> float:
         return min(self._samples[piece])  # what disturbs only ever takes longer
