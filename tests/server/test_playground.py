@@ -240,8 +240,8 @@ def test_an_answer_is_copied_and_asked_for_again(page: Page) -> None:
     answer = ask(page, "Tell me more.")
     copy = answer.get_by_role("button", name="Copy")
     copy.evaluate("""(button) => {
-      const said = document.body.dataset;  // it says so for a moment only
-      new MutationObserver(() => (said.said = (said.said ?? "") + button.textContent)).observe(button, {childList: true});
+      const heard = () => (document.body.dataset.said += button.textContent);  // it says so for a moment only
+      new MutationObserver(heard).observe(button, {childList: true});
     }""")
     copy.click()
     page.locator("body[data-said*=Copied]").wait_for()

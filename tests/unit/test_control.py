@@ -177,6 +177,32 @@ def test_a_verdict_on_one_drafter_does_not_silence_another() -> None:
     assert tokens / cost > 0.93 * alone.run(alone.auto(), 600).rate
 
 
+def test_a_head_goes_on_right_after_what_a_lookup_had() -> None:
+    """Every third step a lookup knows what follows, and nobody is paid; in those between, the head is."""
+
+    class Both(Finder):
+        def paid(self, request: RequestView) -> str | None:
+            return "world"
+
+        def look_up(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+            sure = Draft([7] * 8, range(-1, 7), [0.99] * 8, "suffix")
+            return [Draft() if self._step % 3 else sure for _ in requests]
+
+    world = World(flat, always(0.7), per_level=0.1)
+    controller, draw, request, asked = world.auto(), random.Random(0), Running(0), [0, 0, 0]
+    for step in range(300):
+        both = Both(world, step, 1)
+        (draft,) = controller.draft(both, [request], True, [100])
+        right = 8 if step % 3 == 0 else 0
+        while right < 8 and draw.random() < 0.7:
+            right += 1
+        taken = min(right, len(draft))
+        outcome = VerifiedDraft(request, draft, tuple(range(taken)), (*[7] * taken, 7 if right > taken else 8))
+        controller.observe([outcome], 1 + len(draft), 0.1 * both.levels * PASS, flat(1 + len(draft)) * PASS)
+        asked[step % 3] += both.levels > 0
+    assert asked[0] < 20 and min(asked[1:]) > 80
+
+
 def test_no_request_pays_much_for_the_drafts_of_another() -> None:
     """One of four copies; rows are dear. The others' steps may take a little longer, not more."""
     world = World(rising(0.15), lambda request, step: 0.9 if request == 0 else 0.0)

@@ -40,11 +40,6 @@ def forced_of_all(requests: Sequence[RequestView], room: Sequence[int], most: in
     return [_NOTHING if walk is None else forced(walk.forced(), min(most, own)) for walk, own in each]
 
 
-def is_forced(draft: Draft) -> bool:
-    """Whether it begins with what a grammar forces."""
-    return bool(draft.tokens) and draft.proposer(0) == NAME
-
-
 def allowed(request: RequestView, draft: Draft) -> Draft:
     """The draft without what the request's grammar forbids; one that was drawn stays whole."""
     if not draft.tokens or draft.q is not None or (walk := request.walk) is None:

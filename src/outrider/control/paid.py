@@ -13,7 +13,7 @@ from typing import NamedTuple
 from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import depth, floor, joined
 from outrider.control.costs import CostTable, DraftCost
-from outrider.control.forced import allowed, is_forced
+from outrider.control.forced import allowed
 from outrider.control.ledger import SHARE, Ledger
 from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace
@@ -254,7 +254,7 @@ class PaidDrafters:
         state.away = state.idle >= SOONEST and due - state.idle > LONG_PAUSE
         if state.idle >= due and candidate.ledger.affords(charge):
             return not self._is_outdone(candidate, name, prices)
-        state.rest = 0 if is_forced(candidate.found) else _REST  # the next step may be free
+        state.rest = 0 if candidate.found.tokens else _REST  # without those, the next step may be worth it
         return False
 
     def rate(self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int]) -> None:

@@ -24,8 +24,8 @@ _DEARER = 1.25
 """How many times as long as its rows take in passes of fewer a pass must take to be timed once more: then something
 came between."""
 _ROUNDS, _PASSES = 6, 3
-"""How often everything is timed, at most, and for as many passes of one row as that may take, beyond what must be: of
-noisy timings more are needed, and where rows cost little more cost little."""
+"""How often everything is timed, at most, and how many passes of one row that may take beyond the first two times: of
+noisy timings more are needed, and where rows cost little, more take little."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -101,12 +101,9 @@ class Survey:
         yield from far
         yield from near  # the first pass of so many rows takes a sixth longer than those that follow
         yield from (piece for piece in near if self._is_disturbed(piece))
-        enough = self._spent + _PASSES * self._least(near[0])
-        for _ in range(_ROUNDS - 2):
-            for piece in (*far, *near):
-                if self._spent > enough:
-                    return
-                yield piece
+        again = int(_PASSES * self._least(near[0]) / (self._spent / 2)) if self._spent else _ROUNDS
+        for _ in range(min(_ROUNDS - 2, again)):
+            yield from (*far, *near)
 
     def _least(self, piece: _Piece) -> float:
         return min(self._samples[piece])  # what disturbs only ever takes longer
