@@ -29,7 +29,7 @@ from outrider.control.choice import floor, joined, kept
 from outrider.control.costs import ROWS, CostTable
 from outrider.control.device_steps import DeviceSteps
 from outrider.control.forced import all_carried_on, allowed, forced_of_all
-from outrider.control.ledger import charges
+from outrider.control.ledger import Overrun, charges
 from outrider.control.paid import PaidDrafters, PaidState
 from outrider.control.prices import Prices
 from outrider.control.silence import Silence
@@ -83,6 +83,7 @@ class AutoLength:
         """None until costs are known."""
         self._silence = Silence()
         self._thrift = Thrift()
+        self._overrun = Overrun()
         self._resting = False
         """Whether nothing was thought about in the step under way, to save the time."""
         self._thinking = False
@@ -280,7 +281,12 @@ class AutoLength:
         thinking = self._thrift.cost * self._prices.plain_step  # which is done whoever is paid
         paid.observe(drafters, max(0.0, drafting / level - thinking))
         nodes, costs = [state.nodes for state in states], self._prices.costs(context)
-        return charges(nodes, asked, paid.expected_seconds(drafters), rows, (drafting + target) / level, costs)
+        expected = charges(nodes, asked, paid.expected_seconds(drafters), rows, costs)
+        if len(nodes) < len(costs):
+            base = costs[len(nodes)]
+            own = base / len(nodes)
+            self._overrun.observe((drafting + target) / level - base, sum(expected) * own, base)
+        return [self._overrun.scale * charge for charge in expected]
 
     def lost(self, request: RequestView) -> None:
         if state := self._states.get(request):

@@ -18,6 +18,8 @@ _PATIENT = 1.0
 """Passes that it may lose by others' before any time has gone by."""
 _MOST = 6.0
 """Earlier gains that count: who has gained much must not lose as much before it is noticed."""
+_RATE, _OVER = 1 / 8, 2.0
+"""What a step counts for in what drafting costs beyond what was expected, and how many times that at most."""
 PATIENCE = 0.1
 """Of plain time that a request may lose by the drafts of others: a step takes as long for all in it."""
 
@@ -53,23 +55,30 @@ class Ledger:
         return self.left >= charge
 
 
+class Overrun:
+    """How many times what was expected drafting adds to the steps, lately. Of a single step nobody can tell: what else
+    a machine does adds as much, and taken from a request step by step that would use up what it may lose."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def observe(self, added: float, expected: float, base: float) -> None:
+        """Drafting was expected to add so much to a step that takes `base` without."""
+        # A step that was disturbed tells nothing of its drafts.
+        if expected > 0 and added < 0.5 * base + 1.5 * expected:
+            self.scale += _RATE * (min(_OVER, max(1 / _OVER, added / expected)) - self.scale)
+
+
 def charges(
-    nodes: Sequence[int], paid: Sequence[bool], drafting: float, rows: int, seconds: float, costs: Sequence[float]
+    nodes: Sequence[int], paid: Sequence[bool], drafting: float, rows: int, costs: Sequence[float]
 ) -> list[float]:
-    """What drafting has added to a step for each of its requests, in plain passes of one: the step's `seconds` beyond a
-    plain one, by what each had of it. `nodes`: rows of its draft. `paid`: whether a drafter made passes for it, which
-    took `drafting`, for all of them together. `costs[r]`: of a step of r rows. All in the table's seconds."""
+    """What drafting is expected to add to a step for each of its requests, in plain passes of one, by what each has of
+    it. `nodes`: rows of its draft. `paid`: whether a drafter makes passes for it, which take `drafting`, for all of them
+    together. `costs[r]`: of a step of r rows. All in the table's seconds."""
     plain = len(nodes)
     if plain >= len(costs):
         return [0.0] * plain
     base = costs[plain]
     row = (costs[min(rows, len(costs) - 1)] - base) / max(1, rows - plain)
-    expected = row * (rows - plain) + drafting
-    if expected <= 0:
-        return [0.0] * plain
-    # A step that was disturbed tells nothing of its drafts.
-    added = seconds - base if seconds < 1.5 * (base + expected) else expected
-    scale = min(2.0, max(0.5, added / expected))
-    own = base / plain
-    each = drafting / max(1, sum(paid))
-    return [scale * (mine * row + (each if asked else 0.0)) / own for mine, asked in zip(nodes, paid, strict=True)]
+    own, each = base / plain, drafting / max(1, sum(paid))
+    return [(mine * row + (each if asked else 0.0)) / own for mine, asked in zip(nodes, paid, strict=True)]
