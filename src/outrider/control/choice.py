@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from outrider.control.ledger import Ledger
+from outrider.control.ledger import Ledger, allowances
 from outrider.core.draft import Draft
 
 _SLACK, _FEW_LEVELS = 0.7, 8
@@ -149,8 +149,9 @@ def kept(
     sizes, row = chosen(lines, costs[: len(costs) - drawn] if drawn else costs, price, patience)
     own = costs[len(drafts)] / len(drafts)
     nodes: list[Sequence[int]] = []
-    for draft, mine, size, least, limit, ledger in zip(drafts, chances, sizes, owed, most, ledgers, strict=True):
-        while size and not ledger.affords(size * row / own):
+    allowed = allowances(ledgers)
+    for draft, mine, size, least, limit, left in zip(drafts, chances, sizes, owed, most, allowed, strict=True):
+        while size and left < size * row / own:
             size -= 1
         if draft.q is not None:
             nodes.append(range(len(mine)))

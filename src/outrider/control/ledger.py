@@ -55,6 +55,13 @@ class Ledger:
         return self.left >= charge
 
 
+def allowances(ledgers: Sequence[Ledger]) -> list[float]:
+    """What the drafts of each may lose now. A step takes as long for all in it, so others that gain vouch for one that
+    was unlucky: with what they have left on average, beyond which its own losses count."""
+    total, others = sum([ledger.left for ledger in ledgers]), max(1, len(ledgers) - 1)
+    return [ledger.left + max(0.0, (total - ledger.left) / others) for ledger in ledgers]
+
+
 class Overrun:
     """How many times what was expected drafting adds to the steps, lately. Of a single step nobody can tell: what else
     a machine does adds as much, and taken from a request step by step that would use up what it may lose."""

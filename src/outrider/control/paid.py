@@ -14,7 +14,7 @@ from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import depth, floor, joined
 from outrider.control.costs import CostTable, DraftCost
 from outrider.control.forced import allowed
-from outrider.control.ledger import SHARE, Ledger
+from outrider.control.ledger import SHARE, Ledger, allowances
 from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace
 from outrider.control.prices import Prices
@@ -211,20 +211,23 @@ class PaidDrafters:
         """How deep a drafter is paid to draft, for each."""
         least = prices.row / prices.token
         sharing = sum(1 for candidate in candidates if candidate.drafter == name and candidate.limit)
-        prospects = []
-        for candidate in candidates:
+        prospects, allowed = [], allowances([candidate.ledger for candidate in candidates])
+        for candidate, left in zip(candidates, allowed, strict=True):
             found = Prospect(candidate.ledger.patience, [chance for chance in candidate.chances if chance > least])
             if candidate.drafter == name and candidate.limit:
-                found = self._beside(found, candidate, name, sharing, prices)
+                found = self._beside(found, candidate, name, sharing, prices, left)
             prospects.append(found)
         return together(prospects, prices.passes, prices.token, self._cost(name), _MARGIN * prices.plain_token)
 
-    def _beside(self, found: Prospect, candidate: Candidate, name: str, sharing: int, prices: Prices) -> Prospect:
-        """What was found for it, and what a drafter's levels would bring beside that. So many share its passes."""
+    def _beside(
+        self, found: Prospect, candidate: Candidate, name: str, sharing: int, prices: Prices, left: float
+    ) -> Prospect:
+        """What was found for it, and what a drafter's levels would bring beside that. So many share its passes, and it
+        may lose what is `left`."""
         cost, known, idle = self._cost(name), self._gains(candidate.state, name), candidate.state.idle
         # As deep as it may lose, catching up included: that is lost once, and gained by for some steps.
         level, catching_up = cost.level(sharing), cost.catching_up(idle)
-        may_lose = candidate.ledger.left * prices.plain_token * sharing - cost.fixed - catching_up
+        may_lose = left * prices.plain_token * sharing - cost.fixed - catching_up
         most = min(candidate.limit, _SPARE + (len(prices.passes) - 1) // sharing)  # a step has so many rows
         most = min(most, max(0, int(may_lose / level))) if level else most
         if not most or self._is_outdone(candidate, name, prices):
