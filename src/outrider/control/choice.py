@@ -146,7 +146,8 @@ def kept(
         else:
             lines.append(mine if len(mine) <= limit else sorted(mine, reverse=True)[:limit])
     patience = [ledger.patience for ledger in ledgers]
-    sizes, row = chosen(lines, costs[: len(costs) - drawn] if drawn else costs, price, patience)
+    left = max(len(drafts) + 1, len(costs) - drawn)  # what was drawn may be more than a step has room for
+    sizes, row = chosen(lines, costs[:left], price, patience)
     own = costs[len(drafts)] / len(drafts)
     nodes: list[Sequence[int]] = []
     for draft, mine, size, least, limit, ledger in zip(drafts, chances, sizes, owed, most, ledgers, strict=True):

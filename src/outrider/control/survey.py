@@ -23,6 +23,8 @@ pause."""
 _DEARER = 1.25
 """How many times as long as its rows take in passes of fewer a pass must take to be timed once more: then something
 came between."""
+_SOME_STEPS = 3
+"""Steps that a table is to rest on which is kept: one that was disturbed has time for everything after it."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -69,7 +71,7 @@ class Survey:
             if perf_counter() - started > _SHARE * seconds:
                 return None
         table = self._table()
-        if self.spread <= _STEADY:
+        if self.spread <= _STEADY and len(self._steps) >= _SOME_STEPS:
             self._keep(table)
         return table
 
@@ -122,13 +124,13 @@ class Survey:
         table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting)
         if not self._steps:
             return table
-        overhead = median([s - table.pass_seconds(rows, context)[rows] for rows, context, s in self._steps])
+        overhead = min([s - table.pass_seconds(rows, context)[rows] for rows, context, s in self._steps])
         return CostTable(ROWS, table.contexts, table.seconds, max(0.0, overhead), drafting)
 
     @property
     def spread(self) -> float:
         """How far repetitions differ, in the median."""
-        return median((max(s) - min(s)) / median(s) for s in self._samples.values() if len(s) > 1)
+        return median((max(s) - min(s)) / (median(s) or 1.0) for s in self._samples.values() if len(s) > 1)
 
 
 def _undisturbed(line: Sequence[float]) -> list[float]:
