@@ -56,9 +56,10 @@ def test_comes_close_to_the_best_fixed_length(name: str) -> None:
 
 @pytest.mark.parametrize("free", [False, True])
 def test_beats_every_fixed_length_where_drafts_differ(free: bool) -> None:
-    """One step in five begins a copy; the drafter knows which, and says so."""
+    """One step in five begins a copy; the drafter knows which, and says so. On average of three runs, as above."""
     world = World(rising(0.03), lambda request, step: 0.95 if step // 7 % 5 == 0 else 0.1, free=free)
-    assert world.run(world.auto(), 2000).rate > 1.15 * world.best_fixed(2000)
+    worlds = [replace(world, seed=seed) for seed in range(3)]
+    assert mean(world.run(world.auto(), 1000).rate / world.best_fixed(1000) for world in worlds) > 1.15
 
 
 def test_stops_short_of_the_row_that_doubles_the_cost() -> None:

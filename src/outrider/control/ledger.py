@@ -14,6 +14,8 @@ SHARE = 0.015
 _START = 2.0
 """Passes that a request's own drafts may lose before any time has gone by: nobody earns who has never tried, and with
 less two drafts without luck, as come to every other request, end drafting that would have paid."""
+_LENT = 2.0
+"""Passes beyond what it may lose that a request is lent by those it shares steps with."""
 _PATIENT = 1.0
 """Passes that it may lose by others' before any time has gone by."""
 _MOST = 6.0
@@ -26,10 +28,12 @@ class Ledger:
     """Of one request: what its own drafts may still lose, and how much longer than plain ones its steps may still take
     for tokens that go to others."""
 
-    __slots__ = ("left", "lost", "patience")
+    __slots__ = ("left", "lent", "lost", "patience")
 
     def __init__(self) -> None:
         self.left = _START
+        self.lent = 0.0
+        """What it may lose besides (`lend`)."""
         self.lost = 0.0
         """Everything charged less everything credited."""
         self.patience = _PATIENT
@@ -48,9 +52,23 @@ class Ledger:
         self.left = min(_MOST, self.left + SHARE * steps)
         self.patience = min(_MOST, self.patience + PATIENCE * steps)
 
+    @property
+    def may_lose(self) -> float:
+        """After a loss, nothing before the time since has paid for it, or others lend."""
+        return self.left + self.lent
+
     def affords(self, charge: float) -> bool:
-        """Whether so much may be lost now; after a loss, not before the time since has paid for it."""
-        return self.left >= charge
+        """Whether so much may be lost now."""
+        return self.may_lose >= charge
+
+
+def lend(ledgers: Sequence[Ledger]) -> None:
+    """Before a step of these requests: who has less left than they have on average is lent the difference, up to a
+    limit. Drafts that are expected to pay and were only unlucky would else not be made again for a hundred steps, and
+    who gains nothing by drafts bears none of the others', who share its steps. What all of them lose is as before."""
+    mean = sum([ledger.left for ledger in ledgers]) / len(ledgers)
+    for ledger in ledgers:
+        ledger.lent = min(_LENT, max(0.0, mean - ledger.left))
 
 
 def charges(
@@ -67,9 +85,7 @@ def charges(
     expected = row * (rows - plain) + drafting
     if expected <= 0:
         return [0.0] * plain
-    # A step that was disturbed tells nothing of its drafts.
-    added = seconds - base if seconds < 1.5 * (base + expected) else expected
-    scale = min(2.0, max(0.5, added / expected))
+    scale = min(2.0, max(0.5, (seconds - base) / expected))  # one that was disturbed tells little of its drafts
     own = base / plain
     each = drafting / max(1, sum(paid))
     return [scale * (mine * row + (each if asked else 0.0)) / own for mine, asked in zip(nodes, paid, strict=True)]
