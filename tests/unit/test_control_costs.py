@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
-from control_world import Predicts, Running, World, always, flat, rising
+from control_world import Predicts, Running, Stopwatch, World, always, exact, flat, rising
 
 from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
@@ -42,11 +42,6 @@ def paced(cost: Callable[[int], float], sizes: Sequence[int], passes: int, table
         speed = 0.01 * math.exp(0.3 * math.sin(i / 40) + draw.gauss(0, 0.05))
         pace.observe(rows, 0, cost(rows) * speed * (5 if draw.random() < 0.02 else 1))
     return pace
-
-
-def exact(cost: Callable[[int], float]) -> CostTable:
-    line = [cost(r) for r in ROWS]
-    return CostTable(ROWS, (0, 1), (line, line))
 
 
 def test_a_true_table_stays_as_it_is() -> None:
@@ -123,18 +118,6 @@ def test_draft_cost_of_one_depth_is_right_at_that_depth() -> None:
     for _ in range(100):
         cost.observe([4], 0.8)
     assert cost.fixed + 4 * cost.per_level == pytest.approx(0.8, rel=0.05)
-
-
-class Stopwatch:
-    """A model whose passes cost what they are said to."""
-
-    def __init__(self, cost: Callable[[int, int], float]) -> None:
-        self._cost, self._draw = cost, random.Random(0)
-        self.asked = 0
-
-    def measure(self, rows: int, context: int) -> float:
-        self.asked += 1
-        return self._cost(rows, context) * math.exp(self._draw.gauss(0, 0.03))
 
 
 def test_a_survey_goes_on_between_steps_until_the_table_is_complete() -> None:

@@ -29,10 +29,10 @@ from outrider.control.choice import floor, joined, kept
 from outrider.control.costs import ROWS, CostTable
 from outrider.control.device_steps import DeviceSteps
 from outrider.control.forced import all_carried_on, allowed, forced_of_all
-from outrider.control.ledger import Overrun, charges
+from outrider.control.ledger import Overrun, charges, lend
 from outrider.control.paid import PaidDrafters, PaidState
 from outrider.control.prices import Prices
-from outrider.control.silence import Silence
+from outrider.control.silence import LATEST, Silence
 from outrider.control.states import EMPTY, State, States
 from outrider.control.survey import Survey
 from outrider.control.thrift import Thrift
@@ -44,6 +44,8 @@ from outrider.errors import InvalidRequest
 
 _PROMISED_NODES = 4
 """Of what the caller predicts, that are tried once."""
+_LIKELY = 0.5
+"""What a node is right with that is verified now and then where rows seem too dear."""
 _SELDOM = 4
 """Steps after which what changes slowly is looked at again."""
 _LATELY = 1 / 64
@@ -108,7 +110,7 @@ class AutoLength:
         if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
             self._resting, self.issued = True, limits
             return [EMPTY] * len(states)
-        owed, plain_due = any(state.promised for state in states), self._prices.plain_due(self._steps)
+        owed, plain_due = any(state.promised for state in states), self._prices.plain_due()
         # A grammar may leave no choice at any step.
         silent = self._silence.settled and all(s.params.grammar is None for s in requests)
         self._resting = not owed and self._thrift.rests(silent)
@@ -116,6 +118,7 @@ class AutoLength:
         if not self._thinking:
             return self._given([EMPTY] * len(states))
         costs = self._prices.step(len(states), _context(requests))
+        lend([state.ledger for state in states])
         # What grammars force is so sure that there may be more of it than of other drafts.
         known = forced_of_all(requests, room, self.rows - len(requests))
         found = self._looked_up(drafter, requests, limits, known, tree)
@@ -185,6 +188,9 @@ class AutoLength:
         owed = [_owed(draft) if state.promised else 0 for state, draft in zip(states, drafts, strict=True)]
         for state in states:
             state.promised = False
+        if self._silence.steps >= LATEST and self._best > _LIKELY:  # what is never run never turns out to be cheap
+            likeliest = max(range(len(states)), key=lambda i: max(chances[i], default=0.0))
+            owed[likeliest] = max(owed[likeliest], 1)
         if not any(chances) and not any(state.paid.drafter for state in states):
             return list(drafts)
         ledgers = [state.ledger for state in states]
@@ -235,6 +241,8 @@ class AutoLength:
         if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
             self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
         self._acceptance.tick()
+        if self._paid is not None:
+            self._paid.tick()
         if issued is not None:
             self._device.observe(issued, states, verified)
             return
@@ -281,11 +289,11 @@ class AutoLength:
         thinking = self._thrift.cost * self._prices.plain_step  # which is done whoever is paid
         paid.observe(drafters, max(0.0, drafting / level - thinking))
         nodes, costs = [state.nodes for state in states], self._prices.costs(context)
-        expected = charges(nodes, asked, paid.expected_seconds(drafters), rows, costs)
+        shared = [paid.tries or mine for mine in asked]  # what is only tried, all pay for
+        expected = charges(nodes, shared, paid.expected_seconds(drafters), rows, costs)
         if len(nodes) < len(costs):
             base = costs[len(nodes)]
-            own = base / len(nodes)
-            self._overrun.observe((drafting + target) / level - base, sum(expected) * own, base)
+            self._overrun.observe((drafting + target) / level - base, sum(expected) * base / len(nodes))
         return [self._overrun.scale * charge for charge in expected]
 
     def lost(self, request: RequestView) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from outrider.control.ledger import Ledger, allowances
+from outrider.control.ledger import Ledger
 from outrider.core.draft import Draft
 
 _SLACK, _FEW_LEVELS = 0.7, 8
@@ -146,12 +146,12 @@ def kept(
         else:
             lines.append(mine if len(mine) <= limit else sorted(mine, reverse=True)[:limit])
     patience = [ledger.patience for ledger in ledgers]
-    sizes, row = chosen(lines, costs[: len(costs) - drawn] if drawn else costs, price, patience)
+    left = max(len(drafts) + 1, len(costs) - drawn)  # what was drawn may be more than a step has room for
+    sizes, row = chosen(lines, costs[:left], price, patience)
     own = costs[len(drafts)] / len(drafts)
     nodes: list[Sequence[int]] = []
-    allowed = allowances(ledgers)
-    for draft, mine, size, least, limit, left in zip(drafts, chances, sizes, owed, most, allowed, strict=True):
-        while size and left < size * row / own:
+    for draft, mine, size, least, limit, ledger in zip(drafts, chances, sizes, owed, most, ledgers, strict=True):
+        while size and not ledger.affords(size * row / own):
             size -= 1
         if draft.q is not None:
             nodes.append(range(len(mine)))

@@ -14,11 +14,13 @@ SHARE = 0.015
 _START = 2.0
 """Passes that a request's own drafts may lose before any time has gone by: nobody earns who has never tried, and with
 less two drafts without luck, as come to every other request, end drafting that would have paid."""
+_LENT = 2.0
+"""Passes beyond what it may lose that a request is lent by those it shares steps with."""
 _PATIENT = 1.0
 """Passes that it may lose by others' before any time has gone by."""
 _MOST = 6.0
 """Earlier gains that count: who has gained much must not lose as much before it is noticed."""
-_RATE, _OVER = 1 / 8, 2.0
+_RATE, _OVER = 1 / 4, 2.0
 """What a step counts for in what drafting costs beyond what was expected, and how many times that at most."""
 PATIENCE = 0.1
 """Of plain time that a request may lose by the drafts of others: a step takes as long for all in it."""
@@ -28,10 +30,12 @@ class Ledger:
     """Of one request: what its own drafts may still lose, and how much longer than plain ones its steps may still take
     for tokens that go to others."""
 
-    __slots__ = ("left", "lost", "patience")
+    __slots__ = ("left", "lent", "lost", "patience")
 
     def __init__(self) -> None:
         self.left = _START
+        self.lent = 0.0
+        """What it may lose besides (`lend`)."""
         self.lost = 0.0
         """Everything charged less everything credited."""
         self.patience = _PATIENT
@@ -50,16 +54,23 @@ class Ledger:
         self.left = min(_MOST, self.left + SHARE * steps)
         self.patience = min(_MOST, self.patience + PATIENCE * steps)
 
+    @property
+    def may_lose(self) -> float:
+        """After a loss, nothing before the time since has paid for it, or others lend."""
+        return self.left + self.lent
+
     def affords(self, charge: float) -> bool:
-        """Whether so much may be lost now; after a loss, not before the time since has paid for it."""
-        return self.left >= charge
+        """Whether so much may be lost now."""
+        return self.may_lose >= charge
 
 
-def allowances(ledgers: Sequence[Ledger]) -> list[float]:
-    """What the drafts of each may lose now. A step takes as long for all in it, so others that gain vouch for one that
-    was unlucky: with what they have left on average, beyond which its own losses count."""
-    total, others = sum([ledger.left for ledger in ledgers]), max(1, len(ledgers) - 1)
-    return [ledger.left + max(0.0, (total - ledger.left) / others) for ledger in ledgers]
+def lend(ledgers: Sequence[Ledger]) -> None:
+    """Before a step of these requests: who has less left than they have on average is lent the difference, up to a
+    limit. Drafts that are expected to pay and were only unlucky would else not be made again for a hundred steps, and
+    who gains nothing by drafts bears none of the others', who share its steps. What all of them lose is as before."""
+    mean = sum([ledger.left for ledger in ledgers]) / len(ledgers)
+    for ledger in ledgers:
+        ledger.lent = min(_LENT, max(0.0, mean - ledger.left))
 
 
 class Overrun:
@@ -69,10 +80,9 @@ class Overrun:
     def __init__(self) -> None:
         self.scale = 1.0
 
-    def observe(self, added: float, expected: float, base: float) -> None:
-        """Drafting was expected to add so much to a step that takes `base` without."""
-        # A step that was disturbed tells nothing of its drafts.
-        if expected > 0 and added < 0.5 * base + 1.5 * expected:
+    def observe(self, added: float, expected: float) -> None:
+        """Drafting has added so much to a step."""
+        if expected > 0:
             self.scale += _RATE * (min(_OVER, max(1 / _OVER, added / expected)) - self.scale)
 
 
@@ -80,8 +90,8 @@ def charges(
     nodes: Sequence[int], paid: Sequence[bool], drafting: float, rows: int, costs: Sequence[float]
 ) -> list[float]:
     """What drafting is expected to add to a step for each of its requests, in plain passes of one, by what each has of
-    it. `nodes`: rows of its draft. `paid`: whether a drafter makes passes for it, which take `drafting`, for all of them
-    together. `costs[r]`: of a step of r rows. All in the table's seconds."""
+    it. `nodes`: rows of its draft. `paid`: whether it pays for the passes of drafters, which take `drafting` in all.
+    `costs[r]`: of a step of r rows. All in the table's seconds."""
     plain = len(nodes)
     if plain >= len(costs):
         return [0.0] * plain

@@ -19,7 +19,10 @@ from outrider.control.isotonic import isotonic
 
 _WINDOW = 8
 _MOST = log(1.3)
-"""A pass further than this from what was measured tells of something else than its rows, and counts no more."""
+"""A pass further than this from what was measured tells of something else than its rows, and counts no more. Where
+it is so far from all passes around it, and was the last time, with others between, what was measured is wrong."""
+_APART = _WINDOW // 2
+"""After so many passes on a machine that has become faster or slower, that is what they are compared with."""
 _LEAST_RATE = 0.03
 _GUESSED = 1e-3
 """Comparisons that what was never seen counts for: it gives way to what was."""
@@ -36,28 +39,46 @@ class Pace:
         self._seen = [4.0 if table.measured else 0.0] * len(ROWS)
         """Comparisons that each correction rests on; what was measured counts like some."""
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # (bucket, log of seconds / table)
+        self._surprises = [(0, 0.0)] * len(ROWS)
+        """The last comparison of each: of which pass, and how far beyond the others it was."""
+        self._passes = 0
+        self._run: set[int] = set()
+        """Those of which there was a pass."""
         self._level: float | None = None
         self._buckets = [min(bisect_left(ROWS, r), len(ROWS) - 1) for r in range(most + 1)]
         self._context = -1e9
         self._line: list[float] = []
         self._drawn: list[float] = []
 
-    def observe(self, rows: int, context: float, seconds: float) -> None:
-        """A step of so many rows, at most `most`, took so long."""
+    def observe(self, rows: int, context: float, seconds: float) -> float | None:
+        """A step of so many rows, at most `most`, took so long. How much less or more than expected that is beside any
+        of the passes of other sizes around it (log); None where there were too few of those."""
         self._look(context)
         bucket = self._buckets[rows]
-        off = log(seconds / self._line[rows])
+        off, beyond = log(seconds / self._line[rows]), None
         others = [value - self._corrections[b] for b, value in self._recent if b != bucket]
+        self._passes += 1
+        self._run.add(bucket)
         # The minority learns from the majority: one odd pass must not correct its many neighbours.
         if others and 2 * len(others) >= len(self._recent):
-            surprise = off - median(others) - self._corrections[bucket]
-            if self._table.measured:
-                surprise = min(_MOST, max(-_MOST, surprise))
-            self._seen[bucket] += 1
-            self._corrections[bucket] += max(_LEAST_RATE, 1 / self._seen[bucket]) * surprise
-            self._drawn = []
+            mine = off - self._corrections[bucket]
+            beyond = min(0.0, mine - min(others)) + max(0.0, mine - max(others))
+            self._correct(bucket, mine - median(others), beyond if len(others) >= _APART else 0.0)
         self._recent.append((bucket, off))
         self._level = None
+        return beyond
+
+    def _correct(self, bucket: int, surprise: float, beyond: float) -> None:
+        now, (when, last) = self._passes, self._surprises[bucket]
+        self._surprises[bucket] = now, beyond
+        if self._table.measured:
+            if now - when > _APART and min(abs(beyond), abs(last)) > _MOST and beyond * last > 0:
+                self._seen[bucket] = 0.0
+            else:
+                surprise = min(_MOST, max(-_MOST, surprise))
+        self._seen[bucket] += 1
+        self._corrections[bucket] += max(_LEAST_RATE, 1 / self._seen[bucket]) * surprise
+        self._drawn = []
 
     @property
     def level(self) -> float:
@@ -71,10 +92,22 @@ class Pace:
         """At [r]: what a step of r rows costs, in the table's seconds. To be read, not changed."""
         self._look(context)
         if not self._drawn:
-            factors = [exp(correction) for correction in self._corrections]
+            factors = [exp(correction) for correction in self._all_corrections()]
             corrected = [seconds * factors[b] for seconds, b in zip(self._line, self._buckets, strict=True)]
             self._drawn = isotonic(corrected, [_GUESSED + self._seen[b] for b in self._buckets])
         return self._drawn
+
+    def _all_corrections(self) -> list[float]:
+        """What was never run is taken to be as wrong as its neighbours: straight between those that were."""
+        if not self._run:
+            return self._corrections
+        known, found = sorted(self._run), []
+        for bucket, row in enumerate(ROWS):
+            place = bisect_left(known, bucket)
+            low, high = known[max(0, place - 1)], known[min(place, len(known) - 1)]
+            part = min(1.0, max(0.0, (row - ROWS[low]) / max(1, ROWS[high] - ROWS[low])))
+            found.append((1 - part) * self._corrections[low] + part * self._corrections[high])
+        return found
 
     def _look(self, context: float) -> None:
         """Read the table again where the context has changed by much."""
@@ -95,6 +128,12 @@ _HICCUP = 1.5
 """How many times as long as an ordinary draft one counts, at most."""
 
 
+_LATE = 0.3
+"""How much what it took to catch up before the last draft counts."""
+_CHEAP = 0.7
+"""Of what drafts take without catching up: less is not by chance, and whoever took less did not catch up for long."""
+
+
 class DraftPace:
     """What one drafter costs, in the table's seconds: the table's word, corrected by what its drafts took, least
     squares with a fading memory.
@@ -113,6 +152,8 @@ class DraftPace:
         self.reading = self._catching_up / LONG_PAUSE
         """What reading a token takes, where many are read at once."""
         self._is_first = True
+        self._off = 0.0
+        """How many times as long as expected the last draft took."""
         self._sums = [[0.0] * 4 for _ in range(3)]
         """Of each of three coefficients with each of them and the seconds: normal equations."""
         for levels in (1, 4):  # the table counts like a few drafts
@@ -121,22 +162,31 @@ class DraftPace:
         # ... and a little for ever, so that what no draft tells apart has an answer.
         self._known = [[value * _FOR_EVER for value in line] for line in self._sums]
 
-    def observe(self, passes: Sequence[int], seconds: float) -> None:
-        """Drafts took so long that made so many passes for each of some requests, which shared them. A hiccup counts,
-        but for little more than an ordinary draft, and the first draft of all, which finds nothing ready, not at all:
-        what looks too dear is hardly asked again, and that would stay."""
+    def observe(self, passes: Sequence[int], seconds: float, idle: int = 0) -> None:
+        """Drafts took so long that made so many passes for each of some requests, which shared them, after so many
+        steps without. A hiccup counts, but for little more than an ordinary draft, and the first draft of all, which
+        finds nothing ready, not at all: what looks too dear is hardly asked again, and that would stay. What takes as
+        long twice running is none."""
         if self._is_first:
             self._is_first = False
             return
-        usual, levels = self.seconds(passes), max(passes)
+        usual, late, levels = self.seconds(passes), self.catching_up(idle), max(passes)
+        most, self._off = max(_HICCUP, self._off), seconds / (usual + late) if usual + late > 0 else 0.0
+        seconds = min(seconds, most * (usual + late)) if usual + late > 0 else seconds
+        if idle and seconds > _CHEAP * usual:
+            self._catching_up = max(0.0, self._catching_up + _LATE * (seconds - usual - late))
+            return
         self._sums = [[self._FADE * value for value in line] for line in self._sums]
-        self._add(levels, sum(passes) - levels, min(seconds, _HICCUP * usual) if usual > 0 else seconds)
+        self._add(levels, sum(passes) - levels, seconds)
         sums = [list(map(add, *lines)) for lines in zip(self._sums, self._known, strict=True)]
         _, per_level, per_request = _solved(sums)
         weight, all_levels, all_shared, all_seconds = sums[0]
         self.per_level, self.per_request = max(0.0, per_level), max(0.0, per_request)
         spent = self.per_level * all_levels + self.per_request * all_shared
         self.fixed = max(0.0, (all_seconds - spent) / weight)
+        if spent > all_seconds:  # where beginning one would take less than nothing, levels take less
+            self.per_level *= all_seconds / spent
+            self.per_request *= all_seconds / spent
 
     def seconds(self, passes: Sequence[int]) -> float:
         """What so many passes for each of some requests take, which share them."""

@@ -14,7 +14,7 @@ from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import depth, floor, joined
 from outrider.control.costs import CostTable, DraftCost
 from outrider.control.forced import allowed
-from outrider.control.ledger import SHARE, Ledger, allowances
+from outrider.control.ledger import SHARE, Ledger
 from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace
 from outrider.control.prices import Prices
@@ -27,8 +27,9 @@ from outrider.core.request import RequestView
 _NOTHING, _EMPTY = Budget(0, 0), Draft()
 _TRIAL_NODES = 2
 """Of a draft that is only to find out."""
-_UNKNOWN_LEVEL = 0.01
-"""What a level is taken to cost, of a pass, by a drafter that the table does not have."""
+_UNKNOWN_LEVEL = 0.3
+"""What a level is taken to cost, of a pass, by a drafter that the table does not have: so that it is asked for little
+before that is known."""
 _ANSWER = 128.0
 """Tokens that an answer is taken to have before one has ended."""
 _LATELY = 1 / 16
@@ -118,6 +119,11 @@ class PaidDrafters:
         """Times in a row that it was no."""
         self._answer = _ANSWER
         """Tokens that answers lately had."""
+        self._steps = 0
+        self._tried: dict[str, int] = {}
+        """By drafter, the step in which it was last tried, for whomever."""
+        self.tries = False
+        """Whether somebody is tried in the step under way."""
 
     def newcomer(self) -> PaidState:
         return PaidState(self._reading)
@@ -126,6 +132,10 @@ class PaidDrafters:
     def costs(self) -> Mapping[str, DraftPace]:
         """Of each drafter thought of so far, in the table's seconds."""
         return self._costs
+
+    def tick(self) -> None:
+        """A step is over, whoever drafted."""
+        self._steps += 1
 
     def ended(self, tokens: int) -> None:
         """An answer has, with so many."""
@@ -176,13 +186,15 @@ class PaidDrafters:
     ) -> list[Draft]:
         """For each what was found, joined with what is worth paying for; nothing at all where nothing is. `blind`:
         drafters have not seen the last step, as nobody was to be paid for long, and can draft in the next."""
-        budgets = self._budgets(candidates, prices, tree)
+        budgets, tried = self._budgets(candidates, prices, tree)
         if not any(budget.nodes for budget in budgets):
             return []
         if blind:
             for candidate in candidates:
                 candidate.state.drafter, candidate.state.levels = None, 0
             return []
+        self._tried.update(tried)
+        self.tries = bool(tried)
         left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
         proposed = drafter.propose(requests, budgets)
         for candidate, draft in zip(candidates, proposed, strict=True):
@@ -190,44 +202,50 @@ class PaidDrafters:
             candidate.state.passes = min(candidate.state.levels, 2 + max(depths(draft), default=-1))
         return [joined(*pair, tree) for pair in zip(left, map(allowed, requests, proposed), strict=True)]
 
-    def _budgets(self, candidates: Sequence[Candidate], prices: Prices, tree: bool) -> list[Budget]:
-        budgets = [_NOTHING] * len(candidates)
+    def _budgets(
+        self, candidates: Sequence[Candidate], prices: Prices, tree: bool
+    ) -> tuple[list[Budget], dict[str, int]]:
+        """For each; and who is only tried, as `_tried`."""
+        budgets, tried = [_NOTHING] * len(candidates), {}
         for candidate in candidates:
-            candidate.state.drafter, candidate.state.levels, candidate.state.passes = None, 0, 0
+            state = candidate.state
+            state.drafter, state.levels, state.passes = None, 0, 0
+            state.rest = 0 if candidate.found.tokens else _REST  # without those, the next step may be worth it
         for name in sorted({c.drafter for c in candidates if c.drafter and c.limit}):
             paid = self._worthwhile(name, candidates, prices)
             sharing = sum(map(bool, paid))
-            for i, (candidate, levels) in enumerate(zip(candidates, paid, strict=True)):
+            others = [i for i, c in enumerate(candidates) if c.drafter == name and c.limit and not paid[i]]
+            for i, levels in enumerate(paid):
                 if levels:
-                    budgets[i] = self._budget(candidate, name, levels, sharing, prices, tree)
-                elif candidate.drafter == name and candidate.limit and self._is_tried(candidate, name, prices):
-                    budgets[i] = Budget(min(candidate.limit, _TRIAL_NODES), 1, 0.0, tree)
-                if budgets[i].nodes and candidate.drafter == name:
+                    budgets[i] = self._budget(candidates[i], name, levels, sharing, prices, tree)
+            for i in sorted(others, key=lambda i: -candidates[i].state.idle):
+                if self._is_tried(candidates[i], name, sharing, prices) and name not in tried:
+                    budgets[i] = Budget(min(candidates[i].limit, _TRIAL_NODES), 1, 0.0, tree)
+                    tried[name] = self._steps
+            for candidate, budget in zip(candidates, budgets, strict=True):
+                if budget.nodes and candidate.drafter == name:
                     state = candidate.state
-                    state.drafter, state.levels, state.away = name, budgets[i].depth, False
-        return budgets
+                    state.drafter, state.levels, state.away, state.rest = name, budget.depth, False, 0
+        return budgets, tried
 
     def _worthwhile(self, name: str, candidates: Sequence[Candidate], prices: Prices) -> list[int]:
         """How deep a drafter is paid to draft, for each."""
         least = prices.row / prices.token
         sharing = sum(1 for candidate in candidates if candidate.drafter == name and candidate.limit)
-        prospects, allowed = [], allowances([candidate.ledger for candidate in candidates])
-        for candidate, left in zip(candidates, allowed, strict=True):
+        prospects = []
+        for candidate in candidates:
             found = Prospect(candidate.ledger.patience, [chance for chance in candidate.chances if chance > least])
             if candidate.drafter == name and candidate.limit:
-                found = self._beside(found, candidate, name, sharing, prices, left)
+                found = self._beside(found, candidate, name, sharing, prices)
             prospects.append(found)
         return together(prospects, prices.passes, prices.token, self._cost(name), _MARGIN * prices.plain_token)
 
-    def _beside(
-        self, found: Prospect, candidate: Candidate, name: str, sharing: int, prices: Prices, left: float
-    ) -> Prospect:
-        """What was found for it, and what a drafter's levels would bring beside that. So many share its passes, and it
-        may lose what is `left`."""
+    def _beside(self, found: Prospect, candidate: Candidate, name: str, sharing: int, prices: Prices) -> Prospect:
+        """What was found for it, and what a drafter's levels would bring beside that. So many share its passes."""
         cost, known, idle = self._cost(name), self._gains(candidate.state, name), candidate.state.idle
-        # As deep as it may lose, catching up included: that is lost once, and gained by for some steps.
-        level, catching_up = cost.level(sharing), cost.catching_up(idle)
-        may_lose = left * prices.plain_token * sharing - cost.fixed - catching_up
+        # As deep as it may lose, with rows to verify it. Catching up is lost once, and gained by for some steps.
+        level, catching_up = cost.level(sharing) + sharing * (prices.usual_row or prices.row), cost.catching_up(idle)
+        may_lose = candidate.ledger.may_lose * prices.plain_token * sharing - cost.fixed - catching_up
         most = min(candidate.limit, _SPARE + (len(prices.passes) - 1) // sharing)  # a step has so many rows
         most = min(most, max(0, int(may_lose / level))) if level else most
         if not most or self._is_outdone(candidate, name, prices):
@@ -249,16 +267,18 @@ class PaidDrafters:
         further = min(1.0, cost.level(sharing) / sharing / token)
         return Budget(candidate.limit, levels, least, tree, cost.row / token, further)
 
-    def _is_tried(self, candidate: Candidate, name: str, prices: Prices) -> bool:
-        """Whether one that is not expected to pay is asked all the same, to find out."""
+    def _is_tried(self, candidate: Candidate, name: str, sharing: int, prices: Prices) -> bool:
+        """Whether one that is not expected to pay is asked all the same, to find out; so many others are. All in the
+        step wait for that, and all pay for it: so it depends on no request alone how long nobody is asked, for many
+        may be in a step, and their answers short."""
         state, cost = candidate.state, self._cost(name)
-        charge = (cost.fixed + cost.catching_up(state.idle) + cost.level(1)) / prices.plain_token
+        takes = cost.catching_up(state.idle) + (cost.per_request if sharing else cost.fixed + cost.level(1))
+        charge, since = takes / prices.plain_step, self._steps - self._tried.get(name, 0)
         due = min(LATEST, max(SOONEST, charge / SHARE))
-        state.away = state.idle >= SOONEST and due - state.idle > LONG_PAUSE
-        if state.idle >= due and candidate.ledger.affords(charge):
-            return not self._is_outdone(candidate, name, prices)
-        state.rest = 0 if candidate.found.tokens else _REST  # without those, the next step may be worth it
-        return False
+        state.away = state.idle >= SOONEST and due - since > LONG_PAUSE
+        if state.idle < SOONEST or since < due or not candidate.ledger.affords(charge):
+            return False
+        return not self._is_outdone(candidate, name, prices)
 
     def rate(self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int]) -> None:
         """Learn what the one paid in this step brings: the nodes that it proposed, the likeliest of each level and all
@@ -280,7 +300,7 @@ class PaidDrafters:
                     tokens[level] += chance
                     rows[level] += 1
         seen = SeenLevels(best, tokens, rows, runs, first)
-        self._gains(state, name).observe(seen, _AFTER_PAUSE if state.idle else 0.0)
+        self._gains(state, name).observe(seen, _AFTER_PAUSE if state.idle > 1 else 0.0)
         self._newcomer(name, state.read).observe(seen)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
@@ -294,10 +314,10 @@ class PaidDrafters:
     def observe(self, states: Sequence[PaidState], seconds: float) -> None:
         """Drafting took so long in the step under way, in the table's seconds."""
         drafters = _by_drafter(states)
-        # After a pause a drafter may first have to catch up with the text: no measure of its cost.
-        if len(drafters) == 1 and not any(state.drafter and state.idle for state in states):
-            for name, paid in drafters.items():
-                self._cost(name).observe([state.passes for state in paid], seconds)
+        for name, paid in drafters.items():
+            if len(drafters) == 1:
+                idle = max([state.idle for state in paid])
+                self._cost(name).observe([state.passes for state in paid], seconds, idle)
 
     def _is_outdone(self, candidate: Candidate, name: str, prices: Prices) -> bool:
         """Whether what was found is better than its draft would be, where only one of both can be verified."""

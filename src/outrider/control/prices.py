@@ -10,9 +10,11 @@ from outrider.control.survey import Survey
 
 _CHEAP_ROW = 0.02
 """What a row is taken to cost, of a pass, where costs cannot be measured."""
-_PLAIN_EVERY, _PLAIN_OFTEN = 128, 12
-"""Drafting steps in a row before a plain one: what that takes, all else is compared with. Sooner where costs were not
-measured, at first."""
+_PLAIN_SOON, _PLAIN_EVERY = 8, 128
+"""Drafting steps in a row before a plain one: what that takes, all else is compared with. At first, and where it came
+out other than expected, and at most: every time that it came out so, twice as many."""
+_EXPECTED = 0.2
+"""What a plain step may differ from what was expected beside any of the others (log)."""
 
 
 class Prices:
@@ -41,6 +43,7 @@ class Prices:
         self._survey = survey
         self._pace = Pace(self.table or assumed(_CHEAP_ROW), rows)
         self._since_plain = _PLAIN_EVERY
+        self._plain_every = _PLAIN_SOON
 
     def survey(self, rows: int, context: float, seconds: float) -> CostTable | None:
         """After a step: measure a little more, where that is still to do; the table, once, when it is complete."""
@@ -49,12 +52,10 @@ class Prices:
             self.table, self._pace, self._survey = table, Pace(table, self._rows), None
         return table
 
-    def plain_due(self, steps: int) -> bool:
-        """Before a step, `steps` after the first: whether it should be a plain one."""
+    def plain_due(self) -> bool:
+        """Before a step: whether it should be a plain one."""
         self._since_plain += 1
-        measured = self.table is not None and self.table.measured
-        every = _PLAIN_EVERY if measured else min(_PLAIN_EVERY, _PLAIN_OFTEN + steps // _PLAIN_OFTEN)
-        return self._since_plain > every
+        return self._since_plain > self._plain_every
 
     def step(self, requests: int, context: float) -> Sequence[float]:
         """Before a step that may draft: at [r], what it costs with r rows, one for each request at least."""
@@ -75,10 +76,13 @@ class Prices:
 
     def observe(self, requests: int, rows: int, context: float, seconds: float) -> None:
         """A step took so long, without drafting. Only once there is a table."""
-        if rows == requests:
-            self._since_plain = 0
-        if rows <= self._rows:
-            self._pace.observe(rows, context, seconds)
+        beyond = self._pace.observe(rows, context, seconds) if rows <= self._rows else None
+        if rows > requests:
+            return
+        self._since_plain = 0
+        if beyond is not None:
+            is_expected = abs(beyond) < _EXPECTED
+            self._plain_every = min(_PLAIN_EVERY, 2 * self._plain_every) if is_expected else _PLAIN_SOON
 
     def value(self, requests: int, charged: float, expected: float, steps: int) -> None:
         """After step number `steps`, what a token costs: its drafts took `charged` plain passes of one request, and

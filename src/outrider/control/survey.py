@@ -26,6 +26,8 @@ came between."""
 _ROUNDS, _PASSES = 6, 3
 """How often everything is timed, at most, and how many passes of one row that may take beyond the first two times: of
 noisy timings more are needed, and where rows cost little, more take little."""
+_SOME_STEPS = 3
+"""Steps that a table is to rest on which is kept: one that was disturbed has time for everything after it."""
 _STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
@@ -73,7 +75,7 @@ class Survey:
             if perf_counter() - started > _SHARE * seconds:
                 return None
         table = self._table()
-        if self.spread <= _STEADY:
+        if self.spread <= _STEADY and len(self._steps) >= _SOME_STEPS:
             self._keep(table)
         return table
 
@@ -101,7 +103,7 @@ class Survey:
         yield from far
         yield from near  # the first pass of so many rows takes a sixth longer than those that follow
         yield from (piece for piece in near if self._is_disturbed(piece))
-        again = int(_PASSES * self._least(near[0]) / (self._spent / 2)) if self._spent else _ROUNDS
+        again = int(_PASSES * self._least(near[0]) / (self._spent / 2)) if self._spent > 0 else _ROUNDS
         for _ in range(min(_ROUNDS - 2, again)):
             yield from (*far, *near)
 
@@ -135,13 +137,14 @@ class Survey:
         table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting)
         if not self._steps:
             return table
-        overhead = median([s - table.pass_seconds(rows, context)[rows] for rows, context, s in self._steps])
+        overhead = min([s - table.pass_seconds(rows, context)[rows] for rows, context, s in self._steps])
         return CostTable(ROWS, table.contexts, table.seconds, max(0.0, overhead), drafting)
 
     @property
     def spread(self) -> float:
-        """How far repetitions differ, in the median."""
-        return median((max(s) - min(s)) / median(s) for s in self._samples.values() if len(s) > 1)
+        """How far the two least repetitions differ, in the median: how well what is believed was seen again."""
+        least = [sorted(seconds)[:2] for seconds in self._samples.values() if len(seconds) > 1]
+        return median((second - first) / (second or 1.0) for first, second in least)
 
 
 def _undisturbed(line: Sequence[float]) -> list[float]:

@@ -35,8 +35,9 @@ class Thrift:
         return False
 
     def observe(self, thinking: float, step: float) -> None:
-        """The thought before a step took so many seconds, where a plain step takes `step`."""
-        self.cost += _RATE * (thinking / step - self.cost)
+        """The thought before a step took so many seconds, where a plain step takes `step`. One that took longer than
+        that was disturbed: the machine slept, or collected garbage."""
+        self.cost += _RATE * (min(1.0, max(0.0, thinking / step)) - self.cost)
 
     def value(self, worth: float) -> None:
         """What was expected of the drafts of a step that was thought about, less what they cost, of a plain step."""

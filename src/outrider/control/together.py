@@ -14,8 +14,8 @@ from outrider.control.choice import Worth, selected
 
 _SELDOM = 0.25
 """Of drafts that reach a level: no less is reckoned with, for a budget is spread over all levels allowed."""
-_WORSE = 2
-"""Levels, each no better than fewer, after which no further one is looked at."""
+_DEPTHS = frozenset((1, 2, 3, 4, 6, 8, 12))
+"""Levels that are looked at, beside the most: it takes time, and one more or less hardly matters among many."""
 
 
 class DraftCosts(Protocol):
@@ -53,10 +53,16 @@ def together(
     `costs[r]`: of a pass of r rows. `price`: what a token is worth."""
     worth = _by_worth(prospects)
     patience, most = [mine.patience for mine in prospects], [len(mine.tokens) for mine in prospects]
-    best, found, worse, spent = 0.0, [0] * len(prospects), 0, 0.0
-    for deepest in range(max(most, default=0) + 1):
+    best, found, spent = 0.0, [0] * len(prospects), 0.0
+    ideal = selected(worth, costs, price, [float("inf")] * len(prospects)).gain
+    last = max(most, default=0)
+    for deepest in range(last + 1):
         if deepest:
             spent += _level(prospects, most, deepest - 1, drafting)
+            if best >= ideal - spent:  # nothing deeper gains more, whoever bears it
+                break
+            if deepest not in _DEPTHS and deepest < last:
+                continue
         given = [each for each in worth if each[3] <= deepest]
         verified = selected(given, costs, price, patience, spent)
         if verified.gain > best:
@@ -67,11 +73,7 @@ def together(
             net = verified.gain - sum([_level(prospects, levels, level, drafting) for level in range(max(levels))])
             net -= margin * (len(levels) - levels.count(0)) ** 0.5
             if net > best:
-                best, found, worse = net, levels, 0
-                continue
-        worse += deepest > 0
-        if worse == _WORSE:
-            break
+                best, found = net, levels
     return found
 
 

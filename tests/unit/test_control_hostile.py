@@ -1,0 +1,270 @@
+"""The controller where what it was told is wrong: costs, clocks, drafters, luck. It loses little, and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from control_world import PASS, Ran, Stopwatch, World, always, exact, flat, rising
+
+from outrider.control.acceptance import Acceptance
+from outrider.control.auto import AutoLength
+from outrider.control.choice import kept
+from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.control.ledger import Ledger, lend
+from outrider.control.pace import DraftPace, Pace
+from outrider.control.paid import Candidate, PaidDrafters, PaidState
+from outrider.control.prices import Prices
+from outrider.control.survey import Survey
+from outrider.control.thrift import Thrift
+from outrider.control.together import Prospect, together
+from outrider.core.draft import Draft
+
+
+def measured(rows: Callable[[int], float], level: float = 0.005, resume: float = 0.0) -> CostTable:
+    """What a survey has found, be it true or not."""
+    line = [PASS * rows(r) for r in ROWS]
+    return CostTable(ROWS, (0, 1), (line, line), drafting={"world": DraftCost(0.0, PASS * level, PASS * resume)})
+
+
+def times_plain(world: World, ran: Ran, since: int = 0, requests: int = 1) -> float:
+    return ran.since(since) / world.plain(2, requests)
+
+
+# -- costs that are not as they were measured
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+@pytest.mark.parametrize("free", [False, True])
+def test_rows_dearer_than_measured_are_found_out_soon(free: bool, requests: int) -> None:
+    """What a few plain steps among the others tell: the drafts made until then are all that is lost."""
+    world = World(rising(0.4), always(0.5), free=free, table=measured(flat))
+    ran = world.run(world.auto(), 500, requests)
+    assert times_plain(world, ran, 60, requests) > 0.96
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_rows_cheaper_than_measured_are_found_out(free: bool) -> None:
+    world = World(flat, always(0.8), free=free, table=measured(rising(1.0)))
+    assert times_plain(world, world.run(world.auto(), 900), 700) > 1.5
+
+
+@pytest.mark.parametrize("level", [1.0, 5.0])
+def test_a_drafter_of_which_nothing_is_known_may_be_very_slow(level: float) -> None:
+    line = [PASS * flat(r) for r in ROWS]
+    world = World(flat, always(0.6), per_level=level, table=CostTable(ROWS, (0, 1), (line, line)))
+    ran = world.run(world.auto(), 500)
+    assert sum(ran.costs) - sum(map(sum, ran.tokens)) * flat(1) < 12 + 4 * level  # passes
+
+
+def test_a_drafter_cheaper_than_measured_is_found_out() -> None:
+    world = World(flat, always(0.8), table=measured(flat, 1.0))
+    assert times_plain(world, world.run(world.auto(), 700), 500) > 2
+
+
+def test_what_takes_as_long_twice_running_is_no_hiccup() -> None:
+    cost = DraftPace(DraftCost(0.0, 0.01))
+    for _ in range(3):
+        cost.observe([1], 2.0)
+    assert cost.level(1) < 0.02
+    cost.observe([1], 2.0)
+    assert cost.fixed + cost.level(1) > 0.3
+
+
+def test_levels_alone_take_less_where_beginning_a_draft_takes_nothing() -> None:
+    """Drafts of a single level are all there is: none of what they take less may count for the others' worse."""
+    cost = DraftPace(DraftCost(0.0, 1.0))
+    for _ in range(20):
+        cost.observe([1], 0.01)
+    assert cost.fixed + cost.level(1) < 0.5
+
+
+def test_catching_up_is_learned() -> None:
+    cost = DraftPace(DraftCost(0.0, 0.1))
+    assert cost.catching_up(32) == 0
+    for _ in range(30):
+        cost.observe([1], 1.1, idle=64)
+    assert cost.catching_up(32) == pytest.approx(1.0, rel=0.05)
+    assert cost.level(1) == pytest.approx(0.1)
+
+
+def test_the_same_surprise_twice_is_the_tables_fault() -> None:
+    pace = Pace(exact(flat), 16)
+    for i in range(24):
+        rows = 1 if i % 8 == 0 else 9
+        pace.observe(rows, 0, rising(0.4)(rows))
+    costs = pace.costs(0)
+    assert costs[9] / costs[1] == pytest.approx(rising(0.4)(9), rel=0.15)
+    assert costs[4] / costs[1] == pytest.approx(rising(0.4)(4), rel=0.35), "as wrong as its neighbours"
+
+
+def test_a_machine_that_changes_its_speed_between_is_not() -> None:
+    pace = Pace(exact(flat), 16)
+    for i in range(48):
+        pace.observe(1 if i % 8 == 7 else 9, 0, 1.0 if i < 7 or 15 <= i < 31 else 3.0)
+    costs = pace.costs(0)
+    assert costs[9] / costs[1] == pytest.approx(1.0, rel=0.3)
+
+
+@pytest.mark.parametrize("period", [2, 3, 5])
+def test_nor_one_that_swings(period: int) -> None:
+    """Three times as slow every few passes: whatever is compared, others around it took as long."""
+    pace = Pace(exact(flat), 16)
+    for i in range(400):
+        pace.observe(1 if i % 9 == 8 else 9, 0, 3.0 if i // period % 2 else 1.0)
+        costs = pace.costs(0)
+        assert costs[9] / costs[1] < 1.5
+
+
+def test_plain_steps_come_often_until_they_tell_nothing_new() -> None:
+    def due(cost: Callable[[int], float]) -> list[int]:
+        prices = Prices(32, exact(flat), None)
+        found = []
+        for step in range(500):
+            plain = prices.plain_due()
+            prices.observe(1, 1 if plain else 9, 0, cost(1) if plain else cost(9))
+            found += [step] if plain else []
+        return found
+
+    assert due(flat) == [0, 9, 26, 59, 124, 253, 382]
+    assert due(rising(0.4))[:3] == [0, 9, 18]
+
+
+# -- the survey, and thinking, disturbed
+
+
+def test_a_survey_by_a_clock_that_stands_still() -> None:
+    survey = Survey(Stopwatch(lambda rows, context: 0.0), {}, 4096)
+    assert survey.advance(1, 100, 1.0) is not None
+
+
+def test_a_step_that_was_disturbed_is_no_overhead() -> None:
+    """The machine slept through one: there was time for everything after it."""
+    no_time, long = 1e-8, 3600.0  # for one piece, and for all of them
+    for steps in ((no_time, long), (no_time, no_time, long)):
+        kept_tables: list[CostTable] = []
+        survey, table = Survey(Stopwatch(lambda rows, context: 0.001), {}, 4096, kept_tables.append), None
+        for seconds in steps:
+            assert table is None
+            table = survey.advance(1, 100, seconds)
+        assert table is not None
+        assert table.overhead == 0
+        assert len(kept_tables) == len(steps) - 2, "not where it rests on so few"
+
+
+@pytest.mark.parametrize("seconds", [3600.0, 0.5, -1.0])
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_thought_that_was_disturbed_changes_little(seconds: float, silent: bool) -> None:
+    """A long one is no reason to think no more; nor is a clock that was set back one never to think again."""
+    thrift = Thrift()
+    thrift.observe(seconds, 0.01)
+    rested = []
+    for _ in range(300):
+        rested.append(thrift.rests(silent))
+        if not rested[-1]:
+            thrift.observe(0.00001, 0.01)
+    assert not any(rested[200 if silent else 0 :])
+
+
+# -- one among others
+
+
+def test_who_was_unlucky_is_lent_what_others_have_gained() -> None:
+    ledgers = [Ledger() for _ in range(4)]
+    for ledger in ledgers[1:]:
+        ledger.step(0.0, 6, 0.0)
+    ledgers[0].step(2.5, 0, 0.0)
+    assert not ledgers[0].affords(0.0)
+    lend(ledgers)
+    assert ledgers[0].affords(1.0)
+    assert not ledgers[0].affords(2.0)
+    for ledger in ledgers:
+        ledger.left = -0.1
+    lend(ledgers)
+    assert not any(ledger.affords(0.0) for ledger in ledgers), "where all lose, nobody lends"
+
+
+def test_one_out_of_luck_does_not_keep_the_others_from_drafting() -> None:
+    """Its first drafts are wrong, and from then on it is as good as any."""
+    world = World(
+        rising(0.05), lambda request, step: 0.0 if not request and step < 6 else 0.7, lambda chance: 0.7, per_level=0.1
+    )
+    ran = world.run(world.auto(), 150, 4)
+    assert times_plain(world, ran, 20, 4) > 1.25
+
+
+def prices_of(rows: Callable[[int], float], requests: int) -> Prices:
+    prices = Prices(32, measured(rows), None)
+    prices.step(requests, 0)
+    return prices
+
+
+def candidates(requests: int, left: float, drafter: str | None = "world") -> list[Candidate]:
+    found = [Candidate(PaidState(), Ledger(), drafter, 16, Draft(), (), False) for _ in range(requests)]
+    for candidate in found:
+        candidate.ledger.left = left
+    return found
+
+
+def test_nothing_is_paid_for_that_a_ledger_lets_nobody_verify() -> None:
+    """A level costs each an eighth of a token, and a row a third."""
+    paid = PaidDrafters(measured(rising(0.1), 0.15), 16, Acceptance(), {"world": [0.95] * 16})
+    for left, drafts in ((0.3, False), (1.0, True)):
+        budgets, _ = paid._budgets(candidates(4, left), prices_of(rising(0.1), 4), True)
+        assert any(budget.nodes for budget in budgets) is drafts
+
+
+def test_whoever_has_no_drafter_need_not_be_thought_of() -> None:
+    paid = PaidDrafters(measured(flat, 5.0), 16, Acceptance(), {})
+    mixed = [*candidates(2, 2.0), *candidates(2, 2.0, None)]
+    paid._budgets(mixed, prices_of(flat, 4), True)
+    assert [paid.rests([each.state for each in mixed]) for _ in range(5)] == [True] * 3 + [False] * 2
+
+
+@pytest.mark.parametrize(("requests", "resume"), [(1, 0.5), (4, 0.5), (12, 0.3)])
+def test_many_short_answers_end_a_silence_too(requests: int, resume: float) -> None:
+    """A head that is taken to be useless and is not, by answers of 60 tokens: a try costs many a request's tokens each,
+    and none lives to see the day it can pay for one alone."""
+    table = measured(flat, 0.15, resume)
+    world = World(flat, always(0.9), per_level=0.15)
+    ran = world.run(AutoLength(table=table, acceptance={"world": [0.0] * 16}), 400, requests, length=60)
+    assert times_plain(world, ran, 300, requests) > 1.3
+
+
+def test_a_try_is_paid_for_by_all_who_wait_for_it() -> None:
+    world = World(flat, always(0.0), claim=lambda chance: 0.5, per_level=0.5)
+    controller = AutoLength(table=measured(flat, 0.5), acceptance={"world": [0.0] * 16})
+    ran = world.run(controller, 300, 8)
+    assert 2 < sum(levels > 0 for levels in ran.levels) < 12
+    left = [state.ledger.left for state in controller._states]
+    assert max(left) - min(left) < 1.0
+    assert times_plain(world, ran, 0, 8) > 0.97
+
+
+# -- shapes of costs
+
+
+class Pays:
+    fixed = 0.0
+
+    def level(self, sharing: float) -> float:
+        return 0.02
+
+
+def test_a_step_up_in_the_cost_does_not_hide_what_lies_behind_it() -> None:
+    stairs = [1.0 if r <= 2 else 2.0 for r in range(33)]
+    tokens = [0.95**k for k in range(1, 17)]
+    one = Prospect(9.0, (), tokens, [1.0] * 16, [1.0] * 16)
+    assert together([one], stairs, 0.5, Pays(), 0.0) == [16]
+
+
+def test_more_that_was_drawn_than_there_are_rows_leaves_none() -> None:
+    """Drafts that were drawn are verified whole; beside them nothing that the step has no room for."""
+    whole: Any = object()
+    drawn = Draft([5] * 13, range(-1, 12), [0.9] * 13, "head", whole)
+    found = Draft([7] * 8, range(-1, 7), [0.9] * 8, "suffix")
+    drafts, costs = [drawn, drawn, drawn, found], [1 + 0.001 * r for r in range(33)]
+    chances = [draft.confidence for draft in drafts]
+    nodes, _ = kept(drafts, chances, [16] * 4, [0] * 4, costs, 0.25, [Ledger() for _ in drafts])
+    assert [len(mine) for mine in nodes] == [13, 13, 13, 0]
