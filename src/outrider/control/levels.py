@@ -42,7 +42,10 @@ class Levels:
         self._weight += 1
         before = self.expected(len(brought))
         self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
-        self._ratio += rate * (min(first, 0.95) - self._ratio)
+        # Single levels do not tell how fast they fall; others do, and a drafter goes by its own guesses ever less well.
+        before_last = sum(self._levels[:-1])
+        falls = sum(self._levels[1:]) / before_last if before_last > 0 else first
+        self._ratio += rate * (min(falls, 0.95) - self._ratio)
 
     def total(self, levels: int) -> float:
         """What so many levels together are expected to bring."""
