@@ -65,13 +65,7 @@ def test_an_answer_that_was_mostly_plain_says_why(page: Page) -> None:
 def test_costs_and_acceptance_are_shown_live(page: Page) -> None:
     page.locator("#costs-tab").click()
     passes, drafters = page.locator("#costs table").nth(0), page.locator("#costs table").nth(1)
-    for question in QUESTIONS * 4:  # until what passes cost is measured
-        if passes.is_visible() and drafters.is_visible():
-            break
-        ask(page, question)
-        page.wait_for_timeout(2500)  # it looks every two seconds
-    passes.wait_for()
-    drafters.wait_for()
+    playground_site.ask_until_costs_are_shown(page)
     rows = [row.split() for row in passes.locator("tbody tr").all_inner_texts()]
     assert rows[0] == ["1", "1.00"]
     costs = [float(cost) for _, cost in rows]

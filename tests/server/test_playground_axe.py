@@ -69,7 +69,7 @@ def test_nobody_is_kept_out(browser: Browser, address: str, width: int, scheme: 
     page.locator("#race").click()
     page.locator(".verdict b", has_text="identical").wait_for()
     page.locator("#costs-tab").click()
-    page.locator("#costs table").first.wait_for()
+    playground_site.ask_until_costs_are_shown(page)
     page.locator("#costs .term").first.focus()
     assert complaints(page) == [], "with an error, a race, and the costs"
     page.context.close()

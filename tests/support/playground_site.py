@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import outrider
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 KEY = "a key for tests"
 _SERVER = Path(outrider.__file__).parent / "server"
@@ -77,6 +80,22 @@ def process(*options: str, files: int | None = None) -> Iterator[tuple[str, subp
         server.terminate()
         server.wait(_PATIENCE)
         reading.join()
+
+
+def ask_until_costs_are_shown(page: Page) -> None:
+    """On the Costs tab. Costs are measured between decoded tokens and told with a step: a page that asks nothing may
+    wait for ever."""
+    tables = page.locator("#costs table").all()
+    for turn in range(12):
+        if all(table.is_visible() for table in tables):
+            break
+        before = page.locator(".actions").count()
+        page.locator("#prompt").fill(f"Tell a story about {turn + 2} foxes.")
+        page.locator("#send").click()
+        page.locator(".actions").nth(before).wait_for()
+        page.wait_for_timeout(2500)  # it looks every two seconds
+    for table in tables:
+        table.wait_for()
 
 
 def _pass_on(server: subprocess.Popen[bytes], address: Future[str]) -> None:
