@@ -1,21 +1,46 @@
-"""Kernels compiled side by side: one after the other they take half a minute before the first request."""
+"""Kernels compiled side by side: one after the other they take half a minute before the first request.
+
+Threads fetch what Triton's cache on disk holds. If much is missing, a process for each thread puts it there first, since
+compiling holds Python's lock most of the time. A process that fails, dies, hangs or talks nonsense costs no more than
+time: its thread then compiles.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from queue import SimpleQueue
+from subprocess import DEVNULL, PIPE, Popen
+from threading import Timer
 from typing import Any
 
 import torch
+import triton
 from triton import knobs
-from triton.runtime import driver
+from triton.runtime import cache, driver
 
 from outrider.core.step import Recording
 from outrider.models.cuda.launches import shallow
 
 _MOST = 16
 """Compilers at a time."""
+
+_CORES = 3
+"""With fewer, processes gain nothing."""
+
+_MANY = 8
+"""Missing kernels that are worth starting processes, which takes them a second."""
+
+_PATIENCE = 60.0
+"""Seconds for a kernel, after which its process hangs."""
+
+_WORKER = "from outrider.models.cuda.compile_worker import main; main()"
+_DONE = b"done\n"
 
 
 class _Nothing:
@@ -27,12 +52,86 @@ class _Nothing:
     def run(self, *_: object) -> None: ...
 
 
+class _MissingError(Exception):
+    """Not in the cache on disk."""
+
+
+class _Worker:
+    """A process that compiles, for one thread at a time."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        path = [str(place) for place in sys.path]  # so that it finds what we found
+        start = f"import sys; sys.path[:] = {path!r}; {_WORKER}"
+        self._process = Popen([sys.executable, "-c", start], stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        self._told = _line(told)
+
+    def compile(self, kernel: Any, what: str) -> None:
+        """Returns when it is stored, unless something went wrong."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        if self._process.poll() is not None:
+            return
+        late = Timer(_PATIENCE, self._process.kill)
+        late.start()
+        try:
+            stdin.write(self._told + _line([kernel.fn.__module__, kernel.fn.__qualname__, what]))
+            stdin.flush()
+            self._told, answer = b"", stdout.readline()
+        except OSError:
+            answer = b""
+        finally:
+            late.cancel()
+        if answer != _DONE:
+            self._process.kill()
+
+    def end(self) -> None:
+        self._process.kill()  # it has stored all that it was asked for
+        with suppress(OSError):
+            self._process.communicate()
+
+
+def _line(told: object) -> bytes:
+    return json.dumps(told).encode() + b"\n"
+
+
 def compile_kernels(recordings: Iterable[Recording]) -> Iterator[None]:
     """Compile what these launch, or fetch it from Triton's cache, and load it; yields after each kernel.
 
-    Triton asks before it compiles anything, and does not launch what it was told not to: so all that is missing is
-    known first. What cannot be compiled here is told where it is needed, when it is compiled again.
+    What cannot be compiled here is told where it is needed, when it is compiled again.
     """
+    kernels = _unloaded(recordings)
+    if not kernels:
+        return
+    device, cores = driver.active.get_current_device(), os.cpu_count() or 1
+    pool = ThreadPoolExecutor(min(_MOST, cores), initializer=torch.cuda.set_device, initargs=(device,))
+    workers: list[_Worker] = []
+    try:
+        if cores >= _CORES:
+            with _only_stored(kernels.values()):
+                looked = {what: pool.submit(_load, kernel, what) for what, kernel in kernels.items()}
+                wait(looked.values())
+            for what, found in looked.items():
+                if not isinstance(found.exception(), _MissingError):
+                    del kernels[what]
+                    yield
+            if len(kernels) >= _MANY:
+                workers = _started(min(_MOST, cores, len(kernels)))
+        free = SimpleQueue[_Worker | None]()
+        for worker in workers or [None] * _MOST:
+            free.put(worker)
+        longest = sorted(kernels.items(), key=lambda kernel: -len(kernel[1].src))  # compile for longest, or nearly
+        for _ in as_completed([pool.submit(_compile, kernel, what, free) for what, kernel in longest]):
+            yield
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.end()
+        pool.shutdown()
+
+
+def _unloaded(recordings: Iterable[Recording]) -> dict[str, Any]:
+    """Triton asks before it compiles anything, and does not launch what it was told not to."""
     missing: dict[str, Any] = {}
     caches: list[tuple[dict[str, Any], str]] = []
 
@@ -52,13 +151,50 @@ def compile_kernels(recordings: Iterable[Recording]) -> Iterator[None]:
         knobs.runtime.jit_cache_hook = before
         for cache, key in caches:
             cache.pop(key, None)
-    if not missing:
-        return
-    device = driver.active.get_current_device()
-    workers = min(_MOST, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers, initializer=torch.cuda.set_device, initargs=(device,)) as pool:
-        for _ in as_completed([pool.submit(_load, kernel, what) for what, kernel in missing.items()]):
-            yield
+    return missing
+
+
+@contextmanager
+def _only_stored(kernels: Iterable[Any]) -> Iterator[None]:
+    """Triton comes to the source of a kernel when it has not found it in its cache: it then gives up."""
+
+    def give_up(*_: object, **__: object) -> None:
+        raise _MissingError
+
+    kept = [(kernel, kernel.ASTSource) for kernel in {id(kernel): kernel for kernel in kernels}.values()]
+    for kernel, source in kept:
+        kernel.ASTSource = type(source.__name__, (source,), {"make_ir": give_up})
+    try:
+        yield
+    finally:
+        for kernel, source in kept:
+            kernel.ASTSource = source
+
+
+def _started(count: int) -> list[_Worker]:
+    """None if they cannot be."""
+    if not sys.executable or getattr(sys, "frozen", False):  # it would start something else
+        return []
+    workers: list[_Worker] = []
+    with suppress(AttributeError, TypeError, OSError):
+        told = {
+            "target": asdict(driver.active.get_current_target()),
+            "triton": [triton.__file__, triton.__version__],
+            "key": cache.triton_key(),
+        }
+        for _ in range(count):
+            workers.append(_Worker(told))
+    return workers
+
+
+def _compile(kernel: Any, what: str, free: SimpleQueue[_Worker | None]) -> None:
+    worker = free.get()
+    try:
+        if worker is not None:
+            worker.compile(kernel, what)
+    finally:
+        free.put(worker)
+    _load(kernel, what)
 
 
 def _load(kernel: Any, what: str) -> None:
