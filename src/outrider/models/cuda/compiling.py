@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from queue import SimpleQueue
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import triton
 from triton import knobs
-from triton.runtime import cache, driver
+from triton.runtime import driver
 
 from outrider.core.step import Recording
 from outrider.models.cuda.launches import shallow
@@ -109,14 +109,16 @@ def compile_kernels(recordings: Iterable[Recording]) -> Iterator[None]:
     try:
         if cores >= _CORES:
             with _only_stored(kernels.values()):
-                looked = {what: pool.submit(_load, kernel, what) for what, kernel in kernels.items()}
-                wait(looked.values())
-            for what, found in looked.items():
-                if not isinstance(found.exception(), _MissingError):
-                    del kernels[what]
-                    yield
-            if len(kernels) >= _MANY:
-                workers = _started(min(_MOST, cores, len(kernels)))
+                looked = {pool.submit(_load, kernel, what): what for what, kernel in kernels.items()}
+                stored, missing = list[str](), 0
+                for found in as_completed(looked):
+                    if not isinstance(found.exception(), _MissingError):
+                        stored.append(looked[found])
+                    elif (missing := missing + 1) == _MANY:
+                        workers = _started(min(_MOST, cores))  # and are so while the others are looked for
+            for what in stored:
+                del kernels[what]
+                yield
         free = SimpleQueue[_Worker | None]()
         for worker in workers or [None] * _MOST:
             free.put(worker)
@@ -161,7 +163,8 @@ def _only_stored(kernels: Iterable[Any]) -> Iterator[None]:
     def give_up(*_: object, **__: object) -> None:
         raise _MissingError
 
-    kept = [(kernel, kernel.ASTSource) for kernel in {id(kernel): kernel for kernel in kernels}.values()]
+    unique = {id(kernel): kernel for kernel in kernels}.values()
+    kept = [(kernel, kernel.ASTSource) for kernel in unique if hasattr(kernel, "ASTSource")]
     for kernel, source in kept:
         kernel.ASTSource = type(source.__name__, (source,), {"make_ir": give_up})
     try:
@@ -180,7 +183,7 @@ def _started(count: int) -> list[_Worker]:
         told = {
             "target": asdict(driver.active.get_current_target()),
             "triton": [triton.__file__, triton.__version__],
-            "key": cache.triton_key(),
+            "key": triton.runtime.cache.triton_key(),
         }
         for _ in range(count):
             workers.append(_Worker(told))
