@@ -13,12 +13,32 @@ from contextlib import suppress
 from importlib import import_module
 from operator import attrgetter
 from types import SimpleNamespace
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.runtime import cache, driver
+from triton.runtime import cache, driver, jit
 
 DONE = b"done\n"
+
+
+def settle_keys() -> None:
+    """Whoever asks finds a kernel under the same key.
+
+    Triton 3.6 adds the constants of what a function calls to its key only if that was called by another before: keys
+    depend on the order in which threads ask for them. Here as in later versions, what is called comes first.
+    """
+    with suppress(AttributeError):
+        add = jit.DependenciesFinder._update_hash
+
+        def called_first(self: Any, called: Any) -> None:
+            assert called.cache_key
+            add(self, called)
+
+        jit.DependenciesFinder._update_hash = called_first
+
+
+settle_keys()
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from outrider.core.step import Recording
+from outrider.models.cuda.compile_worker import DONE
 from outrider.models.cuda.launches import shallow
 
 _MOST = 16
@@ -40,7 +41,6 @@ _PATIENCE = 60.0
 """Seconds for a kernel, after which its process hangs."""
 
 _WORKER = "from outrider.models.cuda.compile_worker import main; main()"
-_DONE = b"done\n"
 
 
 class _Nothing:
@@ -82,7 +82,7 @@ class _Worker:
             answer = b""
         finally:
             late.cancel()
-        if answer != _DONE:
+        if answer != DONE:
             self._process.kill()
 
     def end(self) -> None:
