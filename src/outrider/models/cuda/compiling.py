@@ -115,7 +115,7 @@ def compile_kernels(recordings: Iterable[Recording]) -> Iterator[None]:
                     if not isinstance(found.exception(), _MissingError):
                         stored.append(looked[found])
                     elif (missing := missing + 1) == _MANY:
-                        workers = _started(min(_MOST, cores))  # and are so while the others are looked for
+                        workers = _started(min(_MOST, cores, len(kernels)))  # while others are still looked for
             for what in stored:
                 del kernels[what]
                 yield
