@@ -1,4 +1,4 @@
-"""Kernels compiled by processes of their own, for a GPU that is not at hand: ours are found under the keys of theirs."""
+"""Kernels compiled by processes of their own, for a GPU that is not at hand: we find what they have stored."""
 
 from __future__ import annotations
 

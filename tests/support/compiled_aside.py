@@ -2,8 +2,8 @@
 
     python compiled_aside.py FOLDER
 
-In a process of its own, since Triton decides when it is imported whether it compiles or interprets. One JSON line for each
-kind of process: what was launched, loaded, and compiled by us instead of them, and how many of them there were.
+In a process of its own, since Triton decides when it is imported whether it compiles or interprets. One JSON line for
+each kind of process: what was launched, loaded, and compiled by us instead of them, and how many of them there were.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def few() -> None:
 def main(folder: Path) -> None:
     driver.set_active(Loaded())
     network.GPU = replace_of(GPU(SHARED, 100, (9, 0)))  # type: ignore[attr-defined]
-    torch.cuda.set_device = lambda _: None
+    torch.cuda.set_device = lambda device: None
     os.cpu_count = lambda: 3
     compiling._MANY = 2
     launched: dict[str, Any] = {}

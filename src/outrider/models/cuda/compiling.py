@@ -1,8 +1,8 @@
 """Kernels compiled side by side: one after the other they take half a minute before the first request.
 
-Threads fetch what Triton's cache on disk holds. If much is missing, a process for each thread puts it there first, since
-compiling holds Python's lock most of the time. A process that fails, dies, hangs or talks nonsense costs no more than
-time: its thread then compiles.
+Threads fetch what Triton's cache on disk holds. If much is missing, a process for each thread puts it there first,
+since who compiles holds Python's lock most of the time. A process that fails, dies, hangs or talks nonsense costs no
+more than time: its thread then compiles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from queue import SimpleQueue
 from subprocess import DEVNULL, PIPE, Popen
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 import torch
@@ -119,11 +119,11 @@ def compile_kernels(recordings: Iterable[Recording]) -> Iterator[None]:
             for what in stored:
                 del kernels[what]
                 yield
-        free = SimpleQueue[_Worker | None]()
-        for worker in workers or [None] * _MOST:
+        free = SimpleQueue[_Worker]()
+        for worker in workers:
             free.put(worker)
         longest = sorted(kernels.items(), key=lambda kernel: -len(kernel[1].src))  # compile for longest, or nearly
-        for _ in as_completed([pool.submit(_compile, kernel, what, free) for what, kernel in longest]):
+        for _ in as_completed([pool.submit(_compile, *kernel, free if workers else None) for kernel in longest]):
             yield
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -136,8 +136,11 @@ def _unloaded(recordings: Iterable[Recording]) -> dict[str, Any]:
     """Triton asks before it compiles anything, and does not launch what it was told not to."""
     missing: dict[str, Any] = {}
     caches: list[tuple[dict[str, Any], str]] = []
+    hashing = Thread(target=_key)
 
     def note(*, fn: Any, key: str, compile: dict[str, Any], **_: object) -> bool:
+        if not missing:
+            hashing.start()
         missing[compile["specialization_data"]] = fn.jit_function
         cache = fn.jit_function.device_caches[driver.active.get_current_device()][0]
         cache[key] = _Nothing()  # else every launch of it would ask again, which takes longer than a launch
@@ -153,7 +156,14 @@ def _unloaded(recordings: Iterable[Recording]) -> dict[str, Any]:
         knobs.runtime.jit_cache_hook = before
         for cache, key in caches:
             cache.pop(key, None)
+        if missing:
+            hashing.join()
     return missing
+
+
+def _key() -> str:
+    """Triton's own part of every key, found once: half a second, in which it reads all of itself."""
+    return str(getattr(triton.runtime.cache, "triton_key", str)())
 
 
 @contextmanager
@@ -183,20 +193,20 @@ def _started(count: int) -> list[_Worker]:
         told = {
             "target": asdict(driver.active.get_current_target()),
             "triton": [triton.__file__, triton.__version__],
-            "key": triton.runtime.cache.triton_key(),
+            "key": _key(),
         }
         for _ in range(count):
             workers.append(_Worker(told))
     return workers
 
 
-def _compile(kernel: Any, what: str, free: SimpleQueue[_Worker | None]) -> None:
-    worker = free.get()
-    try:
-        if worker is not None:
+def _compile(what: str, kernel: Any, free: SimpleQueue[_Worker] | None) -> None:
+    if free is not None:
+        worker = free.get()
+        try:
             worker.compile(kernel, what)
-    finally:
-        free.put(worker)
+        finally:
+            free.put(worker)
     _load(kernel, what)
 
 
