@@ -53,7 +53,7 @@ def test_nobody_is_started_for_what_is_stored(told: dict[str, dict[str, Any]]) -
     assert (stored["ours"], stored["workers"]) == ([], 0)
 
 
-@pytest.mark.parametrize("what", ["die", "talk nonsense", "hang", "are killed", "fail"])
+@pytest.mark.parametrize("what", ["die", "talk nonsense", "do not listen", "hang", "are killed", "fail"])
 def test_we_compile_what_processes_do_not(told: dict[str, dict[str, Any]], what: str) -> None:
     assert told[what] == {"launched": FEW, "loaded": 2, "ours": FEW, "workers": 2, "ended": True}
 
