@@ -106,7 +106,7 @@ def recorded(launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             graph.capture_begin()
             try:
                 launches()
