@@ -12,7 +12,7 @@ from control_world import Predicts, Running, Stopwatch, World, always, exact, fl
 
 from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
-from outrider.control.pace import DraftPace, Pace
+from outrider.control.pace import DraftPace, DraftRun, Pace
 from outrider.control.survey import Survey
 from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import VerifiedDraft
@@ -81,17 +81,17 @@ def test_draft_cost_is_corrected_by_drafts_of_any_depths() -> None:
     draw, cost = random.Random(0), DraftPace(DraftCost(0.0, 0.01))
     for _ in range(200):
         levels = draw.randrange(1, 9)
-        cost.observe([levels], (0.2 + 0.1 * levels) * math.exp(draw.gauss(0, 0.05)))
+        cost.observe(DraftRun(levels, levels), (0.2 + 0.1 * levels) * math.exp(draw.gauss(0, 0.05)))
     assert cost.fixed == pytest.approx(0.2, abs=0.06)
     assert cost.per_level == pytest.approx(0.1, abs=0.02)
 
 
-def test_draft_cost_of_many_requests_is_told_from_that_of_one() -> None:
-    """Each request's rows add to a pass, as many as its trees have: twice as much as the table reckons with, here."""
+def test_draft_cost_of_many_rows_is_told_from_that_of_one() -> None:
+    """Twice as much as the table reckons with, here, and four times."""
     cost = DraftPace(DraftCost(0.02, 0.1, row=0.01))
-    assert cost.level(12) == pytest.approx(cost.level(1) + 11 * 2 * 0.01)
-    for levels, sharing in ((2, 12), (3, 4), (4, 12), (3, 1), (1, 4), (2, 1)) * 30:
-        cost.observe([levels] * sharing, 0.05 + levels * (0.2 + (sharing - 1) * 0.04))
+    assert cost.level(12) == pytest.approx(0.1 + 11 * 0.01)
+    for levels, rows in ((2, 12), (3, 4), (4, 12), (3, 1), (1, 4), (2, 1)) * 30:
+        cost.observe(DraftRun(levels, levels * rows), 0.05 + levels * (0.2 + (rows - 1) * 0.04))
     assert cost.level(1) == pytest.approx(0.2, rel=0.02)
     assert cost.level(12) == pytest.approx(0.2 + 11 * 0.04, rel=0.02)
     assert cost.fixed == pytest.approx(0.05, abs=0.01)
@@ -100,23 +100,23 @@ def test_draft_cost_of_many_requests_is_told_from_that_of_one() -> None:
 def test_draft_cost_of_as_many_requests_is_right_for_as_many() -> None:
     cost = DraftPace(DraftCost(0.02, 0.1, row=0.01))
     for levels in (2, 3, 4) * 60:
-        cost.observe([levels] * 12, 0.05 + levels * 0.6)
+        cost.observe(DraftRun(levels, levels * 12), 0.05 + levels * 0.6)
     assert cost.fixed + 3 * cost.level(12) == pytest.approx(0.05 + 3 * 0.6, rel=0.02)
 
 
 def test_a_first_draft_and_a_hiccup_do_not_make_a_drafter_dear() -> None:
     """One that looks too dear is not asked again, and would stay so."""
     cost = DraftPace(DraftCost(0.02, 0.1))
-    cost.observe([2], 5.0)
+    cost.observe(DraftRun(2, 2), 5.0)
     assert (cost.fixed, cost.per_level) == (0.02, 0.1)
-    cost.observe([2], 5.0)
+    cost.observe(DraftRun(2, 2), 5.0)
     assert cost.fixed + 2 * cost.per_level < 1.3 * (0.02 + 2 * 0.1)
 
 
 def test_draft_cost_of_one_depth_is_right_at_that_depth() -> None:
     cost = DraftPace(DraftCost(0.1, 0.1))
     for _ in range(100):
-        cost.observe([4], 0.8)
+        cost.observe(DraftRun(4, 4), 0.8)
     assert cost.fixed + 4 * cost.per_level == pytest.approx(0.8, rel=0.05)
 
 

@@ -13,7 +13,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.choice import kept
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.ledger import Ledger, lend
-from outrider.control.pace import DraftPace, Pace
+from outrider.control.pace import DraftPace, DraftRun, Pace
 from outrider.control.paid import Candidate, PaidDrafters, PaidState
 from outrider.control.prices import Prices
 from outrider.control.survey import Survey
@@ -66,9 +66,9 @@ def test_a_drafter_cheaper_than_measured_is_found_out() -> None:
 def test_what_takes_as_long_twice_running_is_no_hiccup() -> None:
     cost = DraftPace(DraftCost(0.0, 0.01))
     for _ in range(3):
-        cost.observe([1], 2.0)
+        cost.observe(DraftRun(1, 1), 2.0)
     assert cost.level(1) < 0.02
-    cost.observe([1], 2.0)
+    cost.observe(DraftRun(1, 1), 2.0)
     assert cost.fixed + cost.level(1) > 0.3
 
 
@@ -76,7 +76,7 @@ def test_levels_alone_take_less_where_beginning_a_draft_takes_nothing() -> None:
     """Drafts of a single level are all there is: none of what they take less may count for the others' worse."""
     cost = DraftPace(DraftCost(0.0, 1.0))
     for _ in range(20):
-        cost.observe([1], 0.01)
+        cost.observe(DraftRun(1, 1), 0.01)
     assert cost.fixed + cost.level(1) < 0.5
 
 
@@ -84,7 +84,7 @@ def test_catching_up_is_learned() -> None:
     cost = DraftPace(DraftCost(0.0, 0.1))
     assert cost.catching_up(32) == 0
     for _ in range(30):
-        cost.observe([1], 1.1, idle=64)
+        cost.observe(DraftRun(1, 1), 1.1, idle=64)
     assert cost.catching_up(32) == pytest.approx(1.0, rel=0.05)
     assert cost.level(1) == pytest.approx(0.1)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from math import exp, log
 from operator import add, mul
 from statistics import median
+from typing import NamedTuple
 
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.isotonic import isotonic
@@ -120,8 +121,6 @@ LONG_PAUSE = 32
 """Steps after which a drafter has as much to catch up with as it ever will."""
 
 
-_NODES = 2
-"""Of a level, about, and rows to read before a draft."""
 _FOR_EVER = 0.02
 """Of what the table counts for at first, that never fades."""
 _HICCUP = 1.5
@@ -134,20 +133,25 @@ _CHEAP = 0.7
 """Of what drafts take without catching up: less is not by chance, and whoever took less did not catch up for long."""
 
 
+class DraftRun(NamedTuple):
+    """What drafting ran in a step: passes one after the other, and rows in all of them, whosever they are."""
+
+    levels: int
+    rows: int
+
+
 class DraftPace:
     """What one drafter costs, in the table's seconds: the table's word, corrected by what its drafts took, least
     squares with a fading memory.
 
-    While all drafts have the same depth, or as many requests, the split is unknowable, and stays about as it was
-    measured.
+    While all drafts have the same depth, or as many rows, the split is unknowable, and stays about as it was measured.
+    It goes by rows, not by requests: trees are wide for few requests and narrow for many.
     """
 
     _FADE = 0.96
 
     def __init__(self, known: DraftCost) -> None:
-        self.fixed, self.per_level, self.row = known.fixed, known.per_level + (_NODES - 1) * known.row, known.row
-        self.per_request = _NODES * known.row
-        """What each further request adds to a level."""
+        self.fixed, self.per_level, self.row = known.fixed, known.per_level, known.row
         self._catching_up = max(0.0, known.resume - known.fixed)
         self.reading = self._catching_up / LONG_PAUSE
         """What reading a token takes, where many are read at once."""
@@ -157,52 +161,50 @@ class DraftPace:
         self._sums = [[0.0] * 4 for _ in range(3)]
         """Of each of three coefficients with each of them and the seconds: normal equations."""
         for levels in (1, 4):  # the table counts like a few drafts
-            for sharing in (1, 4):
-                self._add(levels, levels * (sharing - 1), self.fixed + levels * self.level(sharing))
+            for rows in (2, 8):
+                self._add(DraftRun(levels, levels * rows), self.fixed + levels * self.level(rows))
         # ... and a little for ever, so that what no draft tells apart has an answer.
         self._known = [[value * _FOR_EVER for value in line] for line in self._sums]
 
-    def observe(self, passes: Sequence[int], seconds: float, idle: int = 0) -> None:
-        """Drafts took so long that made so many passes for each of some requests, which shared them, after so many
-        steps without. A hiccup counts, but for little more than an ordinary draft, and the first draft of all, which
-        finds nothing ready, not at all: what looks too dear is hardly asked again, and that would stay. What takes as
-        long twice running is none."""
+    def observe(self, run: DraftRun, seconds: float, idle: int = 0) -> None:
+        """Drafts took so long that ran this, after so many steps without. A hiccup counts, but for little more than an
+        ordinary draft, and the first draft of all, which finds nothing ready, not at all: what looks too dear is hardly
+        asked again, and that would stay. What takes as long twice running is none."""
         if self._is_first:
             self._is_first = False
             return
-        usual, late, levels = self.seconds(passes), self.catching_up(idle), max(passes)
+        usual, late = self.seconds(run), self.catching_up(idle)
         most, self._off = max(_HICCUP, self._off), seconds / (usual + late) if usual + late > 0 else 0.0
         seconds = min(seconds, most * (usual + late)) if usual + late > 0 else seconds
         if idle and seconds > _CHEAP * usual:
             self._catching_up = max(0.0, self._catching_up + _LATE * (seconds - usual - late))
             return
         self._sums = [[self._FADE * value for value in line] for line in self._sums]
-        self._add(levels, sum(passes) - levels, seconds)
+        self._add(run, seconds)
         sums = [list(map(add, *lines)) for lines in zip(self._sums, self._known, strict=True)]
-        _, per_level, per_request = _solved(sums)
-        weight, all_levels, all_shared, all_seconds = sums[0]
-        self.per_level, self.per_request = max(0.0, per_level), max(0.0, per_request)
-        spent = self.per_level * all_levels + self.per_request * all_shared
+        _, per_level, row = _solved(sums)
+        weight, all_levels, all_rows, all_seconds = sums[0]
+        self.per_level, self.row = max(0.0, per_level), max(0.0, row)
+        spent = self.per_level * all_levels + self.row * all_rows
         self.fixed = max(0.0, (all_seconds - spent) / weight)
         if spent > all_seconds:  # where beginning one would take less than nothing, levels take less
             self.per_level *= all_seconds / spent
-            self.per_request *= all_seconds / spent
+            self.row *= all_seconds / spent
 
-    def seconds(self, passes: Sequence[int]) -> float:
-        """What so many passes for each of some requests take, which share them."""
-        levels = max(passes)
-        return self.fixed + levels * self.per_level + (sum(passes) - levels) * self.per_request
+    def seconds(self, run: DraftRun) -> float:
+        """What drafts take that run so much."""
+        return self.fixed + run.levels * self.per_level + (run.rows - run.levels) * self.row
 
-    def level(self, sharing: float) -> float:
-        """Of drafts for so many requests; `fixed` before the first, whose pass reads what was accepted meanwhile."""
-        return self.per_level + self.per_request * (sharing - 1)
+    def level(self, rows: float) -> float:
+        """Of so many rows; `fixed` before the first, whose pass reads what was accepted meanwhile."""
+        return self.per_level + self.row * (rows - 1)
 
     def catching_up(self, idle: int) -> float:
         """What it takes before a draft after so many steps without one."""
         return self._catching_up * min(1.0, idle / LONG_PAUSE)
 
-    def _add(self, levels: int, shared: int, seconds: float) -> None:
-        told = (1.0, levels, shared, seconds)
+    def _add(self, run: DraftRun, seconds: float) -> None:
+        told = (1.0, run.levels, run.rows - run.levels, seconds)
         for line, one in zip(self._sums, told, strict=False):
             for i, other in enumerate(told):
                 line[i] += one * other

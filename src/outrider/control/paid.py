@@ -16,10 +16,11 @@ from outrider.control.costs import CostTable, DraftCost
 from outrider.control.forced import allowed
 from outrider.control.ledger import SHARE, Ledger
 from outrider.control.levels import PricedLevels, SeenLevels
-from outrider.control.pace import LONG_PAUSE, DraftPace
+from outrider.control.pace import LONG_PAUSE, DraftPace, DraftRun
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
 from outrider.control.together import Prospect, together
+from outrider.control.widths import Widths, followed_up
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter
 from outrider.core.request import RequestView
@@ -65,6 +66,8 @@ class PaidState:
     levels: int = 0
     passes: int = 0
     """That its drafter made for them: it stops where nothing promising follows."""
+    rows: int = 0
+    """Of these passes."""
     idle: int = 0
     """Steps since somebody was paid to draft for it, or it came."""
     rest: int = 0
@@ -76,7 +79,7 @@ class PaidState:
         if self.drafter is None:
             self.idle += 1
         else:
-            self.drafter, self.levels, self.passes, self.idle = None, 0, 0, 0
+            self.drafter, self.levels, self.passes, self.rows, self.idle = None, 0, 0, 0, 0
 
 
 class Candidate(NamedTuple):
@@ -111,6 +114,7 @@ class PaidDrafters:
         self._acceptance = acceptance
         self._known = known
         self._costs: dict[str, DraftPace] = {}
+        self._widths: dict[str, Widths] = {}
         self._newcomers: dict[tuple[str, bool], PricedLevels] = {}
         """What each drafter's levels bring a request of which nothing is known yet but whether its prompt was read."""
         self._reading = True
@@ -159,9 +163,10 @@ class PaidDrafters:
     def _brings(self, name: str, token: float, row: float, requests: int) -> float:
         """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer."""
         newcomer, cost = self._newcomer(name, True), self._cost(name)
-        begin, level = cost.fixed / requests, cost.level(requests) / requests
+        begin, wide = cost.fixed / requests, self._width(name).at(self._least(name, newcomer, token))
+        level, first = cost.level(wide * requests) / requests, cost.level(requests) / requests
         gains = [gain * token for gain in newcomer.expected(self._nodes, row / token)]
-        costs = [level * run for run in newcomer.runs(self._nodes)]
+        costs = [(level if place else first) * run for place, run in enumerate(newcomer.runs(self._nodes))]
         levels = depth(gains, begin, costs)
         gained = sum(gains[:levels])
         steps = self._answer / (1 + gained / token)
@@ -197,10 +202,20 @@ class PaidDrafters:
         self.tries = bool(tried)
         left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
         proposed = drafter.propose(requests, budgets)
-        for candidate, draft in zip(candidates, proposed, strict=True):
-            # The last pass of a draft that ends early is the one that found nothing.
-            candidate.state.passes = min(candidate.state.levels, 2 + max(depths(draft), default=-1))
+        for candidate, budget, draft in zip(candidates, budgets, proposed, strict=True):
+            self._count(candidate.state, budget, draft)
         return [joined(*pair, tree) for pair in zip(left, map(allowed, requests, proposed), strict=True)]
+
+    def _count(self, state: PaidState, budget: Budget, draft: Draft) -> None:
+        """The passes that a draft took, and their rows."""
+        if state.drafter is None:
+            return
+        levels = depths(draft)
+        # The last pass of a draft that ends early is the one that found nothing.
+        state.passes = state.rows = min(state.levels, 2 + max(levels, default=-1))
+        for claims in followed_up(levels, draft.confidence, state.passes):
+            state.rows += max(0, sum([claim >= budget.expand_node for claim in claims]) - 1)
+            self._width(state.drafter).observe(claims)
 
     def _budgets(
         self, candidates: Sequence[Candidate], prices: Prices, tree: bool
@@ -209,7 +224,7 @@ class PaidDrafters:
         budgets, tried = [_NOTHING] * len(candidates), {}
         for candidate in candidates:
             state = candidate.state
-            state.drafter, state.levels, state.passes = None, 0, 0
+            state.drafter, state.levels, state.passes, state.rows = None, 0, 0, 0
             state.rest = 0 if candidate.found.tokens else _REST  # without those, the next step may be worth it
         for name in sorted({c.drafter for c in candidates if c.drafter and c.limit}):
             paid = self._worthwhile(name, candidates, prices)
@@ -256,23 +271,31 @@ class PaidDrafters:
             verified = [(tokens * new, rows * new) for (tokens, rows), new in zip(verified, left, strict=False)]
         tokens, rows = [tokens for tokens, _ in verified], [rows for _, rows in verified]
         mine = () if candidate.exclusive else found.found
-        return Prospect(found.patience, mine, tokens, rows, known.runs(most), catching_up / _STAYS)
+        wide = self._width(name).at(self._least(name, known, prices.token))
+        return Prospect(found.patience, mine, tokens, rows, known.runs(most), catching_up / _STAYS, wide)
+
+    def _least(self, name: str, known: PricedLevels, token: float) -> float:
+        """How likely a node must be for its pass to be worth it to a request of which so much is known, where a token
+        costs so much."""
+        return self._cost(name).row / self._worth(name, known, token)
+
+    def _worth(self, name: str, known: PricedLevels, token: float) -> float:
+        """Of a pass for a node that is right."""
+        return token * max(_LEAST, known.followed**2 * self._acceptance.truth(name) ** _DEEP)
 
     def _budget(self, candidate: Candidate, name: str, levels: int, sharing: int, prices: Prices, tree: bool) -> Budget:
         """Of one that is paid for, as so many are."""
-        cost, truth = self._cost(name), self._acceptance.truth(name)
-        followed = self._gains(candidate.state, name).followed
-        token = prices.token * max(_LEAST, followed**2 * truth**_DEEP)
-        least = floor(prices.row, prices.token, max(1.0, truth))
-        further = min(1.0, cost.level(sharing) / sharing / token)
-        return Budget(candidate.limit, levels, least, tree, cost.row / token, further)
+        cost, worth = self._cost(name), self._worth(name, self._gains(candidate.state, name), prices.token)
+        least = floor(prices.row, prices.token, max(1.0, self._acceptance.truth(name)))
+        further = min(1.0, cost.level(sharing) / sharing / worth)
+        return Budget(candidate.limit, levels, least, tree, cost.row / worth, further)
 
     def _is_tried(self, candidate: Candidate, name: str, sharing: int, prices: Prices) -> bool:
         """Whether one that is not expected to pay is asked all the same, to find out; so many others are. All in the
         step wait for that, and all pay for it: so it depends on no request alone how long nobody is asked, for many
         may be in a step, and their answers short."""
         state, cost = candidate.state, self._cost(name)
-        takes = cost.catching_up(state.idle) + (cost.per_request if sharing else cost.fixed + cost.level(1))
+        takes = cost.catching_up(state.idle) + (cost.row if sharing else cost.fixed + cost.level(1))
         charge, since = takes / prices.plain_step, self._steps - self._tried.get(name, 0)
         due = min(LATEST, max(SOONEST, charge / SHARE))
         state.away = state.idle >= SOONEST and due - since > LONG_PAUSE
@@ -308,7 +331,7 @@ class PaidDrafters:
         took = 0.0
         for name, paid in _by_drafter(states).items():
             cost = self._cost(name)
-            took += cost.seconds([state.passes for state in paid]) + max([cost.catching_up(s.idle) for s in paid])
+            took += cost.seconds(_run(paid)) + max([cost.catching_up(s.idle) for s in paid])
         return took
 
     def observe(self, states: Sequence[PaidState], seconds: float) -> None:
@@ -317,7 +340,7 @@ class PaidDrafters:
         for name, paid in drafters.items():
             if len(drafters) == 1:
                 idle = max([state.idle for state in paid])
-                self._cost(name).observe([state.passes for state in paid], seconds, idle)
+                self._cost(name).observe(_run(paid), seconds, idle)
 
     def _is_outdone(self, candidate: Candidate, name: str, prices: Prices) -> bool:
         """Whether what was found is better than its draft would be, where only one of both can be verified."""
@@ -337,6 +360,9 @@ class PaidDrafters:
             known = self._table.drafting.get(name) or DraftCost(0.0, _UNKNOWN_LEVEL * self._table.first)
             cost = self._costs[name] = DraftPace(known)
         return cost
+
+    def _width(self, name: str) -> Widths:
+        return self._widths.setdefault(name, Widths())
 
     def _gains(self, state: PaidState, name: str) -> PricedLevels:
         gains = state.gains.get(name)
@@ -359,6 +385,11 @@ def _by_drafter(states: Sequence[PaidState]) -> dict[str, list[PaidState]]:
         if state.drafter:
             found.setdefault(state.drafter, []).append(state)
     return found
+
+
+def _run(paid: Sequence[PaidState]) -> DraftRun:
+    """By a drafter in the step under way, for these."""
+    return DraftRun(max([state.passes for state in paid]), sum([state.rows for state in paid]))
 
 
 def _usual(prices: Prices) -> float:

@@ -19,12 +19,12 @@ _DEPTHS = frozenset((1, 2, 3, 4, 6, 8, 12))
 
 
 class DraftCosts(Protocol):
-    """What one drafter takes: to begin drafts, and for a level of those of so many requests."""
+    """What one drafter takes: to begin drafts, and for a level of so many rows."""
 
     @property
     def fixed(self) -> float: ...
 
-    def level(self, sharing: float) -> float: ...
+    def level(self, rows: float) -> float: ...
 
 
 class Prospect(NamedTuple):
@@ -42,6 +42,8 @@ class Prospect(NamedTuple):
     """How likely a pass is made."""
     first: float = 0.0
     """Seconds that it takes before the first one, to catch up."""
+    wide: float = 1.0
+    """Rows that it has in a pass behind the first, which has one."""
 
 
 def together(
@@ -96,6 +98,9 @@ def _by_worth(prospects: Sequence[Prospect]) -> list[Worth]:
 def _level(prospects: Sequence[Prospect], levels: Sequence[int], level: int, drafting: DraftCosts) -> float:
     """Seconds that one level takes, where so many of each are drafted."""
     some = [mine for mine, count in zip(prospects, levels, strict=True) if count > level]
-    running = sum([max(mine.runs[level], _SELDOM) for mine in some])
-    seconds = min(1.0, running) * drafting.level(max(1.0, running))
+    running = [max(mine.runs[level], _SELDOM) for mine in some]
+    made, rows = min(1.0, sum(running)), sum(running)
+    if level:
+        rows = sum([share * mine.wide for share, mine in zip(running, some, strict=True)])
+    seconds = made * drafting.level(max(1.0, rows))
     return seconds if level or not some else seconds + drafting.fixed + sum([mine.first for mine in some])

@@ -191,10 +191,7 @@ __attribute__((noinline)) static void pairs_int8(const Model *m, const Matrix *w
     for (int pair; (pair = pool_next(&share)) >= 0;) {
         const Panel panel = panel_of(w, 2 * pair);
         if (many)
-            for (int half = 0; half < 2; half++) {
-                const Panel one = panel_after(&panel, half, 0);
-                many_int8(&one, lines, rows, block + half * PANEL);
-            }
+            many_int8(&panel, lines, rows, block);
         else
             pair_int8(&panel, lines, 0, block);
         finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);

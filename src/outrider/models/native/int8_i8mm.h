@@ -76,16 +76,19 @@ static void begin_many_int8(int rows) { (void)rows; }
 
 static void many_int8(const Panel *w, Lines x, int rows, float *out) {
 #define PAIRS(COUNT) \
-    case COUNT: tile_paired(w, lines_at(x, r), COUNT, given, out + r * PANEL_PAIR); break;
-    for (int r = 0, pairs; r < rows; r += 2 * pairs) {
-        pairs = rows_at_once((rows - r + 1) / 2, MOST_PAIRS);
-        const int given = rows - r < 2 * pairs ? rows - r : 2 * pairs;
-        switch (pairs) {
-            PAIRS(1)
-            PAIRS(2)
-            PAIRS(3)
-            PAIRS(4)
-            PAIRS(5)
+    case COUNT: tile_paired(&one, lines_at(x, r), COUNT, given, out + half * PANEL + r * PANEL_PAIR); break;
+    for (int half = 0; half < 2; half++) {
+        const Panel one = panel_after(w, half, 0);
+        for (int r = 0, pairs; r < rows; r += 2 * pairs) {
+            pairs = rows_at_once((rows - r + 1) / 2, MOST_PAIRS);
+            const int given = rows - r < 2 * pairs ? rows - r : 2 * pairs;
+            switch (pairs) {
+                PAIRS(1)
+                PAIRS(2)
+                PAIRS(3)
+                PAIRS(4)
+                PAIRS(5)
+            }
         }
     }
 #undef PAIRS

@@ -248,32 +248,68 @@ INLINE void pair_int8(const Panel *w, Lines x, int coded, float *out) {
 INLINE int takes_many(const Model *m, int rows) { return m->shape.kernels == KERNELS_AMX && rows > 8; }
 #define TILES_INT8 ALSO("amx-tile,amx-int8")
 
-/* Tile 0 sums a block of sixteen rows, 4 holds their inputs, 6 the weights. */
-TILES_INT8 static void configure_int8(int rows) {
+/* Tiles 0-3 sum a block of up to 32 rows x 32 columns, 4 and 5 hold their inputs, 6 and 7 the weights of two panels: four
+ * sums at a time, for each takes three times as long as another can begin. Of more rows than 32 the last may be fewer than
+ * tiles have: what is read behind them is not looked at. */
+TILES_INT8 static void begin_many_int8(int rows) {
     const uint8_t top = rows < ROW_TILE ? (uint8_t)rows : ROW_TILE;
+    const uint8_t low = rows > ROW_TILE && rows < 2 * ROW_TILE ? (uint8_t)(rows - ROW_TILE) : ROW_TILE;
     volatile TileConfig config = {
         .palette = 1,
-        .bytes_per_row = {64, 64, 0, 0, STEP, STEP, 64, 64},
-        .rows = {top, top, 0, 0, top, top, STEP / 4, STEP / 4},
+        .bytes_per_row = {64, 64, 64, 64, STEP, STEP, 64, 64},
+        .rows = {top, top, low, low, top, low, STEP / 4, STEP / 4},
     };
     _tile_loadconfig((const void *)&config);
 }
 
-TILES_INT8 INLINE void block_tiles(const Panel *w, Line x, int depth, int held, int start, int size, int rows, float *out) {
-    int32_t sums[ROW_TILE * PANEL] __attribute__((aligned(64)));
-    const int block = start / BLOCK;
+/* total += the sums of a tile, as add_sums. */
+INLINE void add_tile(const int32_t *sums, Floats scale, const float *units, int rows, float *total) {
+    for (int r = 0; r < rows; r++) add_sums(total + r * PANEL_PAIR, ints_at(sums + r * PANEL), scale, units[r]);
+}
+
+/* Up to 32 rows (more than 16: `two`) against a block of both panels of a pair. `fresh`: the weights come from memory. */
+TILES_INT8 INLINE void block_tiles(const Panel *w, Line x, int depth, int held, int start, int rows, int two, int fresh,
+                                   float *out) {
+    int32_t sums[4][ROW_TILE * PANEL] __attribute__((aligned(64)));
+    const Panel other = panel_after(w, 1, 0);
+    const int block = start / BLOCK, size = block_size(w->depth, start);
+    const int8_t *low = x.values + (int64_t)ROW_TILE * depth;
     _tile_zero(0);
-    for (int k = start; k < start + size; k += STEP) {
-        const char *weights = (const char *)w->weights + k * PANEL;
-        for (int line = 0; line < STEP * PANEL; line += 64) _mm_prefetch(weights + EARLIER + line, _MM_HINT_T1);
-        _tile_loadd(4, x.values + k, depth);
-        _tile_loadd(6, weights, 64);
-        _tile_dpbssd(0, 4, 6);
+    _tile_zero(1);
+    if (two) {
+        _tile_zero(2);
+        _tile_zero(3);
     }
-    _tile_stored(0, sums, 64);
-    const Floats scale = bf16_at(w->scales + block * PANEL);
-    for (int r = 0; r < rows; r++)
-        add_sums(out + r * PANEL_PAIR, ints_at(sums + r * PANEL), scale, x.scales[block * held + r]);
+    for (int k = start; k < start + size; k += STEP) {
+        const char *first = (const char *)w->weights + k * PANEL, *second = (const char *)other.weights + k * PANEL;
+        if (fresh)
+            for (int line = 0; line < STEP * PANEL; line += 64) {
+                _mm_prefetch(first + EARLIER + line, _MM_HINT_T1);
+                _mm_prefetch(second + EARLIER + line, _MM_HINT_T1);
+            }
+        _tile_loadd(4, x.values + k, depth);
+        _tile_loadd(6, first, 64);
+        _tile_loadd(7, second, 64);
+        if (two) _tile_loadd(5, low + k, depth);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        if (two) {
+            _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    if (two) {
+        _tile_stored(2, sums[2], 64);
+        _tile_stored(3, sums[3], 64);
+    }
+    const float *units = x.scales + block * held;
+    const Floats scales[2] = {bf16_at(w->scales + block * PANEL), bf16_at(other.scales + block * PANEL)};
+    for (int half = 0; half < 2; half++) {
+        add_tile(sums[half], scales[half], units, two ? ROW_TILE : rows, out + half * PANEL);
+        if (two) add_tile(sums[2 + half], scales[half], units + ROW_TILE, rows - ROW_TILE, out + ROW_TILE * PANEL_PAIR + half * PANEL);
+    }
 }
 
 /* Whether a block of any of these rows is taken in two. */
@@ -283,20 +319,23 @@ INLINE int any_fine(Lines x, int block, int rows) {
     return fine;
 }
 
-static void begin_many_int8(int rows) { configure_int8(rows); }
-
-/* Rows padded to ROW_TILE must be readable. */
+/* All rows against both panels of a pair, as pair_int8. Rows padded to ROW_TILE must be readable. */
 TILES_INT8 static void many_int8(const Panel *w, Lines x, int rows, float *out) {
-    const int uneven = rows > ROW_TILE && rows % ROW_TILE;
-    for (int r = 0; r < rows; r += ROW_TILE, out += ROW_TILE * PANEL_PAIR) {
-        const int count = rows - r < ROW_TILE ? rows - r : ROW_TILE;
+    for (int r = 0; r < rows; r += 2 * ROW_TILE, out += 2 * ROW_TILE * PANEL_PAIR) {
+        const int count = rows - r < 2 * ROW_TILE ? rows - r : 2 * ROW_TILE;
         const Lines some = lines_at(x, r);
-        if (uneven && (r == 0 || count < ROW_TILE)) configure_int8(count);
-        for (int i = 0; i < count; i++) keep(out + i * PANEL_PAIR, ZERO_FLOATS);
+        for (int i = 0; i < count * PANEL_PAIR; i += PANEL) keep(out + i, ZERO_FLOATS);
         for (int start = 0, block = 0; start < w->depth; start += BLOCK, block++) {
-            const int size = block_size(w->depth, start);
-            block_tiles(w, some.coarse, x.depth, x.rows, start, size, count, out);
-            if (any_fine(some, block, count)) block_tiles(w, some.fine, x.depth, x.rows, start, size, count, out);
+            if (count > ROW_TILE)
+                block_tiles(w, some.coarse, x.depth, x.rows, start, count, 1, r == 0, out);
+            else
+                block_tiles(w, some.coarse, x.depth, x.rows, start, count, 0, r == 0, out);
+            for (int tile = 0; tile < count; tile += ROW_TILE) {
+                const int own = count - tile < ROW_TILE ? count - tile : ROW_TILE;
+                const Lines mine = lines_at(some, tile);
+                if (any_fine(mine, block, own))
+                    block_tiles(w, mine.fine, x.depth, x.rows, start, own, 0, 0, out + tile * PANEL_PAIR);
+            }
         }
     }
 }
