@@ -14,7 +14,8 @@ from outrider.control.choice import kept
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.ledger import Ledger, lend
 from outrider.control.pace import DraftPace, DraftRun, Pace
-from outrider.control.paid import Candidate, PaidDrafters, PaidState
+from outrider.control.paid import PaidDrafters
+from outrider.control.paid_state import Candidate, PaidState
 from outrider.control.prices import Prices
 from outrider.control.survey import Survey
 from outrider.control.thrift import Thrift

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from outrider.control.acceptance import Acceptance, Calibration, Leaning, verdicts
 from outrider.control.auto import AutoLength
-from outrider.control.choice import depth
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.isotonic import isotonic
 from outrider.control.ledger import SHARE, Ledger
 from outrider.control.levels import Levels, PricedLevels, SeenLevels
-from outrider.control.paid import PaidDrafters, PaidState
+from outrider.control.paid import PaidDrafters
+from outrider.control.paid_state import PaidState
+from outrider.control.widths import Widths, followed_up
 from outrider.core.draft import Draft
 
 # -- acceptance
@@ -155,13 +156,28 @@ def test_a_drafter_that_agrees_with_a_lookup_is_no_worse_for_it() -> None:
     assert rated[2][0] == pytest.approx([0.0, 0.0], abs=0.03)
 
 
-def test_depth_pays_for_what_drafting_costs() -> None:
-    gains = [0.6, 0.36, 0.2, 0.1]
-    assert depth(gains, 0.0, [0.25] * 4) == 2
-    assert depth(gains, 0.0, [0.25, 0.25, 0.1, 0.1]) == 3  # levels that are seldom run cost less
-    assert depth(gains, 0.5, [0.25] * 4) == 0
-    assert depth(gains[:1], 0.0, [0.0]) == 1
-    assert depth([], 0.0, []) == 0
+@pytest.mark.parametrize(("unread", "reads"), [(0.8, False), (0.0, True)])
+def test_a_prompt_is_read_for_what_that_adds(unread: float, reads: bool) -> None:
+    """Not where drafts are as good without. Sixteen requests; before that is known, prompts are read."""
+    line = [1.0 + 0.005 * rows for rows in ROWS]
+    cost = DraftCost(0.02, 0.05, resume=0.34, row=0.002)
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 4, Acceptance(), {})
+    assert paid.pays(1.0, 16, 100)
+    for read, chance in ((True, 0.8), (False, unread)) * 50:
+        state = PaidState(read, drafter="head", levels=1, passes=1, rows=1)
+        paid.rate(state, Draft([7], [-1], [chance], "head"), [chance], [0])
+    assert paid.pays(1.0, 16, 100) == reads
+
+
+def test_passes_are_as_wide_as_what_they_are_worth() -> None:
+    widths = Widths()
+    for _ in range(500):
+        for claims in followed_up([0, 0, 0, 1, 1, 2], [0.7, 0.15, 0.03, 0.5, 0.3, 0.4], passes=3):
+            widths.observe(claims)
+    assert widths.at(0.01) == pytest.approx(2.5, abs=0.05)
+    assert widths.at(0.1) == pytest.approx(2.0, abs=0.05)
+    assert widths.at(0.4) == pytest.approx(1.0, abs=0.05)
+    assert widths.at(0.9) == widths.at(0.4)
 
 
 # -- the ledger

@@ -30,7 +30,8 @@ from outrider.control.costs import ROWS, CostTable
 from outrider.control.device_steps import DeviceSteps
 from outrider.control.forced import all_carried_on, allowed, forced_of_all
 from outrider.control.ledger import Overrun, charges, lend
-from outrider.control.paid import PaidDrafters, PaidState
+from outrider.control.paid import PaidDrafters
+from outrider.control.paid_state import PaidState
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, Silence
 from outrider.control.states import EMPTY, State, States

@@ -163,17 +163,6 @@ def kept(
     return Kept(nodes, row)
 
 
-def depth(gains: Sequence[float], fixed: float, costs: Sequence[float]) -> int:
-    """Levels worth drafting where level k is expected to gain `gains[k]` and costs `costs[k]`; 0 if drafting does not
-    pay at all."""
-    total, best, deepest = -fixed, 0.0, 0
-    for k, (gain, cost) in enumerate(zip(gains, costs, strict=True)):
-        total += gain - cost
-        if total > best:
-            best, deepest = total, k + 1
-    return deepest
-
-
 def floor(row: float, price: float, modesty: float) -> float:
     """The claim, of a whole path, below which hardly anything is worth a row, by a drafter that is right `modesty`
     times as often as it claims."""

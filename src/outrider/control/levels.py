@@ -23,14 +23,14 @@ class Levels:
     """What each level of a drafter's drafts has lately brought a request. Levels beyond those drafted last are guessed
     from them, `ratio` of the one before: what improves is allowed more, step by step."""
 
-    __slots__ = ("_levels", "_rate", "_ratio", "_weight")
+    __slots__ = ("_levels", "_rate", "_ratio", "weight")
 
     def __init__(self, levels: Sequence[float], ratio: float, rate: float, weight: float) -> None:
         """What is believed at first counts like `weight` drafts; every draft counts for at least `rate`."""
         self._levels = list(levels)
         self._ratio = ratio
         self._rate = rate
-        self._weight = weight
+        self.weight = weight
 
     def copy(self, rate: float, weight: float) -> Levels:
         """The same belief, held less or more firmly."""
@@ -38,8 +38,8 @@ class Levels:
 
     def observe(self, brought: Sequence[float], first: float, rate: float = 0.0) -> None:
         """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
-        rate = max(rate, self._rate, 1 / (self._weight + 1))
-        self._weight += 1
+        rate = max(rate, self._rate, 1 / (self.weight + 1))
+        self.weight += 1
         before = self.expected(len(brought))
         self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
         # Single levels do not tell how fast they fall; others do, and a drafter goes by its own guesses ever less well.
@@ -60,8 +60,8 @@ class Levels:
 
     def observe_hits(self, right: int, count: int) -> None:
         """As `observe`, of `count` levels of which the first `right` were."""
-        rate = max(self._rate, 1 / (self._weight + 1))
-        self._weight += 1
+        rate = max(self._rate, 1 / (self.weight + 1))
+        self.weight += 1
         levels = self._levels
         if len(levels) != count:
             levels = self.expected(count)
@@ -134,6 +134,11 @@ class PricedLevels:
     @property
     def _all(self) -> tuple[Levels, ...]:
         return self._best, self._tokens, self._rows, self._runs
+
+    @property
+    def weight(self) -> float:
+        """Of all that was seen and hoped, in drafts."""
+        return self._best.weight
 
     @property
     def followed(self) -> float:

@@ -7,25 +7,25 @@ where one is not asked, it is tried again, as often as the ledger can bear.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import inf
 
 from outrider.control.acceptance import Acceptance, covered, depths
-from outrider.control.choice import depth, floor, joined
+from outrider.control.choice import floor, joined
 from outrider.control.costs import CostTable, DraftCost
 from outrider.control.forced import allowed
-from outrider.control.ledger import SHARE, Ledger
+from outrider.control.ledger import SHARE
 from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace, DraftRun
+from outrider.control.paid_state import Candidate, PaidState
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
-from outrider.control.together import Prospect, together
+from outrider.control.together import Prospect, gain, together
 from outrider.control.widths import Widths, followed_up
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter
 from outrider.core.request import RequestView
 
-_NOTHING, _EMPTY = Budget(0, 0), Draft()
+_NOTHING = Budget(0, 0)
 _TRIAL_NODES = 2
 """Of a draft that is only to find out."""
 _UNKNOWN_LEVEL = 0.3
@@ -41,6 +41,10 @@ _DEEP = 2
 """Levels after which a drafter about ends: by so many its claims are off, if they are."""
 _LEAST = 1e-6
 """Tokens that a pass for a node that is right is taken to gain, at least."""
+_ROWS_EACH = 4
+"""Rows of a request in a step, at most, where it is asked whether a prompt should be read."""
+_KNOWN = 16
+"""Drafts after which it is known what they bring those whose prompts were not read."""
 _STAYS = 8
 """Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
 _MARGIN = 0.1
@@ -51,56 +55,6 @@ _REST = 4
 """Steps for which one that was not asked need not be thought of: little changes in a step."""
 _AFTER_PAUSE = 0.3
 """How much the first draft after a pause counts: more than what was true before it."""
-
-
-@dataclass(slots=True)
-class PaidState:
-    """What is known of one request's paid drafters."""
-
-    read: bool = True
-    """Whether its drafters were to read its prompt."""
-    gains: dict[str, PricedLevels] = field(default_factory=dict)
-    """By drafter."""
-    drafter: str | None = None
-    """Who was paid in the step under way, for so many `levels`."""
-    levels: int = 0
-    passes: int = 0
-    """That its drafter made for them: it stops where nothing promising follows."""
-    rows: int = 0
-    """Of these passes."""
-    idle: int = 0
-    """Steps since somebody was paid to draft for it, or it came."""
-    rest: int = 0
-    """Steps for which nobody need be asked whether to pay."""
-    away: bool = False
-    """Whether nobody was paid for it for some time, nor will be for long."""
-
-    def end_step(self) -> None:
-        if self.drafter is None:
-            self.idle += 1
-        else:
-            self.drafter, self.levels, self.passes, self.rows, self.idle = None, 0, 0, 0, 0
-
-
-class Candidate(NamedTuple):
-    """A request for which a paid drafter may draft."""
-
-    state: PaidState
-    ledger: Ledger
-    drafter: str | None
-    """Its paid drafter's name; None: it has none."""
-    limit: int
-    """The most nodes."""
-    found: Draft
-    """What was looked up for it."""
-    chances: Sequence[float]
-    """Of its nodes."""
-    exclusive: bool
-    """Whether only one of both can be verified, what was found or what is paid for."""
-
-    def left(self, budget: Budget) -> Draft:
-        """Of what was found, beside what is paid for."""
-        return _EMPTY if self.exclusive and self.found.tokens and budget.nodes else self.found
 
 
 class PaidDrafters:
@@ -152,25 +106,31 @@ class PaidDrafters:
         names, efficiency = self._table.drafting, min(1.0, efficiency)
         if not names:
             return True
-        costs = self._table.pass_seconds(2 * requests, self._table.contexts[0])
-        token, row = efficiency * costs[requests] / requests, (costs[-1] - costs[requests]) / requests
+        passes = self._table.pass_seconds(_ROWS_EACH * requests, self._table.contexts[0])
         # What drafts bring without is no measure of them: now and then a prompt is read all the same.
-        brings = any(self._brings(name, token, row, requests) > prompt * self._cost(name).reading for name in names)
+        brings = any(self._gains_by_reading(name, passes, efficiency, requests, prompt) for name in names)
         self._reading = brings or self._unread >= _READ_ANYWAY
         self._unread = 0 if self._reading else self._unread + 1
         return self._reading
 
-    def _brings(self, name: str, token: float, row: float, requests: int) -> float:
-        """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer."""
-        newcomer, cost = self._newcomer(name, True), self._cost(name)
-        begin, wide = cost.fixed / requests, self._width(name).at(self._least(name, newcomer, token))
-        level, first = cost.level(wide * requests) / requests, cost.level(requests) / requests
-        gains = [gain * token for gain in newcomer.expected(self._nodes, row / token)]
-        costs = [(level if place else first) * run for place, run in enumerate(newcomer.runs(self._nodes))]
-        levels = depth(gains, begin, costs)
-        gained = sum(gains[:levels])
-        steps = self._answer / (1 + gained / token)
-        return steps * (gained - begin - sum(costs[:levels])) if levels else 0.0
+    def _gains_by_reading(
+        self, name: str, passes: Sequence[float], efficiency: float, requests: int, prompt: float
+    ) -> bool:
+        brings = self._brings(name, True, passes, efficiency, requests)
+        if self._newcomer(name, False).weight > _KNOWN:  # else it is hoped to bring as much
+            brings -= self._brings(name, False, passes, efficiency, requests)
+        return brings > prompt * self._cost(name).reading
+
+    def _brings(self, name: str, read: bool, passes: Sequence[float], efficiency: float, requests: int) -> float:
+        """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer.
+        Decided as each step will be: what is read for and then not asked would cost and bring nothing."""
+        known, cost, plain = self._newcomer(name, read), self._cost(name), passes[requests] / requests
+        token, row = efficiency * plain, (passes[-1] - passes[requests]) / (len(passes) - 1 - requests)
+        tokens, rows = zip(*known.verified(self._nodes, row / token), strict=True)
+        wide = self._width(name).at(self._least(name, known, token))
+        alike = Prospect(inf, (), tokens, rows, known.runs(self._nodes), 0.0, wide)
+        gained, saved = gain([alike] * requests, passes, token, cost, _MARGIN * plain)
+        return saved / requests * self._answer / (1 + gained / requests)
 
     def rests(self, states: Collection[PaidState]) -> bool:
         """A step begins: whether nobody need be paid in it, without a closer look."""

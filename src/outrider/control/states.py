@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from outrider.control.acceptance import Leanings
 from outrider.control.chains import ChainState
 from outrider.control.ledger import Ledger
-from outrider.control.paid import Candidate, PaidState
+from outrider.control.paid_state import Candidate, PaidState
 from outrider.core.draft import Draft
 from outrider.core.request import RequestView
 

@@ -53,6 +53,21 @@ def together(
     itself, and `margin` times the root of the number of requests drafted for: errors of many partly cancel.
 
     `costs[r]`: of a pass of r rows. `price`: what a token is worth."""
+    return _best(prospects, costs, price, drafting, margin)[0]
+
+
+def gain(
+    prospects: Sequence[Prospect], costs: Sequence[float], price: float, drafting: DraftCosts, margin: float
+) -> tuple[float, float]:
+    """Tokens that these levels bring, and seconds that they save, less the margin."""
+    levels, saved = _best(prospects, costs, price, drafting, margin)
+    return sum([sum(mine.tokens[:count]) for mine, count in zip(prospects, levels, strict=True)]), saved
+
+
+def _best(
+    prospects: Sequence[Prospect], costs: Sequence[float], price: float, drafting: DraftCosts, margin: float
+) -> tuple[list[int], float]:
+    """The levels, and what they are expected to gain with what was found."""
     worth = _by_worth(prospects)
     patience, most = [mine.patience for mine in prospects], [len(mine.tokens) for mine in prospects]
     best, found, spent = 0.0, [0] * len(prospects), 0.0
@@ -76,7 +91,7 @@ def together(
             net -= margin * (len(levels) - levels.count(0)) ** 0.5
             if net > best:
                 best, found = net, levels
-    return found
+    return found, best
 
 
 def _by_worth(prospects: Sequence[Prospect]) -> list[Worth]:

@@ -1,0 +1,63 @@
+"""What is known of one request beside paid drafters, and what they are asked about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outrider.control.ledger import Ledger
+from outrider.control.levels import PricedLevels
+from outrider.core.draft import Budget, Draft
+
+_EMPTY = Draft()
+
+
+@dataclass(slots=True)
+class PaidState:
+    """What is known of one request's paid drafters."""
+
+    read: bool = True
+    """Whether its drafters were to read its prompt."""
+    gains: dict[str, PricedLevels] = field(default_factory=dict)
+    """By drafter."""
+    drafter: str | None = None
+    """Who was paid in the step under way, for so many `levels`."""
+    levels: int = 0
+    passes: int = 0
+    """That its drafter made for them: it stops where nothing promising follows."""
+    rows: int = 0
+    """Of these passes."""
+    idle: int = 0
+    """Steps since somebody was paid to draft for it, or it came."""
+    rest: int = 0
+    """Steps for which nobody need be asked whether to pay."""
+    away: bool = False
+    """Whether nobody was paid for it for some time, nor will be for long."""
+
+    def end_step(self) -> None:
+        if self.drafter is None:
+            self.idle += 1
+        else:
+            self.drafter, self.levels, self.passes, self.rows, self.idle = None, 0, 0, 0, 0
+
+
+class Candidate(NamedTuple):
+    """A request for which a paid drafter may draft."""
+
+    state: PaidState
+    ledger: Ledger
+    drafter: str | None
+    """Its paid drafter's name; None: it has none."""
+    limit: int
+    """The most nodes."""
+    found: Draft
+    """What was looked up for it."""
+    chances: Sequence[float]
+    """Of its nodes."""
+    exclusive: bool
+    """Whether only one of both can be verified, what was found or what is paid for."""
+
+    def left(self, budget: Budget) -> Draft:
+        """Of what was found, beside what is paid for."""
+        return _EMPTY if self.exclusive and self.found.tokens and budget.nodes else self.found
