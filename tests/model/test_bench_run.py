@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_the_finished_part_and_resume_goes_on(tmp_path: Path) -> No
     while not out.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 130, stderr
     kept = Results.load(out)
     assert kept.complete is False

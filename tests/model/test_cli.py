@@ -322,7 +322,7 @@ class Terminal:
         os.write(self.ours, keys.encode())
 
     def close(self) -> int:
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=240)
         while select.select([self.ours], [], [], 0)[0]:
             try:
                 self.seen += os.read(self.ours, 65536).decode(errors="replace")
@@ -367,7 +367,7 @@ def test_interrupt_stops_generation_cleanly(tiny: tuple[str, str]) -> None:
     assert process.stdout is not None
     process.stdout.read(1)  # it has begun to answer
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert b"Traceback" not in errors
 
@@ -395,6 +395,6 @@ def test_reader_that_leaves_is_no_error(tiny: tuple[str, str]) -> None:
     assert process.stderr is not None
     process.stdout.read(1)
     process.stdout.close()
-    assert process.wait(timeout=120) != 0
+    assert process.wait(timeout=240) != 0
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()

@@ -104,7 +104,7 @@ def main(folder: Path) -> None:
         for kernel in launched.values():
             kernel.device_caches.clear()
 
-    usual = compiling._WORKER
+    usual, compiling._PATIENCE = compiling._WORKER, 600.0
     compiling._WORKER = f"sys.modules['torch'] = None; {usual}"
     tell("compile", "good", chains, product)
     tell("are not needed", "good", chains, product)
