@@ -34,6 +34,8 @@ FOREIGN = {
     "models/checkpoints/safetensors_file.py": "a header on disk that anybody may have written",
     "models/checkpoints/safetensors_folder.py": "an index on disk that anybody may have written",
     "models/cpu.py": "what this version of torch knows of the processor",
+    "models/cuda/compile_worker.py": "what this version of Triton has",
+    "models/cuda/compiling.py": "what this version of Triton has, and whether Python is one that starts Python",
     "models/hf.py": "configurations and models of transformers",
     "models/memory.py": "what this system's C library and mmap have",
     "server/logs.py": "log records of other libraries",
