@@ -6,6 +6,7 @@ where one is not asked, it is tried again, as often as the ledger can bear.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
@@ -19,7 +20,7 @@ from outrider.control.pace import LONG_PAUSE, DraftPace, DraftRun
 from outrider.control.paid_state import Candidate, PaidState
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
-from outrider.control.together import Prospect, gain, together
+from outrider.control.together import Prospect, gain_of_many, together
 from outrider.control.widths import Widths, followed_up
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter
@@ -68,7 +69,7 @@ class PaidDrafters:
         self._acceptance = acceptance
         self._known = known
         self._costs: dict[str, DraftPace] = {}
-        self._widths: dict[str, Widths] = {}
+        self._widths = defaultdict[str, Widths](Widths)
         self._newcomers: dict[tuple[str, bool], PricedLevels] = {}
         """What each drafter's levels bring a request of which nothing is known yet but whether its prompt was read."""
         self._reading = True
@@ -127,10 +128,10 @@ class PaidDrafters:
         known, cost, plain = self._newcomer(name, read), self._cost(name), passes[requests] / requests
         token, row = efficiency * plain, (passes[-1] - passes[requests]) / (len(passes) - 1 - requests)
         tokens, rows = zip(*known.verified(self._nodes, row / token), strict=True)
-        wide = self._width(name).at(self._least(name, known, token))
+        wide = self._widths[name].at(self._least(name, known, token))
         alike = Prospect(inf, (), tokens, rows, known.runs(self._nodes), 0.0, wide)
-        gained, saved = gain([alike] * requests, passes, token, cost, _MARGIN * plain)
-        return saved / requests * self._answer / (1 + gained / requests)
+        gained, saved = gain_of_many(alike, requests, passes, token, cost, _MARGIN * plain)
+        return saved / requests * self._answer / (1 + gained)
 
     def rests(self, states: Collection[PaidState]) -> bool:
         """A step begins: whether nobody need be paid in it, without a closer look."""
@@ -175,7 +176,7 @@ class PaidDrafters:
         state.passes = state.rows = min(state.levels, 2 + max(levels, default=-1))
         for claims in followed_up(levels, draft.confidence, state.passes):
             state.rows += max(0, sum([claim >= budget.expand_node for claim in claims]) - 1)
-            self._width(state.drafter).observe(claims)
+            self._widths[state.drafter].observe(claims)
 
     def _budgets(
         self, candidates: Sequence[Candidate], prices: Prices, tree: bool
@@ -231,7 +232,7 @@ class PaidDrafters:
             verified = [(tokens * new, rows * new) for (tokens, rows), new in zip(verified, left, strict=False)]
         tokens, rows = [tokens for tokens, _ in verified], [rows for _, rows in verified]
         mine = () if candidate.exclusive else found.found
-        wide = self._width(name).at(self._least(name, known, prices.token))
+        wide = self._widths[name].at(self._least(name, known, prices.token))
         return Prospect(found.patience, mine, tokens, rows, known.runs(most), catching_up / _STAYS, wide)
 
     def _least(self, name: str, known: PricedLevels, token: float) -> float:
@@ -320,9 +321,6 @@ class PaidDrafters:
             known = self._table.drafting.get(name) or DraftCost(0.0, _UNKNOWN_LEVEL * self._table.first)
             cost = self._costs[name] = DraftPace(known)
         return cost
-
-    def _width(self, name: str) -> Widths:
-        return self._widths.setdefault(name, Widths())
 
     def _gains(self, state: PaidState, name: str) -> PricedLevels:
         gains = state.gains.get(name)

@@ -8,6 +8,7 @@ worth when all is paid for?
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple, Protocol
 
 from outrider.control.choice import Worth, selected
@@ -53,21 +54,6 @@ def together(
     itself, and `margin` times the root of the number of requests drafted for: errors of many partly cancel.
 
     `costs[r]`: of a pass of r rows. `price`: what a token is worth."""
-    return _best(prospects, costs, price, drafting, margin)[0]
-
-
-def gain(
-    prospects: Sequence[Prospect], costs: Sequence[float], price: float, drafting: DraftCosts, margin: float
-) -> tuple[float, float]:
-    """Tokens that these levels bring, and seconds that they save, less the margin."""
-    levels, saved = _best(prospects, costs, price, drafting, margin)
-    return sum([sum(mine.tokens[:count]) for mine, count in zip(prospects, levels, strict=True)]), saved
-
-
-def _best(
-    prospects: Sequence[Prospect], costs: Sequence[float], price: float, drafting: DraftCosts, margin: float
-) -> tuple[list[int], float]:
-    """The levels, and what they are expected to gain with what was found."""
     worth = _by_worth(prospects)
     patience, most = [mine.patience for mine in prospects], [len(mine.tokens) for mine in prospects]
     best, found, spent = 0.0, [0] * len(prospects), 0.0
@@ -91,6 +77,24 @@ def _best(
             net -= margin * (len(levels) - levels.count(0)) ** 0.5
             if net > best:
                 best, found = net, levels
+    return found
+
+
+def gain_of_many(
+    mine: Prospect, requests: int, costs: Sequence[float], price: float, drafting: DraftCosts, margin: float
+) -> tuple[float, float]:
+    """Tokens that a step brings each of so many requests like this one, and seconds that it saves all of them: as
+    `together`, where all draft as deep."""
+    everybody, best, found = [mine] * requests, 0.0, 0.0
+    tokens, rows, spent = 0.0, float(requests), margin * requests**0.5
+    for level, (more, further) in enumerate(zip(mine.tokens, mine.rows, strict=True)):
+        tokens, rows = tokens + more, rows + requests * further
+        if rows > len(costs) - 1:
+            break
+        spent += _level(everybody, [level + 1] * requests, level, drafting)
+        saved = requests * tokens * price - (costs[ceil(rows)] - costs[requests]) - spent
+        if saved > best:
+            best, found = saved, tokens
     return found, best
 
 
