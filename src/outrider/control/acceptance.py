@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
 from itertools import pairwise, repeat
+from operator import mul
 
 from outrider.control.isotonic import isotonic
 from outrider.core.draft import ROOT, Draft
@@ -74,6 +75,8 @@ class Calibration:
         self._steps = 0
         self._line: list[_Piece] = []
         """What claims mean, between the middles of each bin and the next; empty until it is asked for anew."""
+        self._truth: float | None = None
+        """`truth`; None until it is asked for anew."""
 
     def tick(self) -> None:
         """A step has passed, whether or not this drafter took part."""
@@ -82,7 +85,7 @@ class Calibration:
             self._seen = [_FADE * value for value in self._seen]
             self._hits = [_FADE * value for value in self._hits]
         if self._steps < 16 or self._steps % 4 == 0:  # it changes slowly, and the estimate costs more than a look
-            self._line = []
+            self._line, self._truth = [], None
 
     def observe(self, claim: float, right: bool) -> None:
         b, seen, hits = bisect_right(_EDGES, claim), self._seen, self._hits
@@ -133,8 +136,10 @@ class Calibration:
     @property
     def truth(self) -> float:
         """How many times as often its nodes are right as it claims."""
-        claimed = sum(seen * middle for seen, middle in zip(self._seen, _MIDDLES, strict=True))
-        return (sum(self._hits) + _PRIOR) / (claimed + _PRIOR)
+        if self._truth is None:
+            claimed = sum(map(mul, self._seen, _MIDDLES))
+            self._truth = (sum(self._hits) + _PRIOR) / (claimed + _PRIOR)
+        return self._truth
 
 
 class Leaning:

@@ -46,7 +46,11 @@ def selected(
         rows += further
         if rows > room or more <= 0:
             break
-        gain = tokens * price - (_at(costs, requests + rows) - plain)
+        low = int(rows)  # as _at, which is called less often
+        cost = costs[requests + low]
+        if rows > low:
+            cost += (rows - low) * (costs[requests + low + 1] - cost)
+        gain = tokens * price - (cost - plain)
         if gain > best:
             best, count, most = gain, place, rows
     takes = (_at(costs, requests + most) + spent) / plain - 1

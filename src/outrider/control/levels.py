@@ -23,11 +23,13 @@ class Levels:
     """What each level of a drafter's drafts has lately brought a request. Levels beyond those drafted last are guessed
     from them, `ratio` of the one before: what improves is allowed more, step by step."""
 
-    __slots__ = ("_levels", "_rate", "_ratio", "weight")
+    __slots__ = ("_guessed", "_levels", "_rate", "_ratio", "weight")
 
     def __init__(self, levels: Sequence[float], ratio: float, rate: float, weight: float) -> None:
         """What is believed at first counts like `weight` drafts; every draft counts for at least `rate`."""
         self._levels = list(levels)
+        self._guessed = self._levels
+        """The same, and further levels as far as they were asked for since the last draft."""
         self._ratio = ratio
         self._rate = rate
         self.weight = weight
@@ -41,7 +43,7 @@ class Levels:
         rate = max(rate, self._rate, 1 / (self.weight + 1))
         self.weight += 1
         before = self.expected(len(brought))
-        self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
+        self._guessed = self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
         # Single levels do not tell how fast they fall; others do, and a drafter goes by its own guesses ever less well.
         before_last = sum(self._levels[:-1])
         falls = sum(self._levels[1:]) / before_last if before_last > 0 else first
@@ -67,13 +69,16 @@ class Levels:
             levels = self.expected(count)
         keep = 1 - rate
         self._levels = [keep * level + rate if place < right else keep * level for place, level in enumerate(levels)]
+        self._guessed = self._levels
         self._ratio += rate * ((0.95 if right else 0.0) - self._ratio)
 
     def expected(self, levels: int) -> list[float]:
-        known = self._levels[:levels]
-        while len(known) < levels:
-            known.append(known[-1] * self._ratio if known else 0.0)
-        return known
+        if len(self._guessed) < levels:
+            known = self._guessed.copy()
+            while len(known) < levels:
+                known.append(known[-1] * self._ratio if known else 0.0)
+            self._guessed = known
+        return self._guessed[:levels]
 
 
 class SeenLevels(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
+from operator import mul
 
 from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import floor, joined
@@ -53,7 +54,9 @@ _MARGIN = 0.1
 _SPARE = 1
 """Levels that are looked at beyond those for which a step has rows, were all alike."""
 _REST = 4
-"""Steps for which one that was not asked need not be thought of: little changes in a step."""
+"""Steps for which one that was not paid for need not be thought of: little changes in a step."""
+_MANY = 8
+"""Requests from which on each rests for itself; fewer are thought of together, or not at all."""
 _AFTER_PAUSE = 0.3
 """How much the first draft after a pause counts: more than what was true before it."""
 
@@ -186,54 +189,61 @@ class PaidDrafters:
         for candidate in candidates:
             state = candidate.state
             state.drafter, state.levels, state.passes, state.rows = None, 0, 0, 0
-            state.rest = 0 if candidate.found.tokens else _REST  # without those, the next step may be worth it
+            if not (candidate.drafter and candidate.limit):
+                state.rest = _REST
         for name in sorted({c.drafter for c in candidates if c.drafter and c.limit}):
-            paid = self._worthwhile(name, candidates, prices)
+            eligible = [i for i, c in enumerate(candidates) if c.drafter == name and c.limit]
+            asked = [i for i in eligible if len(eligible) < _MANY or candidates[i].state.rest <= 0]
+            if not asked:
+                continue
+            shared = _Shared(self._cost(name), len(eligible), prices)
+            paid = self._worthwhile(name, candidates, asked, shared, prices)
             sharing = sum(map(bool, paid))
-            others = [i for i, c in enumerate(candidates) if c.drafter == name and c.limit and not paid[i]]
-            for i, levels in enumerate(paid):
+            for i in asked:
+                candidate, levels = candidates[i], paid[i]
                 if levels:
-                    budgets[i] = self._budget(candidates[i], name, levels, sharing, prices, tree)
-            for i in sorted(others, key=lambda i: -candidates[i].state.idle):
+                    budgets[i] = self._budget(candidate, name, levels, sharing, prices, tree)
+                elif not any(chance > shared.least for chance in candidate.chances):
+                    candidate.state.rest = _REST  # with something found, the next step may be worth it without
+            for i in sorted([i for i in asked if not paid[i]], key=lambda i: -candidates[i].state.idle):
                 if self._is_tried(candidates[i], name, sharing, prices) and name not in tried:
                     budgets[i] = Budget(min(candidates[i].limit, _TRIAL_NODES), 1, 0.0, tree)
                     tried[name] = self._steps
-            for candidate, budget in zip(candidates, budgets, strict=True):
-                if budget.nodes and candidate.drafter == name:
-                    state = candidate.state
-                    state.drafter, state.levels, state.away, state.rest = name, budget.depth, False, 0
+            for i in asked:
+                if budgets[i].nodes:
+                    state = candidates[i].state
+                    state.drafter, state.levels, state.away, state.rest = name, budgets[i].depth, False, 0
         return budgets, tried
 
-    def _worthwhile(self, name: str, candidates: Sequence[Candidate], prices: Prices) -> list[int]:
-        """How deep a drafter is paid to draft, for each."""
-        least = prices.row / prices.token
-        sharing = sum(1 for candidate in candidates if candidate.drafter == name and candidate.limit)
-        prospects = []
-        for candidate in candidates:
-            found = Prospect(candidate.ledger.patience, [chance for chance in candidate.chances if chance > least])
-            if candidate.drafter == name and candidate.limit:
-                found = self._beside(found, candidate, name, sharing, prices)
-            prospects.append(found)
-        return together(prospects, prices.passes, prices.token, self._cost(name), _MARGIN * prices.plain_token)
+    def _worthwhile(
+        self, name: str, candidates: Sequence[Candidate], asked: Sequence[int], shared: _Shared, prices: Prices
+    ) -> list[int]:
+        """How deep a drafter is paid to draft for each; only for those `asked`."""
+        prospects = [
+            Prospect(candidate.ledger.patience, [chance for chance in candidate.chances if chance > shared.least])
+            for candidate in candidates
+        ]
+        for i in asked:
+            prospects[i] = self._beside(prospects[i], candidates[i], name, shared, prices)
+        if not any(prospect.tokens for prospect in prospects):
+            return [0] * len(candidates)
+        return together(prospects, prices.passes, prices.token, shared.cost, _MARGIN * prices.plain_token)
 
-    def _beside(self, found: Prospect, candidate: Candidate, name: str, sharing: int, prices: Prices) -> Prospect:
-        """What was found for it, and what a drafter's levels would bring beside that. So many share its passes."""
-        cost, known, idle = self._cost(name), self._gains(candidate.state, name), candidate.state.idle
-        # As deep as it may lose, with rows to verify it. Catching up is lost once, and gained by for some steps.
-        level, catching_up = cost.level(sharing) + sharing * (prices.usual_row or prices.row), cost.catching_up(idle)
-        may_lose = candidate.ledger.may_lose * prices.plain_token * sharing - cost.fixed - catching_up
-        most = min(candidate.limit, _SPARE + (len(prices.passes) - 1) // sharing)  # a step has so many rows
-        most = min(most, max(0, int(may_lose / level))) if level else most
-        if not most or self._is_outdone(candidate, name, prices):
+    def _beside(self, found: Prospect, candidate: Candidate, name: str, shared: _Shared, prices: Prices) -> Prospect:
+        """What was found for it, and what a drafter's levels would bring beside that."""
+        known, catching_up = self._gains(candidate.state, name), shared.cost.catching_up(candidate.state.idle)
+        most = min(candidate.limit, shared.levels(candidate.ledger.may_lose, catching_up))
+        if most <= 0 or self._is_outdone(candidate, name, prices):
             return found
-        verified = known.verified(most, _usual(prices))
+        tokens, rows = shared.worthwhile(known.verified(most, shared.row))
+        if not tokens:
+            return found
         if candidate.found.tokens:
-            left = [1 - chance for chance in self._covered(candidate)]
-            verified = [(tokens * new, rows * new) for (tokens, rows), new in zip(verified, left, strict=False)]
-        tokens, rows = [tokens for tokens, _ in verified], [rows for _, rows in verified]
+            left = [1 - chance for chance in covered(candidate.found, candidate.chances, len(tokens))]
+            tokens, rows = list(map(mul, tokens, left)), list(map(mul, rows, left))
         mine = () if candidate.exclusive else found.found
         wide = self._widths[name].at(self._least(name, known, prices.token))
-        return Prospect(found.patience, mine, tokens, rows, known.runs(most), catching_up / _STAYS, wide)
+        return Prospect(found.patience, mine, tokens, rows, known.runs(len(tokens)), catching_up / _STAYS, wide)
 
     def _least(self, name: str, known: PricedLevels, token: float) -> float:
         """How likely a node must be for its pass to be worth it to a request of which so much is known, where a token
@@ -334,6 +344,38 @@ class PaidDrafters:
             known = PricedLevels.hoped(self._known.get(name, ()), self._nodes, 1 / 64, 4)
             self._newcomers[name, read] = known
         return known
+
+
+class _Shared:
+    """What passes of one drafter cost in the step at hand, where so many requests may share them."""
+
+    __slots__ = ("_fixed", "_level", "_most", "_pass", "cost", "least", "row")
+
+    def __init__(self, cost: DraftPace, requests: int, prices: Prices) -> None:
+        self.cost = cost
+        self.row = _usual(prices)
+        """What verifying one of its nodes costs, of a token."""
+        self.least = prices.row / prices.token
+        """How likely a node must be at least to be worth its row."""
+        self._pass = prices.plain_token * requests
+        self._fixed, self._level = cost.fixed, cost.level(requests) + requests * self.row * prices.token
+        self._most = _SPARE + (len(prices.passes) - 1) // requests  # a step has so many rows
+
+    def levels(self, may_lose: float, catching_up: float) -> int:
+        """As deep as one may lose, in plain passes, with rows to verify it. Catching up is lost once, and gained by for
+        some steps."""
+        left = may_lose * self._pass - self._fixed - catching_up
+        return min(self._most, int(left / self._level)) if self._level else self._most
+
+    def worthwhile(self, levels: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+        """Tokens and rows of the first levels, up to one that is not worth its rows."""
+        tokens, rows = [], []
+        for more, further in levels:
+            if more <= self.least * further:
+                break
+            tokens.append(more)
+            rows.append(further)
+        return tokens, rows
 
 
 def _by_drafter(states: Sequence[PaidState]) -> dict[str, list[PaidState]]:

@@ -101,17 +101,19 @@ def gain_of_many(
 def _by_worth(prospects: Sequence[Prospect]) -> list[Worth]:
     """Of all levels and of what was found, what brings more for a row first; of what brings the same, what takes fewer
     passes."""
-    worth: list[tuple[float, int, Worth]] = []
+    worth: list[tuple[float, int, int, float, float]] = []
     for request, mine in enumerate(prospects):
-        worth += [(chance, 0, (chance, 1.0, request, 0)) for chance in mine.found]
+        for chance in mine.found:
+            worth.append((-chance, 0, request, chance, 1.0))
         of_row = 1.0
         for passes, (tokens, rows) in enumerate(zip(mine.tokens, mine.rows, strict=True), 1):
             if tokens <= 0 or rows <= 0:
                 break
-            of_row = min(of_row, tokens / rows)  # a level is verified only behind those before it
-            worth.append((of_row, -passes, (tokens, rows, request, passes)))
-    worth.sort(reverse=True)
-    return [each for _, _, each in worth]
+            if tokens < of_row * rows:  # a level is verified only behind those before it
+                of_row = tokens / rows
+            worth.append((-of_row, passes, request, tokens, rows))
+    worth.sort()
+    return [(tokens, rows, request, passes) for _, passes, request, tokens, rows in worth]
 
 
 def _level(prospects: Sequence[Prospect], levels: Sequence[int], level: int, drafting: DraftCosts) -> float:
