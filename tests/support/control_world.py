@@ -58,6 +58,8 @@ class World:
     table: CostTable | None = None
     thinking: float = 0.0
     """What looking up takes the host, whatever is found."""
+    besides: Callable[[int], float] = lambda draft: 0.0
+    """What a paid draft takes beside its levels, by its number."""
 
     def auto(self, nodes: int = 16, rows: int = 32) -> AutoLength:
         line = [PASS * self.rows(r) for r in ROWS]
@@ -66,7 +68,7 @@ class World:
 
     def run(self, controller: Controller, steps: int, requests: int = 1, length: int = 10**9) -> Ran:
         draw = random.Random(self.seed)
-        ran = Ran()
+        ran, made = Ran(), 0
         running = [Running(i) for i in range(requests)]
         for step in range(steps):
             if step and step % length == 0:
@@ -86,6 +88,8 @@ class World:
                 verified.append(VerifiedDraft(request, draft, tuple(range(taken)), tokens))
             rows = requests + sum(len(d) for d in drafts)
             target, drafting = self.rows(rows), self.per_level * drafter.levels + self.thinking * drafter.thoughts
+            if drafter.levels:
+                drafting, made = drafting + self.besides(made), made + 1
             # The speed of the machine swings by `drift`, with hiccups on top.
             speed = PASS * math.exp(math.log(self.drift) * math.sin(step / 90) / 2 + draw.gauss(0, self.noise))
             hiccup = 4.0 if draw.random() < 0.01 else 1.0

@@ -73,6 +73,41 @@ def test_what_takes_as_long_twice_running_is_no_hiccup() -> None:
     assert cost.fixed + cost.level(1) > 0.3
 
 
+@pytest.mark.parametrize("every", [2, 3, 7])
+def test_what_takes_long_now_and_then_takes_so_long_on_average(every: int) -> None:
+    cost, believed = DraftPace(DraftCost(0.0, 0.1)), []
+    for draft in range(40 * every):
+        cost.observe(DraftRun(1, 1), 0.0 if draft % every else 1.0)
+        believed.append(cost.seconds(DraftRun(1, 1)))
+    assert sum(believed[-every:]) / every == pytest.approx(1 / every, rel=0.1)
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+def test_a_drafter_every_other_draft_of_which_is_dear_costs_little(requests: int) -> None:
+    world = World(flat, always(0.5), besides=lambda draft: 4.0 * (draft % 2))
+    ran = world.run(world.auto(), 500, requests)
+    assert times_plain(world, ran, 60, requests) > 0.95
+
+
+def test_a_drafter_that_hung_for_a_while_is_asked_again() -> None:
+    """By answers none of which lives long enough to bear what it is taken to cost by then."""
+    world = World(flat, always(0.8), per_level=0.05, besides=lambda draft: 100.0 if draft in (20, 21) else 0.0)
+    ran = world.run(world.auto(), 1200, length=100)
+    assert sum(map(bool, ran.levels[30:300])) < 10
+    assert times_plain(world, ran, 1000) > 2
+
+
+def test_rows_that_are_no_longer_run_cost_at_last_what_was_measured() -> None:
+    """Wide drafts hung, and all that is tried since is narrow."""
+    cost = DraftPace(DraftCost(0.0, 0.05, 0.05, 0.001))
+    for seconds in (0.1, 0.1, 50.0, 50.0):
+        cost.observe(DraftRun(2, 20), seconds)
+    assert cost.row > 0.1
+    for _ in range(300):
+        cost.observe(DraftRun(1, 1), 0.05, idle=15)
+    assert cost.row == pytest.approx(0.001, rel=0.5)
+
+
 def test_levels_alone_take_less_where_beginning_a_draft_takes_nothing() -> None:
     """Drafts of a single level are all there is: none of what they take less may count for the others' worse."""
     cost = DraftPace(DraftCost(0.0, 1.0))

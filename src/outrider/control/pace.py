@@ -124,13 +124,15 @@ LONG_PAUSE = 32
 _FOR_EVER = 0.02
 """Of what the table counts for at first, that never fades."""
 _HICCUP = 1.5
-"""How many times as long as an ordinary draft one counts, at most."""
+"""How many times as long as an ordinary draft one counts, at most, where none of the last `_WINDOW` took as long."""
 
 
 _LATE = 0.3
 """How much what it took to catch up before the last draft counts."""
 _CHEAP = 0.7
 """Of what drafts take without catching up: less is not by chance, and whoever took less did not catch up for long."""
+_FAR_LESS = 0.25
+"""Of the same: where the first draft after a pause takes no more, what was believed before is given up."""
 
 
 class DraftRun(NamedTuple):
@@ -156,8 +158,8 @@ class DraftPace:
         self.reading = self._catching_up / LONG_PAUSE
         """What reading a token takes, where many are read at once."""
         self._is_first = True
-        self._off = 0.0
-        """How many times as long as expected the last draft took."""
+        self._off: deque[float] = deque(maxlen=_WINDOW)
+        """How many times as long as expected the last drafts took."""
         self._sums = [[0.0] * 4 for _ in range(3)]
         """Of each of three coefficients with each of them and the seconds: normal equations."""
         for levels in (1, 4):  # the table counts like a few drafts
@@ -169,18 +171,23 @@ class DraftPace:
     def observe(self, run: DraftRun, seconds: float, idle: int = 0) -> None:
         """Drafts took so long that ran this, after so many steps without. A hiccup counts, but for little more than an
         ordinary draft, and the first draft of all, which finds nothing ready, not at all: what looks too dear is hardly
-        asked again, and that would stay. What takes as long twice running is none."""
+        asked again, and that would stay. What takes as long twice within a few drafts is none."""
         if self._is_first:
             self._is_first = False
             return
-        usual, late = self.seconds(run), self.catching_up(idle)
-        most, self._off = max(_HICCUP, self._off), seconds / (usual + late) if usual + late > 0 else 0.0
-        seconds = min(seconds, most * (usual + late)) if usual + late > 0 else seconds
-        if idle and seconds > _CHEAP * usual:
+        usual, late, fade = self.seconds(run), self.catching_up(idle), self._FADE
+        if usual + late > 0:
+            most = max([_HICCUP, *self._off])
+            self._off.append(seconds / (usual + late))
+            seconds = min(seconds, most * (usual + late))
+        late_alone = idle and seconds > _CHEAP * usual  # which tells of catching up, and nothing of levels and rows
+        if late_alone:
             self._catching_up = max(0.0, self._catching_up + _LATE * (seconds - usual - late))
-            return
-        self._sums = [[self._FADE * value for value in line] for line in self._sums]
-        self._add(run, seconds)
+        elif idle and seconds < _FAR_LESS * usual:
+            fade, self._catching_up = (seconds / usual) ** 2, min(self._catching_up, seconds)
+        self._sums = [[fade * value for value in line] for line in self._sums]
+        if not late_alone:
+            self._add(run, seconds)
         sums = [list(map(add, *lines)) for lines in zip(self._sums, self._known, strict=True)]
         _, per_level, row = _solved(sums)
         weight, all_levels, all_rows, all_seconds = sums[0]

@@ -57,6 +57,8 @@ _REST = 4
 """Steps for which one that was not paid for need not be thought of: little changes in a step."""
 _MANY = 8
 """Requests from which on each rests for itself; fewer are thought of together, or not at all."""
+_DEAR = 2.0
+"""How many times as long as `SHARE` asks for nobody has drafted when one is tried whose price no ledger bears."""
 _AFTER_PAUSE = 0.3
 """How much the first draft after a pause counts: more than what was true before it."""
 
@@ -84,6 +86,8 @@ class PaidDrafters:
         self._steps = 0
         self._tried: dict[str, int] = {}
         """By drafter, the step in which it was last tried, for whomever."""
+        self._asked: dict[str, int] = {}
+        """And in which it was last asked at all."""
         self.tries = False
         """Whether somebody is tried in the step under way."""
 
@@ -213,6 +217,7 @@ class PaidDrafters:
                 if budgets[i].nodes:
                     state = candidates[i].state
                     state.drafter, state.levels, state.away, state.rest = name, budgets[i].depth, False, 0
+                    self._asked[name] = self._steps
         return budgets, tried
 
     def _worthwhile(
@@ -264,13 +269,16 @@ class PaidDrafters:
     def _is_tried(self, candidate: Candidate, name: str, sharing: int, prices: Prices) -> bool:
         """Whether one that is not expected to pay is asked all the same, to find out; so many others are. All in the
         step wait for that, and all pay for it: so it depends on no request alone how long nobody is asked, for many
-        may be in a step, and their answers short."""
+        may be in a step, and their answers short. What it is taken to cost may be wrong, too: however much that is,
+        the time in which it was not asked pays for it at last."""
         state, cost = candidate.state, self._cost(name)
         takes = cost.catching_up(state.idle) + (cost.row if sharing else cost.fixed + cost.level(1))
         charge, since = takes / prices.plain_step, self._steps - self._tried.get(name, 0)
         due = min(LATEST, max(SOONEST, charge / SHARE))
         state.away = state.idle >= SOONEST and due - since > LONG_PAUSE
-        if state.idle < SOONEST or since < due or not candidate.ledger.affords(charge):
+        silent = self._steps - self._asked.get(name, 0)
+        bears = candidate.ledger.affords(charge) or silent > max(LATEST, _DEAR * charge / SHARE)
+        if state.idle < SOONEST or since < due or not bears:
             return False
         return not self._is_outdone(candidate, name, prices)
 
