@@ -11,7 +11,7 @@ from control_world import PASS, Ran, Stopwatch, World, always, exact, flat, risi
 from outrider.control.acceptance import Acceptance
 from outrider.control.auto import AutoLength
 from outrider.control.choice import kept
-from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.control.costs import ROWS, CostTable, DraftCost, assumed
 from outrider.control.ledger import Ledger, lend
 from outrider.control.pace import DraftPace, DraftRun, Pace
 from outrider.control.paid import PaidDrafters
@@ -133,6 +133,29 @@ def test_the_same_surprise_twice_is_the_tables_fault() -> None:
     costs = pace.costs(0)
     assert costs[9] / costs[1] == pytest.approx(rising(0.4)(9), rel=0.15)
     assert costs[4] / costs[1] == pytest.approx(rising(0.4)(4), rel=0.35), "as wrong as its neighbours"
+
+
+def test_one_disturbed_pass_of_rows_nobody_measured_is_taken_for_no_more_than_its_rows() -> None:
+    pace = Pace(assumed(0.02), 32)
+    for rows, seconds in ((1, 1.0), (9, 1000.0), (1, 1.0), (1, 1.0)):
+        pace.observe(rows, 0, seconds)
+    costs = pace.costs(0)
+    assert costs[9] / costs[1] == pytest.approx(9)
+    assert pace.level * costs[1] == pytest.approx(1.0)
+
+
+def test_where_nothing_was_measured_the_first_draft_may_take_very_long() -> None:
+    """A kernel is compiled for so many rows: others are tried, and turn out to be cheap."""
+    first: list[int] = []
+
+    def rows(count: int) -> float:
+        if count > 1 and not first:
+            first.append(count)
+            return 1000.0
+        return flat(count)
+
+    world = World(rows, always(0.8), free=True)
+    assert times_plain(world, world.run(AutoLength(), 900), 750) > 2
 
 
 def test_a_machine_that_changes_its_speed_between_is_not() -> None:

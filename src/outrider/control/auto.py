@@ -345,7 +345,7 @@ class AutoLength:
         if self._device.any:
             return self._device.reads()
         # Newcomers often come together and leave one by one: those few would miss what was not read for the many.
-        few = min(requests, max(1, round(self._usual or requests)))
+        few = max(1, min(requests, round(self._usual or requests)))
         return self._paid is None or self._paid.pays(self._prices.efficiency, few, prompt)
 
     @property

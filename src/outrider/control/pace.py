@@ -64,7 +64,13 @@ class Pace:
         if others and 2 * len(others) >= len(self._recent):
             mine = off - self._corrections[bucket]
             beyond = min(0.0, mine - min(others)) + max(0.0, mine - max(others))
-            self._correct(bucket, mine - median(others), beyond if len(others) >= _APART else 0.0)
+            surprise, excess = mine - median(others), 0.0
+            if bucket and not self._table.measured:
+                # Dearer than its rows one by one is no pass worth making: what is beyond that is not its own.
+                most = log(rows * self._line[1] / self._line[rows]) + self._corrections[0] - self._corrections[bucket]
+                excess = max(0.0, surprise - max(0.0, most))
+            self._correct(bucket, surprise - excess, beyond if len(others) >= _APART else 0.0)
+            off -= excess
         self._recent.append((bucket, off))
         self._level = None
         return beyond
