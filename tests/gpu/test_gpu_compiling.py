@@ -63,6 +63,30 @@ def test_we_compile_where_there_are_no_processes(told: dict[str, dict[str, Any]]
     assert told[what] == {"launched": FEW, "loaded": 2, "ours": FEW, "workers": 0, "ended": True}
 
 
+def test_other_threads_launch_and_compile_while_we_look(told: dict[str, dict[str, Any]]) -> None:
+    """Another model may run in this process: what it launches is not taken for ours, nor refused."""
+    assert told["meanwhile"] == {"kept": [False], "compiled": FEW}
+
+
+def test_without_assertions_all_is_compiled_too() -> None:
+    program = """
+from types import SimpleNamespace
+from triton.runtime import jit
+from outrider.models.cuda import compile_worker, compiling
+class Asked:
+    @property
+    def cache_key(self): print("key")
+    @property
+    def run(self): print("run")
+    def preload(self, what): return self
+compiling._load(Asked(), "")
+jit.DependenciesFinder._update_hash = lambda self, called: None
+compile_worker.settle_keys()
+jit.DependenciesFinder._update_hash(None, Asked())
+"""
+    assert run("-O", "-c", program) == "run\nkey\n"
+
+
 def test_no_kernel_imports_pytorch() -> None:
     everything = """
 import sys, pkgutil, importlib

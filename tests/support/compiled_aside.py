@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,29 @@ def main(folder: Path) -> None:
         for kernel in launched.values():
             kernel.device_caches.clear()
 
+    def meanwhile() -> None:
+        """Another thread launches while we note what we launch, and compiles while we look what is stored."""
+        kept: list[bool] = []
+
+        def launch() -> None:
+            hook: Any = knobs.runtime.jit_cache_hook
+            what = {"fn": SimpleNamespace(), "key": "", "compile": {}}
+            other = Thread(target=lambda: kept.append(hook(**what)))
+            other.start()
+            other.join()
+            few()
+
+        recordings: list[Any] = [SimpleNamespace(launch=launch)]
+        knobs.cache.dir = str(folder / "meanwhile")
+        missing = unloaded(recordings)
+        with compiling._only_stored(missing.values()):
+            for what, kernel in missing.items():
+                kernel.preload(what)
+        print(json.dumps({"meanwhile": {"kept": kept, "compiled": sorted(ours)}}), flush=True)
+        for kernel in missing.values():
+            kernel.device_caches.clear()
+
+    meanwhile()
     usual, compiling._PATIENCE = compiling._WORKER, 600.0
     compiling._WORKER = f"sys.modules['torch'] = None; {usual}"
     tell("compile", "good", chains, product)

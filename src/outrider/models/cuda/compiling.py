@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict
 from queue import SimpleQueue
 from subprocess import DEVNULL, PIPE, Popen
@@ -26,7 +27,7 @@ from triton.runtime import driver
 
 from outrider.core.step import Recording
 from outrider.models.cuda.compile_worker import DONE
-from outrider.models.cuda.launches import shallow
+from outrider.models.cuda.launches import is_shallow, shallow
 
 _MOST = 16
 """Compilers at a time."""
@@ -39,6 +40,9 @@ _MANY = 8
 
 _PATIENCE = 60.0
 """Seconds for a kernel, after which its process hangs."""
+
+_LOOKING = ContextVar("looking", default=False)
+"""Whether this thread only looks what the cache holds: others compile and launch meanwhile, another model's maybe."""
 
 _WORKER = "from outrider.models.cuda.compile_worker import main; main()"
 
@@ -109,7 +113,7 @@ def compile_kernels(recordings: Iterable[Recording]) -> Iterator[None]:
     try:
         if cores >= _CORES:
             with _only_stored(kernels.values()):
-                looked = {pool.submit(_load, kernel, what): what for what, kernel in kernels.items()}
+                looked = {pool.submit(_look, kernel, what): what for what, kernel in kernels.items()}
                 stored, missing = list[str](), 0
                 for found in as_completed(looked):
                     if not isinstance(found.exception(), _MissingError):
@@ -138,7 +142,9 @@ def _unloaded(recordings: Iterable[Recording]) -> dict[str, Any]:
     caches: list[tuple[dict[str, Any], str]] = []
     hashing = Thread(target=_key)
 
-    def note(*, fn: Any, key: str, compile: dict[str, Any], **_: object) -> bool:
+    def note(*, fn: Any, key: str, compile: dict[str, Any], **others: Any) -> bool:
+        if not is_shallow():  # another thread, which is to launch what it launches
+            return bool(before and before(fn=fn, key=key, compile=compile, **others))
         if not missing:
             hashing.start()
         missing[compile["specialization_data"]] = fn.jit_function
@@ -168,15 +174,20 @@ def _key() -> str:
 
 @contextmanager
 def _only_stored(kernels: Iterable[Any]) -> Iterator[None]:
-    """Triton comes to the source of a kernel when it has not found it in its cache: it then gives up."""
+    """Triton comes to the source of a kernel when it has not found it in its cache: who is `_LOOKING` then gives up."""
 
-    def give_up(*_: object, **__: object) -> None:
-        raise _MissingError
+    def looking(source: Any) -> Any:
+        def make_ir(self: Any, *args: Any, **named: Any) -> Any:
+            if _LOOKING.get():
+                raise _MissingError
+            return source.make_ir(self, *args, **named)
+
+        return type(source.__name__, (source,), {"make_ir": make_ir})
 
     unique = {id(kernel): kernel for kernel in kernels}.values()
     kept = [(kernel, kernel.ASTSource) for kernel in unique if hasattr(kernel, "ASTSource")]
     for kernel, source in kept:
-        kernel.ASTSource = type(source.__name__, (source,), {"make_ir": give_up})
+        kernel.ASTSource = looking(source)
     try:
         yield
     finally:
@@ -210,6 +221,15 @@ def _compile(what: str, kernel: Any, free: SimpleQueue[_Worker] | None) -> None:
     _load(kernel, what)
 
 
+def _look(kernel: Any, what: str) -> None:
+    """As `_load`, of what is stored; `_MissingError` where it is not."""
+    before = _LOOKING.set(True)
+    try:
+        _load(kernel, what)
+    finally:
+        _LOOKING.reset(before)
+
+
 def _load(kernel: Any, what: str) -> None:
     """Ready to be launched: what launches it is compiled, too."""
-    assert kernel.preload(what).run is not None
+    _ = kernel.preload(what).run  # not in an assertion: Python may be told to leave those out
