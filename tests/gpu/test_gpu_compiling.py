@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(not PTXAS, reason="this Triton comes without an 
 FEW = ["count_kernel", "skip_kernel"]
 
 
-def run(*command: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+def run(*command: str, **variables: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | variables
     run = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     return run.stdout
@@ -85,6 +85,18 @@ compile_worker.settle_keys()
 jit.DependenciesFinder._update_hash(None, Asked())
 """
     assert run("-O", "-c", program) == "run\nkey\n"
+
+
+def test_they_are_started_where_no_locale_knows_the_letters_of_a_path() -> None:
+    program = """
+import sys
+from outrider.models.cuda import compiling
+sys.path.append("/m\\u00fcller")
+worker = compiling._Worker({})
+worker.end()
+print("ended")
+"""
+    assert run("-c", program, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0") == "ended\n"
 
 
 def test_no_kernel_imports_pytorch() -> None:

@@ -65,7 +65,7 @@ class _Worker:
 
     def __init__(self, told: dict[str, Any]) -> None:
         path = [str(place) for place in sys.path]  # so that it finds what we found
-        start = f"import sys; sys.path[:] = {path!r}; {_WORKER}"
+        start = f"import sys; sys.path[:] = {path!a}; {_WORKER}"
         self._process = Popen([sys.executable, "-c", start], stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
         self._told = _line(told)
 
