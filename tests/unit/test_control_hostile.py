@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from control_world import PASS, Ran, Stopwatch, World, always, exact, flat, rising
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.auto import AutoLength
@@ -106,6 +108,21 @@ def test_rows_that_are_no_longer_run_cost_at_last_what_was_measured() -> None:
     for _ in range(300):
         cost.observe(DraftRun(1, 1), 0.05, idle=15)
     assert cost.row == pytest.approx(0.001, rel=0.5)
+
+
+DRAFTS = st.tuples(st.integers(1, 16), st.integers(0, 200), st.floats(0.0, 1e5), st.integers(0, 300))
+
+
+@settings(deadline=None, max_examples=50, derandomize=True)
+@given(st.tuples(*[st.floats(0.0, 1e4)] * 4), st.lists(DRAFTS, max_size=60))
+def test_nothing_costs_less_than_nothing_whatever_drafts_took(
+    known: tuple[float, float, float, float], drafts: list[tuple[int, int, float, int]]
+) -> None:
+    cost = DraftPace(DraftCost(*known))
+    for levels, more, seconds, idle in drafts:
+        cost.observe(DraftRun(levels, levels + more), seconds, idle)
+        parts = (cost.fixed, cost.per_level, cost.row, cost.catching_up(idle))
+        assert all(0 <= part < float("inf") for part in parts), parts
 
 
 def test_levels_alone_take_less_where_beginning_a_draft_takes_nothing() -> None:
