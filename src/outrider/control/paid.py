@@ -18,7 +18,7 @@ from outrider.control.forced import allowed
 from outrider.control.ledger import SHARE
 from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace, DraftRun
-from outrider.control.paid_state import Candidate, PaidState
+from outrider.control.paid_state import Candidate, PaidState, by_drafter
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, SOONEST
 from outrider.control.together import Prospect, gain_of_many, together
@@ -308,14 +308,14 @@ class PaidDrafters:
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
         took = 0.0
-        for name, paid in _by_drafter(states).items():
+        for name, paid in by_drafter(states).items():
             cost = self._cost(name)
             took += cost.seconds(_run(paid)) + max([cost.catching_up(s.idle) for s in paid])
         return took
 
     def observe(self, states: Sequence[PaidState], seconds: float) -> None:
         """Drafting took so long in the step under way, in the table's seconds."""
-        drafters = _by_drafter(states)
+        drafters = by_drafter(states)
         for name, paid in drafters.items():
             if len(drafters) == 1:
                 idle = max([state.idle for state in paid])
@@ -384,15 +384,6 @@ class _Shared:
             tokens.append(more)
             rows.append(further)
         return tokens, rows
-
-
-def _by_drafter(states: Sequence[PaidState]) -> dict[str, list[PaidState]]:
-    """Of the step under way, those that somebody was paid for."""
-    found: dict[str, list[PaidState]] = {}
-    for state in states:
-        if state.drafter:
-            found.setdefault(state.drafter, []).append(state)
-    return found
 
 
 def _run(paid: Sequence[PaidState]) -> DraftRun:

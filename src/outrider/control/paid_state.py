@@ -61,3 +61,12 @@ class Candidate(NamedTuple):
     def left(self, budget: Budget) -> Draft:
         """Of what was found, beside what is paid for."""
         return _EMPTY if self.exclusive and self.found.tokens and budget.nodes else self.found
+
+
+def by_drafter(states: Sequence[PaidState]) -> dict[str, list[PaidState]]:
+    """Of the step under way, those that somebody was paid for."""
+    found: dict[str, list[PaidState]] = {}
+    for state in states:
+        if state.drafter:
+            found.setdefault(state.drafter, []).append(state)
+    return found
