@@ -190,7 +190,6 @@ def test_a_ledger_lets_nobody_lose_more_than_its_share() -> None:
         charge = 0.3 if ledger.affords(0.3) else 0.0
         ledger.step(charge, 0, -charge)
         spent += charge
-    assert spent == ledger.lost
     assert spent < SHARE * 1000 + 2.3  # and the two passes it may begin with
 
 

@@ -30,21 +30,18 @@ class Ledger:
     """Of one request: what its own drafts may still lose, and how much longer than plain ones its steps may still take
     for tokens that go to others."""
 
-    __slots__ = ("left", "lent", "lost", "patience")
+    __slots__ = ("left", "lent", "patience")
 
     def __init__(self) -> None:
         self.left = _START
         self.lent = 0.0
         """What it may lose besides (`lend`)."""
-        self.lost = 0.0
-        """Everything charged less everything credited."""
         self.patience = _PATIENT
 
     def step(self, charge: float, gained: int, worth: float) -> None:
         """One step is over: its drafts cost `charge` passes and brought `gained` tokens, each of which saved one.
         `worth`: what such steps are expected to bring this request, less what the drafts of the whole batch have added
         to this one. Who has only been unlucky loses no patience: the next step is worth as much to it."""
-        self.lost += charge - gained
         left, patience = self.left + SHARE + gained - charge, self.patience + PATIENCE + worth
         self.left = left if left < _MOST else _MOST
         self.patience = patience if patience < _MOST else _MOST
