@@ -32,7 +32,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.errors import NotANumber
 from outrider.models.cuda.decoder import CudaDecoder
-from outrider.models.cuda.kernels import rejection
+from outrider.models.cuda.kernels import deal, rejection
 from outrider.models.head.load import place_head
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.random_source import KeyedRandom
@@ -162,7 +162,7 @@ def greatest(words: Any, node: Any, STREAM: tl.constexpr) -> Any:
 @only_interpreted
 def test_the_greatest_number_there_is_draws_what_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """A point at the end of all: the last token that has anything, and not one that was taken away."""
-    monkeypatch.setattr(rejection, "_uniform", greatest)
+    monkeypatch.setattr(deal, "_uniform", greatest)
     monkeypatch.setattr(KeyedRandom, "_uniform", lambda self, stream, node: 1 - 2.0**-53)
     rng, vocab = random.Random(2), 60
     requests = [made(i, rng, vocab, {"temperature": 1.0 + 0.01 * i, "top_k": 1 + i % 20}) for i in range(24)]

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from outrider.models.cuda.chooser import Chooser, Noise
 from outrider.models.cuda.kernels import rejection
+from outrider.models.cuda.kernels.deal import RULE, deal_kernel
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.lanes import MAX_LENGTH, NOISE_AHEAD, OUT, STRIDE, WIDTH, Lanes
 from outrider.models.cuda.said import Said
 
-_TURNS, _RULE = rejection.TURNS.value, rejection.RULE.value
+_TURNS, _RULE = rejection.TURNS.value, RULE.value
 _DIGITS = 16
 
 
@@ -66,7 +67,7 @@ class Judge:
 
     def _deal(self, lanes: int, depth: int, count: int, draws: bool) -> None:
         board = self._lanes
-        rejection.deal_kernel[(lanes,)](
+        deal_kernel[(lanes,)](
             board.records,
             board.drafts,
             board.out,
