@@ -16,7 +16,8 @@ pytest.importorskip("triton")
 import interpreter
 import triton
 import triton.language as tl
-from interpreter_operators import ALL, FLOATS, NUMBERS, Operators
+from interpreter_operators import Operators
+from interpreter_tensors import ALL, FLOATS, NUMBERS
 from simulated import only_interpreted
 
 pytestmark = only_interpreted

@@ -11,24 +11,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from interpreter_tensors import (
+    ALL,
+    BITS,
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    SIGNED,
+    SUMMED,
+    WIDE,
+    Array,
+    Shape,
+    Tensors,
+    dims,
+)
 
-Array = NDArray[Any]
-Shape = tuple[int, ...]
-"""() is that of a scalar, whose array has one number all the same."""
 Operator = Callable[..., Any]
-
-SIGNED: dict[str, Any] = {"int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64}
-INTEGERS: dict[str, Any] = SIGNED | {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64}
-WIDE: dict[str, Any] = {"fp32": np.float32, "fp64": np.float64}
-FLOATS: dict[str, Any] = {"fp16": np.float16} | WIDE
-NUMBERS: dict[str, Any] = INTEGERS | FLOATS
-BITS: dict[str, Any] = INTEGERS | {"int1": np.bool_}
-ALL: dict[str, Any] = NUMBERS | {"int1": np.bool_}
-LIMITS = {name: (int(np.iinfo(kind).min), int(np.iinfo(kind).max)) for name, kind in INTEGERS.items()}
-SUMMED = {"int32", "int64", "uint32", "uint64", "fp32", "fp64"}
-LANGUAGE = {"fp16": "float16", "fp32": "float32", "fp64": "float64"}
-"""What `triton.language` calls them."""
 
 
 def quotient(a: Array, b: Array) -> Array:
@@ -54,85 +52,19 @@ COMPARISONS: dict[str, Operator] = {
 }  # fmt: skip
 
 
-class Operators:
-    """Around tensors of `given`, the interpreter's module. `shape_of`: what a tensor of a shape says of it: one object
-    for each shape."""
+class Operators(Tensors):
+    """Around those of Triton's language."""
 
     def __init__(self, given: Any, shape_of: Callable[[Shape], tuple[Any, Any]]) -> None:
-        import triton.language as tl
-
-        self.given, self.shape_of = given, shape_of
-        self.tensor, self.handle = tl.core.tensor, given.TensorHandle
-        self.constexpr, self.block_type = tl.core.constexpr, tl.core.block_type
+        super().__init__(given, shape_of)
         self.replaced: dict[str, tuple[Operator, Operator]] = {}
         """The interpreter's own and the short way of each."""
-        self._promoted: dict[tuple[str, str], Any] = {}
-        self._joint: dict[tuple[Shape, Shape], Shape | None] = {}
-        self._filled: dict[tuple[Any, ...], Array] = {}
-        self._kinds = {name: getattr(tl, LANGUAGE.get(name, name)) for name in ALL}
 
     def replace(self, owner: Any, name: str, short: Callable[[Operator], Operator]) -> None:
         key, now = f"{owner.__name__}.{name}", getattr(owner, name)
         slow, _ = self.replaced.get(key, (now, now))
         self.replaced[key] = slow, short(now)
         setattr(owner, name, self.replaced[key][1])
-
-    # Tensors
-
-    def made(self, data: Array, kind: Any, shape: Shape) -> Any:
-        tensor, handle = object.__new__(self.tensor), object.__new__(self.handle)
-        handle.data, handle.dtype, handle.attr = data, kind, {}
-        tensor.handle, tensor.dtype = handle, kind
-        tensor.type = self._block(kind, shape) if shape else kind
-        tensor.numel, tensor.shape = self.shape_of(shape)
-        return tensor
-
-    def _block(self, kind: Any, shape: Shape) -> Any:
-        known = kind.__dict__.setdefault("blocks", {})
-        if shape not in known:
-            known[shape] = self.block_type(kind, shape)
-        return known[shape]
-
-    def _like(self, data: Array, other: Any) -> Any:
-        """A tensor of the type and shape of another."""
-        tensor, handle = object.__new__(self.tensor), object.__new__(self.handle)
-        handle.data, handle.dtype, handle.attr = data, other.dtype, {}
-        tensor.__dict__.update(other.__dict__)
-        tensor.handle = handle
-        return tensor
-
-    def _together(self, a: Any, b: Any) -> Shape | None:
-        """The shape of what two tensors come to; None: they do not fit."""
-        return _dims(a) if a.shape is b.shape else self._join(_dims(a), _dims(b))
-
-    def _join(self, a: Shape, b: Shape) -> Shape | None:
-        if not a or not b:
-            return a or b
-        if (a, b) not in self._joint:
-            fit = len(a) == len(b) and all(x == y or 1 in (x, y) for x, y in zip(a, b, strict=True))
-            self._joint[a, b] = tuple(map(max, a, b)) if fit else None
-        return self._joint[a, b]
-
-    def _constant(self, value: Any, name: str) -> Array | None:
-        """A Python number beside a tensor of that type, which it does not change; None: it might."""
-        if type(value) is float:
-            fits = name in FLOATS
-        elif type(value) is int:
-            fits = name in FLOATS or (name in LIMITS and LIMITS[name][0] <= value <= LIMITS[name][1])
-        else:
-            fits = type(value) is bool and name in NUMBERS
-        return np.array([value], dtype=NUMBERS[name]) if fits else None
-
-    def _unwrapped(self, value: Any) -> Any:
-        return value.value if type(value) is self.constexpr else value
-
-    def _common(self, a: Any, b: Any) -> Any:
-        """The type that two tensors of different types are brought to."""
-        key = a.dtype.name, b.dtype.name
-        if key not in self._promoted:
-            semantic = self.given.interpreter_semantic
-            self._promoted[key] = semantic.computation_type_impl(a.dtype, False, b.dtype, False, False)
-        return self._promoted[key]
 
     # Operators
 
@@ -153,7 +85,7 @@ class Operators:
                     if constant is None:
                         return slow(one, other)
                     data = op(constant, one.handle.data) if turned else op(one.handle.data, constant)
-                    return self._like(data, one) if result is None else self.made(data, result, _dims(one))
+                    return self._like(data, one) if result is None else self.made(data, result, dims(one))
                 its = other.dtype.name
                 if its not in known or (shape := self._together(one, other)) is None:
                     return slow(one, other)
@@ -192,7 +124,7 @@ class Operators:
                     return slow(one, other)
                 offset, shape = self._unwrapped(other), None
                 if type(offset) is int and -(2**31) < offset < 2**31:
-                    by, shape = np.array([offset], dtype=np.int32), _dims(one)
+                    by, shape = np.array([offset], dtype=np.int32), dims(one)
                 elif type(offset) is self.tensor and offset.dtype.name in SIGNED:
                     by, shape = offset.handle.data, self._together(one, offset)
                 if shape is None:
@@ -225,9 +157,9 @@ class Operators:
                 if name == to:
                     return one
                 if not bitcast and (name != "fp16" or to in FLOATS):
-                    return self.made(data.astype(NUMBERS[to]), self._kinds[to], _dims(one))
+                    return self.made(data.astype(NUMBERS[to]), self._kinds[to], dims(one))
                 if bitcast and name in NUMBERS and data.dtype.itemsize == np.dtype(NUMBERS[to]).itemsize:
-                    return self.made(data.view(NUMBERS[to]), self._kinds[to], _dims(one))
+                    return self.made(data.view(NUMBERS[to]), self._kinds[to], dims(one))
             return slow(one, dtype, fp_downcast_rounding, bitcast)
 
         return operator
@@ -245,7 +177,7 @@ class Operators:
                 elif other.dtype.name == name in NUMBERS:
                     its, both = other.handle.data, self._together(one, other)
                     if both is not None:
-                        shape = self._join(_dims(condition), both)
+                        shape = self._join(dims(condition), both)
                 if shape is not None:
                     pair = (one.handle.data, its) if one is a else (its, one.handle.data)
                     return self.made(np.where(condition.handle.data, *pair), one.dtype, shape)
@@ -275,34 +207,6 @@ class Operators:
 
     # Memory
 
-    def _full(self, value: Any, kind: Any, shape: Shape) -> Array:
-        """The same array again: it is only read."""
-        key = type(value), value, kind, shape
-        if key not in self._filled:
-            self._filled[key] = np.full(shape, value, dtype=kind)
-        return self._filled[key]
-
-    def _filling(self, value: Any, name: str, shape: Shape) -> Array | None:
-        """So many of a Python number, which is an int32 or a float32 before it becomes one of that type."""
-        if type(value) is int and -(2**31) <= value < 2**31:
-            low, high = LIMITS.get(name, (value, value))
-            return self._full(value, NUMBERS[name], shape) if low <= value <= high else None
-        plain = type(value) is float and name in FLOATS and (math.isinf(value) or repr(value) == "0.0")
-        return self._full(value, NUMBERS[name], shape) if plain else None
-
-    def _meant(self, mask: Any, pointer: Any) -> Array | None:
-        """Which of the pointers are; None: it is for others to say."""
-        data = pointer.handle.data
-        if mask is None or mask is True:
-            return self._full(True, np.bool_, data.shape)
-        if type(mask) is not self.tensor or mask.dtype.name != "int1":
-            return None
-        if mask.shape is pointer.shape:
-            return mask.handle.data  # type: ignore[no-any-return]
-        if self._together(pointer, mask) != _dims(pointer):
-            return None
-        return np.broadcast_to(mask.handle.data, data.shape)
-
     def loaded(self, slow: Operator) -> Operator:
         load = self.given._interpreter.load
 
@@ -314,7 +218,7 @@ class Operators:
                     meant = self._meant(mask, pointer)
                     if rest is not None and meant is not None:
                         found = load(data, meant, rest, np.dtype(NUMBERS[name]))
-                        return self.made(found, self._kinds[name], _dims(pointer))
+                        return self.made(found, self._kinds[name], dims(pointer))
             return slow(pointer, mask, other, **asked)
 
         return operator
@@ -339,7 +243,7 @@ class Operators:
         if type(value) is not self.tensor:
             return self._filling(value, name, shape)
         its = value.dtype.name
-        if its not in ALL or (its == "fp16" and name not in FLOATS) or self._together(pointer, value) != _dims(pointer):
+        if its not in ALL or (its == "fp16" and name not in FLOATS) or self._together(pointer, value) != dims(pointer):
             return None
         data: Array = value.handle.data.astype(NUMBERS[name], copy=False)
         return data if data.shape == shape else np.broadcast_to(data, shape)
@@ -445,11 +349,6 @@ class Operators:
             return slow(ops, input, values.get(val_reduce_op, val_reduce_op), idx_reduce_op)
 
         return operator
-
-
-def _dims(tensor: Any) -> Shape:
-    shape: Shape = tensor.type.shape if tensor.shape else ()
-    return shape
 
 
 def install(given: Any, shape_of: Callable[[Shape], tuple[Any, Any]]) -> Operators:

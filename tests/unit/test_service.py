@@ -3,107 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
 from time import perf_counter, sleep
 from typing import Any
 
 import pytest
-from toy import TableModel, language, resolved
+from served import Model, alone, drain, request, run, tokens_of
 
-from outrider.control.controller import FixedLength
-from outrider.core.model import Rows
 from outrider.core.request import Chunk
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.none import NoDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.request import NO_SLOT, Request
 from outrider.engine.request_state import Load, OutputStream
 from outrider.engine.service import Service
-from outrider.engine.text import TextStream
-from outrider.errors import Busy, DeviceLost, InvalidRequest, RequestFailed, Unavailable
-from outrider.sampling.history import History
-
-VOCAB = 12
-POISON = 11
-PATIENCE = 300
-"""Seconds, for a machine that is busy with something else."""
-_ids = count()
-
-
-def request(prompt: Sequence[int], max_tokens: int = 20, seed: int = 0, principal: str = "") -> Request:
-    params = resolved(VOCAB, max_tokens=max_tokens, seed=seed, temperature=1.0)
-    stream = TextStream(lambda token: b"%d " % token, (), False)
-    return Request(
-        next(_ids), list(prompt), len(prompt), params, max_tokens, stream, History(prompt), principal=principal
-    )
-
-
-class Model(TableModel):
-    """Speaks a random language; fails over a text that begins with the poison, or altogether, when told to."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(language(VOCAB - 1, 3), VOCAB, **options)
-        self.poison_after = 0
-        self.broken = False
-        self.delay = 0.0
-        self.watched: Request | None = None
-        self.waited = 0
-        """Passes that began while the watched request, which the engine has, was without a token."""
-        inner = self._language
-        self._language = lambda text: [*inner(text), -50.0]
-
-    def forward(self, batch: Sequence[Rows]) -> Any:
-        sleep(self.delay)
-        if self.watched is not None and not self.watched.generated:
-            self.waited += 1
-        if self.broken:
-            raise RuntimeError("the device is gone")
-        for rows in batch:
-            held = self._slots[rows.slot].committed
-            if (held and held[0] == POISON) and len(held) > self.poison_after:
-                raise ValueError("poisoned")
-        return super().forward(batch)
-
-    @property
-    def used(self) -> int:
-        return len(self._slots)
-
-
-def run(model: Model, act: Callable[[Service], Awaitable[None]], drafter: Any = None, **options: Any) -> None:
-    engine = Engine(model, drafter or NoDrafter(), FixedLength(3))
-
-    async def main() -> None:
-        service = Service(engine, probe=lambda: request([1], 1), **options)
-        service.start()
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await act(service)
-        finally:
-            await service.stop(0)
-            assert model.used == 0, "every slot is free again"
-
-    asyncio.run(main())
-
-
-async def tokens_of(service: Service, seq: Request) -> list[int]:
-    with service.stream(seq) as stream:
-        tokens = [token async for chunk in stream for token in chunk.token_ids]
-    assert seq.completion().token_ids == tokens
-    return tokens
-
-
-async def drain(stream: OutputStream, into: list[Chunk]) -> None:
-    async for chunk in stream:
-        into.append(chunk)
-
-
-def alone(prompt: Sequence[int], **options: Any) -> list[int]:
-    engine, seq = Engine(Model(), NoDrafter(), FixedLength(0)), request(prompt, **options)
-    engine.add(seq)
-    while seq.finish_reason is None:
-        engine.step()
-    return seq.tokens[seq.prompt_length :]
+from outrider.errors import Busy, InvalidRequest, RequestFailed, Unavailable
 
 
 def test_requests_share_the_engine_and_get_what_they_would_alone() -> None:
@@ -180,67 +92,6 @@ def test_a_reader_that_falls_behind_is_cut_off_and_told() -> None:
         assert await tokens_of(service, request([3])) == alone([3])
 
     run(model, act, buffer=50)
-
-
-@pytest.mark.parametrize("drafter", [NoDrafter, NgramDrafter])
-@pytest.mark.parametrize("after", [0, 6])
-def test_a_request_that_fails_takes_nobody_with_it(after: int, drafter: type) -> None:
-    model = Model(max_batch=4)
-    model.poison_after = after
-
-    async def act(service: Service) -> None:
-        prompts = [[1, 2], [POISON, 3], [4, 5, 6], [7, 7], [8, 0], [9, 9]]
-        streams = [tokens_of(service, request(p, seed=i)) for i, p in enumerate(prompts)]
-        got = await asyncio.gather(*streams, return_exceptions=True)
-        assert isinstance(got[1], RequestFailed)
-        assert "poisoned" in str(got[1])
-        others = [i for i in range(len(prompts)) if i != 1]
-        assert [got[i] for i in others] == [alone(prompts[i], seed=i) for i in others]
-        assert service.ready
-        assert await tokens_of(service, request([3])) == alone([3])
-
-    run(model, act, drafter())
-
-
-class Forgetful(NoDrafter):
-    """Fails after the step, when every request has its tokens and nobody has been told."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def observe(self, commits: Any) -> None:
-        self.steps += 1
-        if self.steps == 5:
-            raise KeyError("once")
-
-
-def test_what_a_failed_step_had_brought_is_not_lost() -> None:
-    async def act(service: Service) -> None:
-        got = await asyncio.gather(*(tokens_of(service, request([i, 1], seed=i)) for i in range(3)))
-        assert got == [alone([i, 1], seed=i) for i in range(3)]
-
-    run(Model(), act, Forgetful())
-
-
-def test_an_engine_that_has_failed_says_so_to_all() -> None:
-    model = Model(max_context=4000)
-    model.delay = 0.005
-
-    async def act(service: Service) -> None:
-        streams = [service.stream(request([i], 3000)) for i in range(3)]
-        await anext(streams[0])
-        model.broken = True
-        for stream in streams:
-            with pytest.raises((Unavailable, RequestFailed)):
-                await drain(stream, [])
-        while service.failure is None:
-            await asyncio.sleep(0.01)
-        assert not service.ready
-        with pytest.raises(Unavailable, match="device is gone"):
-            service.stream(request([1]))
-        model.broken = False
-
-    run(model, act)
 
 
 def test_stopping_finishes_what_runs_and_cancels_what_takes_too_long() -> None:
@@ -369,61 +220,3 @@ def test_the_longer_the_queue_the_later_to_come_back() -> None:
         assert told == [1, 5, 60]
 
     run(model, act)
-
-
-class Fragile(Model):
-    """Runs on a device that fails in some passes, and may be lost by that."""
-
-    def __init__(self, *fails: int, lost: bool = False, **options: Any) -> None:
-        super().__init__(**options)
-        self.fails = set(fails)
-        self.lost = lost
-        self.asked = 0
-
-    def forward(self, batch: Sequence[Rows]) -> Any:
-        self.asked += 1
-        if self.asked in self.fails:
-            raise OSError("the device has failed")
-        return super().forward(batch)
-
-    def recovers(self, error: Exception) -> bool:
-        if self.lost:
-            raise DeviceLost("the device is gone for good")
-        return isinstance(error, OSError)
-
-
-@pytest.mark.parametrize("drafter", [NoDrafter, NgramDrafter])
-def test_a_device_that_fails_now_and_then_changes_no_answer(drafter: type) -> None:
-    prompts = [[1, 2], [3], [4, 5, 6], [1, 2], [7], [8, 9, 1]]
-
-    async def act(service: Service) -> None:
-        got = await asyncio.gather(*(tokens_of(service, request(p, seed=i)) for i, p in enumerate(prompts)))
-        assert got == [alone(p, seed=i) for i, p in enumerate(prompts)]
-        assert service.load.stats.restarts == 4
-        assert service.ready
-
-    run(Fragile(3, 9, 10, 15, max_batch=3), act, drafter())
-
-
-def test_a_device_that_is_lost_ends_all_and_says_what_helps() -> None:
-    async def act(service: Service) -> None:
-        streams = [service.stream(request([i], 60)) for i in range(3)]
-        for stream in streams:
-            with pytest.raises(DeviceLost, match="gone for good"):
-                await drain(stream, [])
-        assert isinstance(service.lost, DeviceLost)
-        assert not service.ready
-        with pytest.raises(DeviceLost):
-            service.stream(request([1]))
-
-    model = Fragile(5, lost=True)
-    engine = Engine(model, NoDrafter(), FixedLength(0))
-
-    async def main() -> None:
-        service = Service(engine, probe=lambda: request([1], 1))
-        service.start()
-        async with asyncio.timeout(PATIENCE):
-            await act(service)
-        await service.stop(0)
-
-    asyncio.run(main())
