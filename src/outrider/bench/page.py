@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -87,15 +87,13 @@ def _speed(arms: Sequence[Entry]) -> Iterator[str]:
     yield "<h2>Decode, tokens per second</h2>"
     yield '<p class="dim">Bar: total tokens over total time. Line: the middle half of single answers.</p>'
     most = max(max(e["decode_tokens_per_second"], e["decode_tokens_per_second_quartiles"][1]) for e in arms)
-    yield _bars(arms, range(len(arms)), most, lambda e: e, quartiles=True)
+    yield _bars(arms, arms, most, quartiles=True)
 
 
-def _bars(
-    arms: Sequence[Entry], colours: Sequence[int], most: float, part: Callable[[Entry], Entry], quartiles: bool = False
-) -> str:
+def _bars(arms: Sequence[Entry], parts: Sequence[Entry], most: float, quartiles: bool = False) -> str:
+    """Of each arm, the figures in its part."""
     rows = ['<div class="bars">']
-    for entry, colour in zip(arms, colours, strict=True):
-        figures = part(entry)
+    for colour, (entry, figures) in enumerate(zip(arms, parts, strict=True)):
         rate = figures["decode_tokens_per_second"]
         low, high = figures["decode_tokens_per_second_quartiles"]
         line = ""
@@ -156,7 +154,7 @@ def _categories(arms: Sequence[Entry]) -> Iterator[str]:
     most = max(entry["categories"][name]["decode_tokens_per_second"] for entry in arms for name in names)
     yield '<div class="groups">'
     for name in names:
-        bars = _bars(arms, range(len(arms)), most, lambda entry, name=name: entry["categories"][name])  # type: ignore[misc]
+        bars = _bars(arms, [entry["categories"][name] for entry in arms], most)
         yield f"<div><h3>{escape(name)}</h3>{bars}</div>"
     yield "</div>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -23,6 +24,11 @@ from outrider.server.request_log import Tracking
 from outrider.server.routes import describing, generating, watching
 
 
+class _Api(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return openapi.describe(self)
+
+
 def make_app(
     models: Models,
     *,
@@ -36,7 +42,7 @@ def make_app(
     """OpenAI's protocol over these models, for requests to `hosts` (None: any). Pages of other sites may read answers
     if they are of one of `origins`. On `metrics_port` there is what watches the server, and nothing else.
     `restarts`: how often it has begun anew. `watchers` are told of every request when it has ended."""
-    app = FastAPI(
+    app = _Api(
         title="Outrider",
         version=__version__,
         description="OpenAI's protocol, with exact speculative decoding behind it.",
@@ -51,7 +57,6 @@ def make_app(
         app.include_router(router)
     pages.install(app)
     errors.install(app, faults.note)
-    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     # The last is the outermost.
     app.add_middleware(Auth, keys=keys)
     app.add_middleware(Head)

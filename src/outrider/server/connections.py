@@ -86,9 +86,9 @@ class Connection(H11Protocol):
         """Whether a request is under way."""
         return self.cycle is not None and not self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:  # the event loop's own kind, whose `max_size` has no type
         super().connection_made(transport)
-        transport.max_size = _PIECE  # type: ignore[attr-defined]
+        transport.max_size = _PIECE
         address = "" if self.client is None else self.client[0]
         self._household = household(address)
         alike = sum(isinstance(each, Connection) and each._household == self._household for each in self.connections)

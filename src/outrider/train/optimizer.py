@@ -39,7 +39,7 @@ class Optimizer:
         """Left at the parameters; the loss and the student's statistics."""
         with self.mixed():
             loss, numbers = self._student.loss(texts)
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         return loss.detach(), numbers
 
     def update(self, loss: Tensor, factor: float, step: int) -> Tensor:

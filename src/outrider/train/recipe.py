@@ -62,4 +62,5 @@ class Recipe:
         return float(rng.choices(values, shares)[0])
 
     def to_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
