@@ -99,6 +99,14 @@ def test_errors_and_cancellations_are_counted(live: Live) -> None:
     assert counted(live, "request_errors", 'status="404"') == missing + 1
 
 
+def test_a_server_that_is_not_ready_makes_no_errors_by_saying_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = counted(live, "request_errors")
+    monkeypatch.setattr(type(live.backend), "status", property(lambda self: "loading"))
+    assert live.http.get("/health").status_code == 503
+    monkeypatch.undo()
+    assert counted(live, "request_errors") == before
+
+
 def test_what_is_turned_away_is_counted_and_told_when_to_come_back(llm: LLM) -> None:
     with live_server(llm, max_queue=0) as live:
         many = completion(live, n=4, max_tokens=100)

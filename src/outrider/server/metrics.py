@@ -58,13 +58,13 @@ class Metrics:
         theirs = [line for line in text.splitlines(keepends=True) if not any(_OURS + own in line for own in _OUR_OWN)]
         return text + b"".join(theirs).replace(_OURS, _THEIRS)
 
-    def ended(self, _: Scope, request: Record, status: int) -> None:
-        """A request has had its answer, or will have none."""
+    def ended(self, scope: Scope, request: Record, status: int) -> None:
+        """A request has had its answer, or will have none. A server that says it is not ready has made no error."""
         if request.broken_off == "cancelled":
             self._cancelled.inc()
         elif status == 429:
             self._rejected.inc()
-        elif status >= 400 or request.broken_off:
+        elif (status >= 400 or request.broken_off) and scope["path"] != "/health":
             self._errors.labels(str(max(500, status) if request.broken_off else status)).inc()
 
 

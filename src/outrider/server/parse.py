@@ -148,6 +148,8 @@ def _first_fault(error: ValidationError, data: dict[str, Any]) -> ApiError:
     messages = dict.fromkeys(each["msg"][0].lower() + each["msg"][1:] for where, each in mine if where == place)
     if fault["type"] == "missing":
         return ApiError(400, f"{place} is required", param=place, reason="missing")
+    if fault["type"] == "too_short":  # at least one is asked for wherever a number is
+        return ApiError(400, f"{place} must not be empty", param=place, reason=fault["type"])
     return ApiError(400, f"{place}: {', or '.join(messages)}", param=place, reason=fault["type"])
 
 

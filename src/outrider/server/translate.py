@@ -234,7 +234,9 @@ def _prepare(
         ]
     except InvalidRequest as error:
         names = {"grammar": wanted.field, "drafter": "outrider.speculate.drafter"}
-        names |= {"prompt": "messages"} if isinstance(asked, ChatRequest) else {}
+        if isinstance(asked, ChatRequest):
+            names |= {"prompt": "messages", "logprobs": "top_logprobs"}
+            names |= {"max_tokens": "max_completion_tokens"} if asked.max_tokens is None else {}
         told = _renamed(as_api_error(error, fields | set(names)), names)
         raise told if told.code != _TOO_LONG else _too_long(served, told.message, told.param) from None
     return PreparedRequest(
@@ -264,7 +266,7 @@ def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     name = error.param or ""
     if name not in names:
         return error
-    message = error.message.replace(f"{name}:", f"{names[name]}:", 1)
+    message = re.sub(rf"\b{name}\b", names[name], error.message, count=1)
     return ApiError(400, message, param=names[name], code=error.code)
 
 
