@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from outrider.errors import TrainingError
 from outrider.train import loop
 from outrider.train.checkpoint import Checkpoints
 from outrider.train.prefetch import ahead
+from outrider.train.run import writing_left
+from outrider.train.student import Evaluation
 
 
 def test_batches_made_ahead_are_the_same_and_so_are_errors() -> None:
@@ -65,3 +70,54 @@ def test_schedule() -> None:
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert max(rates) == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "speed", "seconds", "left"),
+    [
+        (400, 10.0, None, 40.0),
+        (400, 10.0, 24.0, 24.0),  # the minutes are used up before
+        (400, 100.0, 24.0, 4.0),
+        (400, 0.0, 24.0, 24.0),
+        (400, 0.0, None, None),
+        (400, 10.0, -1.0, 0.0),
+    ],
+)
+def test_what_is_left_of_writing_ends_with_the_minutes(
+    tokens: int, speed: float, seconds: float | None, left: float | None
+) -> None:
+    assert writing_left(tokens, speed, seconds) == left
+
+
+class Pupil(torch.nn.Linear):
+    """Learns nothing to speak of."""
+
+    kind = "none"
+    vocabulary = torch.zeros(0)
+
+    def loss(self, texts: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        found = self(torch.ones(1, 4)).square().sum()
+        return found, {"right1": found.detach()}
+
+    def evaluate(self, batches: Any) -> Evaluation:
+        return Evaluation(1.0, 1.0, [0.0])
+
+
+def test_held_out_text_is_looked_at_once_a_step(tmp_path: Path) -> None:
+    """Also where looking at it takes so long that it would be due again."""
+    shares = iter([0.0, 0.3, 0.4, 0.4, 0.5, 1.0])
+    asked: Any = SimpleNamespace(progress=lambda step, seconds: next(shares, 1.0), steps=None)
+    told: list[Any] = []
+    loader: Any = SimpleNamespace(
+        batches=lambda start: repeat(SimpleNamespace(count=1, prepare=lambda device: None)), held_out=list
+    )
+    watcher: Any = SimpleNamespace(tell=told.append)
+    pupil: Any = Pupil(4, 4)
+    learning = loop.Loop(
+        pupil, loader, asked, Checkpoints(tmp_path), watcher, loop.Stop(), learning_rate=0.1, device=torch.device("cpu")
+    )
+    learning.run()
+    steps = [event["step"] for event in told if event["event"] == "evaluation"]
+    assert steps == sorted(set(steps))
+    assert steps[0] == 0
+    assert steps[-1] == learning.step > 0

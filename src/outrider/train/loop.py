@@ -118,6 +118,8 @@ class Loop:
         self.tokens = 0
         self.skipped = 0
         self.evaluations = 0
+        self._evaluated: int | None = None
+        """The step at which held-out text was looked at last: a slow step may be due for it more than once."""
         self._seconds_before = 0.0
         self._started = monotonic()
         self._sums = Sums(device)
@@ -142,7 +144,7 @@ class Loop:
                 self._read()
                 self.save()
                 raise KeyboardInterrupt
-            if progress * _EVALUATIONS >= self.evaluations + 1:
+            if progress * _EVALUATIONS >= self.evaluations + 1 and self.step != self._evaluated:
                 self._evaluate()
             texts = next(batches)
             self._take(texts, rate(progress))
@@ -156,7 +158,8 @@ class Loop:
                 self.save()
                 saved = monotonic()
         self._read()
-        self._evaluate()
+        if self.step != self._evaluated:
+            self._evaluate()
         self.save()
         return self._take_best()
 
@@ -198,6 +201,7 @@ class Loop:
 
     def _evaluate(self) -> None:
         """By the averaged weights."""
+        self._evaluated = self.step
         self.evaluations = int(self._limits.progress(self.step, self.seconds) * _EVALUATIONS + 1e-9)
         with self._optimizer.averaged(), torch.no_grad():
             with self._optimizer.mixed():

@@ -158,6 +158,7 @@ class _Run:
                 return
             told = now
             speed = (done - first) / max(now - started, 1e-9)
+            allowed_yet = None if allowed is None else allowed - (now - started)
             self._log.tell(
                 {
                     "event": "progress",
@@ -166,7 +167,7 @@ class _Run:
                     "of": total,
                     "tokens_per_second": speed,
                     "seconds": before + now - started,
-                    "seconds_left": (total - done) / speed if speed > 0 else None,
+                    "seconds_left": writing_left(total - done, speed, allowed_yet),
                     "progress": min(1.0, done / total),
                 }
             )
@@ -210,6 +211,14 @@ class _Run:
 
     def _note(self, text: str) -> None:
         self._log.tell({"event": "note", "text": text})
+
+
+def writing_left(tokens: int, speed: float, seconds: float | None) -> float | None:
+    """Seconds until so many tokens are written, or the `seconds` there are for it are over; None: nobody knows yet."""
+    ends = [tokens / speed] if speed > 0 else []
+    if seconds is not None:
+        ends.append(max(0.0, seconds))
+    return min(ends, default=None)
 
 
 def _settled(asked: Asked, folder: Path, defaults: Defaults, resume: bool) -> TrainConfig:
