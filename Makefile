@@ -8,7 +8,7 @@ READY := .venv/.ready
 .PHONY: help setup demo model browser check test test-all test-isa test-clients sanitize lint wheel clean
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## Make the environment in .venv (again when pyproject.toml or C code changes)
 
@@ -26,7 +26,7 @@ $(READY): pyproject.toml setup.py $(wildcard src/outrider/*/native/*.[ch])
 demo: setup ## Edit a function speculatively, in colour, then plainly, and compare
 	@$(BIN)/python examples/demo.py
 
-model: setup
+model: setup ## Fetch the default model (93 MB)
 	@$(BIN)/outrider models pull smollm2-135m
 
 browser: setup ## A browser for the playground's tests, where there is none

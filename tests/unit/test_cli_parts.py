@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,9 +15,12 @@ from rich.console import Console
 
 from outrider.cli import trace
 from outrider.cli.attribution import Attribution
+from outrider.cli.options import Settings
 from outrider.cli.report import verdict
 from outrider.core.draft import Draft
 from outrider.core.request import Completion, StepTrace
+from outrider.errors import InvalidRequest
+from outrider.version import __version__
 
 
 def test_attribution_follows_tokens_through_characters_and_held_back_text() -> None:
@@ -94,3 +99,14 @@ def test_the_demo_never_boasts_of_being_slower() -> None:
 def test_the_demo_has_its_prompt_and_a_number_format() -> None:
     assert "print_report" in demo().PROMPT.read_text(encoding="utf-8")
     assert demo().dtype_here() in ("auto", "int8")
+
+
+def test_logprobs_that_nobody_would_see_are_refused() -> None:
+    assert Settings(logprobs=2, json=True).sampling_params().logprobs == 2
+    with pytest.raises(InvalidRequest, match="--json"):
+        Settings(logprobs=2).sampling_params()
+
+
+def test_the_package_runs_as_the_command() -> None:
+    told = subprocess.run([sys.executable, "-m", "outrider", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout == f"outrider {__version__}\n"

@@ -28,6 +28,8 @@ def chat(settings: Settings) -> None:
             return
         if command == "/reset":
             history.clear()
+            if interactive:
+                print("(started over)", file=sys.stderr, flush=True)
         elif command.startswith("/") and command[1:].isalpha() and interactive:
             print(_HELP, file=sys.stderr, flush=True)
         elif command:

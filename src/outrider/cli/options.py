@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from outrider.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
@@ -194,7 +196,9 @@ class Settings:
     ] = None
 
     def sampling_params(self) -> SamplingParams:
-        """The sampling half, for the library."""
+        """The sampling half, for the library; refuses what nobody would be told of."""
+        if self.logprobs is not None and not self.json:
+            raise InvalidRequest("logprobs: they are told as JSON only; give --json, too")
         from outrider.sampling.params import SamplingParams
 
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
