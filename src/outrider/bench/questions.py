@@ -37,8 +37,10 @@ def read_questions(path: Path) -> list[Question]:
     """A file in Spec-Bench's format: per line an object with question_id, category and turns."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"questions: {path} cannot be read as UTF-8 text ({error})") from error
+    except OSError as error:
+        raise InvalidRequest(f"questions: {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"questions: {path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     questions = list(_parse(text, str(path)))
     if not questions:
         raise InvalidRequest(f"questions: {path} holds none")

@@ -19,8 +19,10 @@ def read_prompts(path: Path) -> list[tuple[str, ...]]:
     texts) per line; any other file a prompt per line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON may hold other separators
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrainingError(f"prompts: {path} cannot be read as UTF-8 text ({error}).") from error
+    except OSError as error:
+        raise TrainingError(f"prompts: {path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise TrainingError(f"prompts: {path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
     as_objects = path.suffix in (".jsonl", ".json")
     prompts = [
         _turns(line, f"prompts: line {number} of {path}") if as_objects else (line.strip(),)

