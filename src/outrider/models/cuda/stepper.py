@@ -94,7 +94,20 @@ class DeviceStepper:
         return self._chains.skips if self._chains is not None else 0
 
     def recordings(self, shapes: Sequence[StepShape]) -> Iterator[GraphRecording]:
-        return self._graphs.recordings(self._all_launches(shapes))
+        return self._graphs.recordings(self._all_launches(shapes), self._passes(shapes))
+
+    def _passes(self, shapes: Sequence[StepShape]) -> Iterator[tuple[Key, Launches]]:
+        """Of the target: however tokens are chosen after them, they are the same."""
+        for count, fitting in self._sizes(shapes):
+            for verified in sorted({_verified(shape) for shape in fitting}):
+                yield self._passing(count, verified)
+
+    def _passing(self, lanes: int, shape: StepShape) -> tuple[Key, Launches]:
+        if shape.nodes:
+            launches = partial(self._target.body, lanes * (shape.nodes + 1), together=True)
+            return ("pass of trees", lanes, shape.nodes), launches
+        count = shape.verified + 1
+        return ("pass", lanes, count), partial(self._target.body, lanes * count, together=count > 2, chain=count)
 
     def _all_launches(self, shapes: Sequence[StepShape]) -> Iterator[tuple[Key, Launches]]:
         for count, fitting in self._sizes(shapes):
@@ -234,7 +247,7 @@ class DeviceStepper:
         rows = lanes * count
         self._align(lanes, length, manner)
         self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
-        network.body(rows, together=count > 2, chain=count)
+        self._graphs.part(*self._passing(lanes, StepShape(0, length)))
         if manner >= Manner.JUDGED:
             self._judge.deal(lanes, length)
         self._choose(rows, manner)
@@ -278,7 +291,7 @@ class DeviceStepper:
         assert self._head is not None, "trees are a head's"
         network, trees, rows = self._target, self._head.trees, lanes * (shape.nodes + 1)
         trees.place(network, lanes, shape)
-        network.body(rows, together=True)
+        self._graphs.part(*self._passing(lanes, shape))
         self._choose(rows, manner)
         trees.accept(self._chosen, lanes, shape)
         trees.keep(network, lanes)

@@ -4,12 +4,15 @@
 are what was fastest of some 400 measured on an H200 with the shapes of an 8B model (docs/log/gpu-kernels.md). Where a
 GPU has less shared memory, less is fetched ahead, then less at a time. On GPUs unlike that one a few others are tried
 at the first load (`tuning.py`).
+
+Every launch asks, hundreds of thousands of them while graphs are recorded: what was found once is kept.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 from outrider.models.cuda.device import GPU
@@ -77,6 +80,7 @@ class Tiling:
         return replace(self, block_k=self.block_k // 2, stages=2 * self.stages).fitted(size, gated, room)
 
 
+@cache
 def depth_split(columns: int, depth: int, size: int = 2) -> int:
     """Into how many parts the depth is cut, with weights of `size` bytes."""
     tiles, least, programs = -(-columns // BLOCK_N), *((64, PROGRAMS_OF_8) if size == 1 else (32, PROGRAMS))
@@ -89,6 +93,7 @@ def word_group(columns: int, depth: int, *, gated: bool = False) -> int:
     return math.gcd(128, depth // (1 if gated else depth_split(columns, depth, 1)))
 
 
+@cache
 def tiling(
     columns: int, depth: int, rows: int, gpu: GPU, *, gated: bool = False, split: int = 1, size: int = 2
 ) -> Tiling:
@@ -156,6 +161,7 @@ class WideTiling:
     group: int
 
 
+@cache
 def wide_tiling(depth: int, shared: int, *, gated: bool, split: int, size: int = 2) -> WideTiling:
     """`shared`: bytes of shared memory that a program may have; `size`: of a weight."""
     side, block_k = 128, math.gcd(128 if size == 1 else 64, depth // split)
@@ -175,6 +181,7 @@ class HopperTiling:
     group: int
 
 
+@cache
 def hopper_tiling(columns: int, depth: int, rows: int, gpu: GPU, *, gated: bool, split: int) -> HopperTiling | None:
     """None: not for this product, or not for so few rows. Of two widths the one that leaves less undone: where tiles
     are as many as multiprocessors, or a multiple, none waits for the others; narrow ones take a tenth longer."""
@@ -204,6 +211,7 @@ class StreamTiling:
     stages: int
 
 
+@cache
 def stream_tiling(product: Product, rows: int, gpu: GPU) -> StreamTiling | None:
     """None: not for this product, or for more rows than few. Two groups where with one each a few units would be left
     over, for which most programs wait."""
@@ -230,6 +238,7 @@ class PartsTiling:
     stages: int
 
 
+@cache
 def parts_tiling(product: Product, rows: int, gpu: GPU) -> PartsTiling | None:
     """None: not for this product, or so many rows. As many groups as leave fewer rows of the last tile empty; with two,
     of two widths the one that leaves less undone."""
