@@ -203,7 +203,7 @@ class _Header:
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.position:
-            raise _Damaged(f"it ends at byte {self.size}, inside its header")
+            raise self._ends()
         self.position += count
         return self.file.read(count)
 
@@ -212,6 +212,28 @@ class _Header:
 
     def string(self) -> str:
         return self.take(self.number("Q")).decode("utf-8")
+
+    def _strings(self, count: int) -> list[str]:
+        """As `string`, so many times; a vocabulary has tens of thousands, in every file."""
+        found, read, length_of, left = (
+            list[str](),
+            self.file.read,
+            struct.Struct("<Q").unpack,
+            self.size - self.position,
+        )
+        for _ in range(count):
+            if left < 8:
+                raise self._ends()
+            (length,) = length_of(read(8))
+            left -= 8 + length
+            if left < 0:
+                raise self._ends()
+            found.append(read(length).decode("utf-8"))
+        self.position = self.size - left
+        return found
+
+    def _ends(self) -> _Damaged:
+        return _Damaged(f"it ends at byte {self.size}, inside its header")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -223,6 +245,8 @@ class _Header:
                 return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
             if item not in (_STRING, _ARRAY) or count > self.size - self.position:
                 raise _Damaged(f"bad array of type {item} at byte {self.position}")
+            if item == _STRING:
+                return self._strings(count)
             return [self.value(item) for _ in range(count)]
         if kind not in _SCALARS:
             raise _Damaged(f"unknown value type {kind} at byte {self.position}")

@@ -14,6 +14,12 @@ LEVELS = (*(-level for level in reversed(_HALF)), *_HALF)
 """What a code stands for: the sixteen levels that suit a normal distribution best (Lloyd and Max), as int8."""
 _DEVIATION = 127 / 2.733
 """The standard deviation they suit."""
+_LEAST = -256
+"""Which level is nearest changes at whole halves of a unit only, so a number's halves, rounded up, tell its code. Below
+so many, and above, it stays the same."""
+_EDGES = (torch.tensor(LEVELS[1:]) + torch.tensor(LEVELS[:-1])).float()
+_CODES = torch.bucketize(torch.arange(_LEAST, -_LEAST + 1).float(), _EDGES).to(torch.uint8)
+_LEVELS = torch.tensor(LEVELS, dtype=torch.float32)[_CODES.int()]
 _ROWS = 1024
 """Rows coded at once, so that no wide copy of the matrix is made."""
 
@@ -48,15 +54,14 @@ def coded(values: Tensor, scales: Tensor) -> Coded:
     mean = total / len(values)
     stretch = (squares / len(values) - mean.square()).clamp_min(0).sqrt()
     stretch = torch.where(stretch > 1e-6 * stretch.max(), stretch, 1.0)  # an input that is the same in all rows
-    levels = torch.tensor(LEVELS, dtype=torch.float32)
-    edges = (levels[1:] + levels[:-1]) / 2
     codes = torch.empty(values.shape, dtype=torch.uint8)
     found = torch.empty(len(values))
     for (part, scale), into, fitted in zip(parts, torch.split(codes, _ROWS), torch.split(found, _ROWS), strict=True):
         even = (dequantised(part, scale) - mean) / stretch  # [_ROWS, in]
         unit = even.square().mean(dim=1).sqrt().div_(_DEVIATION)
         unit.masked_fill_(unit == 0, 1.0)  # a row that is the mean
-        into.copy_(torch.bucketize(even / unit[:, None], edges, out_int32=True))
-        level = levels[into.int()]
+        halves = (even / (unit / 2)[:, None]).ceil_().clamp_(_LEAST, -_LEAST).int().sub_(_LEAST).flatten()
+        torch.index_select(_CODES, 0, halves, out=into.view(-1))
+        level = torch.index_select(_LEVELS, 0, halves).view(even.shape)
         torch.div((even * level).sum(dim=1), level.square().sum(dim=1), out=fitted)  # the scale that suits these codes
     return Coded(codes, found, mean, stretch)
