@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outrider.models.native.library import KERNELS, Matrix, Model, Product, Shape, Strip, kernels_here, library
 from outrider.models.native.packing import PackedMatrix, Packer
+from outrider.models.native.widen import widened
 from outrider.models.precision import BLOCK, blocks
 from outrider.models.stored import KINDS, Stored
 
@@ -196,3 +197,24 @@ def test_what_is_no_number_is_told(kernels: str, kind: str) -> None:
     assert bool(after[1].isnan().all())
     others = torch.arange(4) != 1
     assert torch.equal(after[others], before[others])
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_blocks_are_widened_to_the_bit_whatever_their_bytes(kind: str) -> None:
+    inputs, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    raw = np.random.default_rng(7).integers(0, 256, 500 * size, dtype=np.uint8)
+    found = np.zeros(500 * inputs, np.float32)
+    assert widened(raw, kind, found)
+    with np.errstate(invalid="ignore"):
+        expected = dequantize(raw[None], GGMLQuantizationType[kind])[0]
+    numbers = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(found), ~numbers)
+    np.testing.assert_array_equal(found.view(np.int32)[numbers], expected.view(np.int32)[numbers])
+
+
+@pytest.mark.parametrize(("size", "count"), [(2 * 144, 256), (144, 512), (145, 256), (0, 256)])
+def test_blocks_that_do_not_fill_their_room_are_not_widened(size: int, count: int) -> None:
+    out = np.full(count, 7.0, np.float32)
+    assert not widened(np.zeros(size, np.uint8), "Q4_K", out)
+    assert (out == 7).all()
+    assert not widened(np.zeros(0, np.uint8), "IQ4_XS", out[:0])

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
+from outrider.models.native.widen import widened
 from outrider.models.stored import Stored
 
 SUPPORTED_TYPES = (
@@ -107,7 +108,10 @@ class GGUFFile:
             part = flat[index * _CHUNK : (index + 1) * _CHUNK]
             offset = index * bytes_per_chunk
             count = min(bytes_per_chunk, info.nbytes - offset)
-            numbers = _dequantize(_bytes(info.path, info.offset + offset, count), info.type_name)
+            raw = _bytes(info.path, info.offset + offset, count)
+            if dtype == torch.float32 and not shift and widened(raw, info.type_name, part.numpy()):
+                return
+            numbers = _dequantize(raw, info.type_name, len(part))
             part.copy_(torch.from_numpy(numbers + np.float32(shift) if shift else numbers))
 
         chunks = range(-(-info.numel // _CHUNK))
@@ -180,12 +184,15 @@ def _joined(first: GGUFFile) -> GGUFFile:
     return GGUFFile(path, first.metadata, tensors)
 
 
-def _dequantize(raw: np.ndarray[Any, Any], type_name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """[bytes] of whole encoded blocks → [elements] fp32."""
+def _dequantize(raw: np.ndarray[Any, Any], type_name: str, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """[bytes] of whole encoded blocks → [count] fp32."""
+    numbers: np.ndarray[Any, np.dtype[np.float32]] = np.empty(count, np.float32)
+    if widened(raw, type_name, numbers):
+        return numbers
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    numbers: np.ndarray[Any, np.dtype[np.float32]] = dequantize(raw[None], GGMLQuantizationType[type_name])[0]
+    numbers[:] = dequantize(raw[None], GGMLQuantizationType[type_name])[0]
     return numbers
 
 

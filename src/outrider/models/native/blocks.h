@@ -108,20 +108,23 @@ static inline void row_of(const uint8_t *row, int kind, int inputs, float *out) 
             continue;
         }
         block_codes(row, kind, codes);
-        const int large = k.inputs == 256;
-        for (int i = 0; i < k.inputs; i++) {
+        for (int first = 0; first < k.inputs; first += k.part) {
             float step = half_at(kind == STORED_Q6_K ? row + 208 : row), low = 0.0f;
             if (kind == STORED_Q6_K) {
-                step *= (float)(int8_t)row[192 + i / 16];
-            } else if (large) {
+                step *= (float)(int8_t)row[192 + first / 16];
+            } else if (k.inputs == 256) {
                 uint8_t scale, least;
-                block_part(row, i / 32, &scale, &least);
+                block_part(row, first / 32, &scale, &least);
                 step *= (float)scale, low = -half_at(row + 2) * (float)least;
             } else if (k.lows) {
                 low = half_at(row + 2);
             }
-            const int code = codes[i] - (k.lows ? 0 : 1 << (k.bits - 1));
-            out[start + i] = k.lows ? (float)code * step + low : (float)code * step;
+            const uint8_t *part = codes + first;
+            float *to = out + start + first;
+            if (k.lows)
+                for (int i = 0; i < k.part; i++) to[i] = (float)part[i] * step + low;
+            else
+                for (int i = 0; i < k.part; i++) to[i] = (float)(part[i] - (1 << (k.bits - 1))) * step;
         }
     }
 }

@@ -236,6 +236,8 @@ def library() -> ctypes.CDLL | None:
     kernels.outrider_panel_bytes.restype = c_int64
     kernels.outrider_pack.argtypes = [c_void_p, c_int64, *[c_int32] * 5, c_void_p]
     kernels.outrider_pack.restype = None
+    kernels.outrider_widen.argtypes = [c_void_p, c_int64, c_int32, c_int64, c_void_p]
+    kernels.outrider_widen.restype = c_int32
     kernels.outrider_has.argtypes = [c_int32]
     kernels.outrider_has.restype = c_int32
     return kernels

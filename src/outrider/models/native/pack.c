@@ -99,3 +99,11 @@ void outrider_pack(const uint8_t *rows, int64_t pitch, int kind, int first, int 
         pack_column(rows + (row - first) * pitch, kind, inputs, row % PANEL,
                     panels + row / PANEL * panel_bytes(kind, depth));
 }
+
+/* Whole blocks of a file, so many bytes, as so many numbers; 0, and nothing done, where those do not fit. */
+int outrider_widen(const uint8_t *blocks, int64_t bytes, int kind, int64_t count, float *out) {
+    const Kind k = kind_of(kind);
+    if (bytes % k.bytes || bytes / k.bytes * k.inputs != count) return 0;
+    for (int64_t i = 0; i < bytes / k.bytes; i++) row_of(blocks + i * k.bytes, kind, k.inputs, out + i * k.inputs);
+    return 1;
+}
