@@ -12,6 +12,8 @@ from integers import lines
 from torch import Tensor
 
 from outrider.errors import InvalidRequest
+from outrider.models import precision
+from outrider.models.native.formats import quantised
 from outrider.models.native.library import (
     BF16_PRODUCTS,
     FORCED,
@@ -183,3 +185,20 @@ def test_an_instruction_set_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(FORCED, unknown)
         with pytest.raises(InvalidRequest, match=f"OUTRIDER_KERNELS: this CPU has no '?{unknown}.*it has base"):
             chosen_kernels()
+
+
+@pytest.mark.parametrize("inputs", [1, 64, 128, 130, 576])
+def test_weights_are_quantised_alike_with_and_without_compiled_code(
+    inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(300, inputs, generator=torch.Generator().manual_seed(inputs))
+    weight[0], weight[1], weight[2] = 0.0, -0.0, 1e-42
+    weight[3:40] *= torch.logspace(-38, 38, 37)[:, None]
+    weight[40:80] = (weight[40:80] * 50).round() / 2  # halves of a scale among them
+    weight[40:80, 0] = 127.0
+    compiled, plain = ((torch.empty(300, inputs, dtype=torch.int8), torch.empty(300, blocks(inputs))) for _ in "ab")
+    assert quantised(weight, *compiled, BLOCK)
+    monkeypatch.setattr(precision, "quantised", lambda *_: False)
+    quantise(weight, *plain)
+    assert torch.equal(compiled[0], plain[0])
+    assert torch.equal(compiled[1].view(torch.int32), plain[1].view(torch.int32))

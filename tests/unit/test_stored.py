@@ -18,9 +18,9 @@ from integers import lines
 from tiny_gguf import blocks as encoded
 from torch import Tensor
 
+from outrider.models.native.formats import widened
 from outrider.models.native.library import KERNELS, Matrix, Model, Product, Shape, Strip, kernels_here, library
 from outrider.models.native.packing import PackedMatrix, Packer
-from outrider.models.native.widen import widened
 from outrider.models.precision import BLOCK, blocks
 from outrider.models.stored import KINDS, Stored
 

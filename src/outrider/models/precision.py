@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outrider.models.native.formats import quantised
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:
@@ -55,6 +57,8 @@ def blocks(inputs: int) -> int:
 def quantise(weight: Tensor, values: Tensor, scales: Tensor) -> None:
     """weight [out, in] ≈ values * scales[out, blocks], symmetric: the largest of a block is at most ±127. Scales
     are fp32 that are whole in bf16, which is how they are stored."""
+    if quantised(weight, values, scales, BLOCK):
+        return
     for part, into, scale in zip(*(torch.split(t, _ROWS) for t in (weight, values, scales)), strict=True):
         missing = -part.shape[1] % BLOCK
         wide = pad(part, (0, missing)) if missing else part

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
-from outrider.models.native.widen import widened
+from outrider.models.native.formats import widened
 from outrider.models.stored import Stored
 
 SUPPORTED_TYPES = (

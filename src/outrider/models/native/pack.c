@@ -107,3 +107,36 @@ int outrider_widen(const uint8_t *blocks, int64_t bytes, int kind, int64_t count
     for (int64_t i = 0; i < bytes / k.bytes; i++) row_of(blocks + i * k.bytes, kind, k.inputs, out + i * k.inputs);
     return 1;
 }
+
+/* Neighbouring numbers in int8 with one scale; precision.py says which. */
+static float quantise_block(const float *block, int count, int8_t *values) {
+    int32_t largest = 0;
+    for (int i = 0; i < count; i++) { /* of numbers without a sign the bits are in the same order */
+        int32_t size;
+        memcpy(&size, block + i, 4);
+        size &= 0x7fffffff;
+        largest = size > largest ? size : largest;
+    }
+    float scale;
+    memcpy(&scale, &largest, 4);
+    scale /= 127.0f;
+    uint32_t bits;
+    memcpy(&bits, &scale, 4);
+    bits = (bits + 0xffff) & ~0xffffu; /* rounded up, so that no value passes 127 */
+    memcpy(&scale, &bits, 4);
+    if (scale == 0.0f) scale = 1.0f; /* of zeros alone */
+    for (int i = 0; i < count; i++) {
+        const float whole = block[i] / scale + 0x1.8p23f; /* to the nearest, of two the even one, in the last bits */
+        uint32_t last;
+        memcpy(&last, &whole, 4);
+        values[i] = (int8_t)(uint8_t)last;
+    }
+    return scale;
+}
+
+/* Rows of numbers, a scale for every `block` of a row. */
+void outrider_quantise(const float *rows, int64_t count, int inputs, int block, int8_t *values, float *scales) {
+    for (int64_t row = 0; row < count; row++, rows += inputs, values += inputs)
+        for (int start = 0; start < inputs; start += block)
+            *scales++ = quantise_block(rows + start, inputs - start < block ? inputs - start : block, values + start);
+}

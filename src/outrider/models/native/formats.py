@@ -1,0 +1,37 @@
+"""Number formats changed by compiled code: a few times as fast as NumPy and PyTorch, and no thread waits for another.
+To the bit what those give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.models.native.library import library
+from outrider.models.stored import KINDS
+
+
+def widened(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: str, out: np.ndarray[Any, np.dtype[np.float32]]) -> bool:
+    """Whole blocks [bytes] to `out` [elements], to the bit as the package `gguf` has them. False, and nothing done:
+    nothing is compiled here, or not for these blocks."""
+    kernels = library()
+    if kernels is None or kind not in KINDS or not (raw.flags.c_contiguous and out.flags.c_contiguous):
+        return False
+    place = raw.ctypes.data, len(raw), KINDS.index(kind), len(out), out.ctypes.data
+    return bool(kernels.outrider_widen(*place))
+
+
+def quantised(weight: Tensor, values: Tensor, scales: Tensor, block: int) -> bool:
+    """As `precision.quantise`: fp32 [out, in] to int8 and a scale for every `block` of a row. False, and nothing done:
+    nothing is compiled here, or not for these."""
+    kernels, given = library(), (weight, values, scales)
+    fits = weight.dtype == scales.dtype == torch.float32 and values.dtype == torch.int8
+    if kernels is None or not fits or not all(each.is_contiguous() and each.device.type == "cpu" for each in given):
+        return False
+    rows, inputs = weight.shape
+    assert values.shape == weight.shape
+    assert scales.shape == (rows, -(-inputs // block))
+    kernels.outrider_quantise(weight.data_ptr(), rows, inputs, block, values.data_ptr(), scales.data_ptr())
+    return True
