@@ -40,7 +40,7 @@ def test_a_part_runs_between_what_was_launched_before_and_behind_it(
     if not possible:
         monkeypatch.setattr(recording, "add_child", lambda _: False)
     graphs = Graphs(x.device)
-    for each in list(graphs.recordings([((i,), outer(graphs, i)) for i in (3, 4, 5)], [(PART, inner)])):
+    for each in list(graphs.recordings([((i,), outer(graphs, i)) for i in (3, 4, 5)], [(PART, inner, inner)])):
         each.record()
     # Every kind is launched once before it is recorded.
     assert made == ["inner"] * (5 if possible else 8)

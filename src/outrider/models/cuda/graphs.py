@@ -69,15 +69,16 @@ class Graphs:
             self._recorded[key] = recorded(launches) if self._enabled else None
             self.late += 1
 
-    def record(self, key: Key, launches: Launches, is_part: bool = False) -> None:
-        """Nobody waits, and our own kernels are loaded (`compile_kernels`)."""
+    def record(self, key: Key, launches: Launches, part: Launches | None = None) -> None:
+        """Nobody waits, and our own kernels are loaded (`compile_kernels`). `part`: what of these launches, the last,
+        is to become part of others."""
         if key[0] not in self._kinds or not self._enabled:
             self._kinds.add(key[0])
             launches()
-        if not is_part:
+        if part is None:
             self._recorded[key] = recorded(launches) if self._enabled else None
         elif self._enabled:
-            self._parts[key] = recorded(launches, keep_graph=True)
+            self._parts[key] = recorded(part, keep_graph=True)
 
     def part(self, key: Key, launches: Launches) -> None:
         """Among launches that may be recorded, some that other recordings have as well: where they were recorded as a
@@ -87,13 +88,13 @@ class Graphs:
             launches()
 
     def recordings(
-        self, all_launches: Iterable[tuple[Key, Launches]], parts: Iterable[tuple[Key, Launches]] = ()
+        self, all_launches: Iterable[tuple[Key, Launches]], parts: Iterable[tuple[Key, Launches, Launches]] = ()
     ) -> Iterator[GraphRecording]:
-        """What is not recorded yet; first, what is part of it."""
-        new_parts = {key: launches for key, launches in parts if key not in self._parts}
+        """What is not recorded yet; first, what is part of it: as `record` is given both."""
         found = {key: launches for key, launches in all_launches if key not in self._recorded}
-        for key, launches in new_parts.items() if found else ():
-            yield GraphRecording(self, key, launches, is_part=True)
+        for key, launches, part in parts if found else ():
+            if key not in self._parts:
+                yield GraphRecording(self, key, launches, part)
         for key, launches in found.items():
             yield GraphRecording(self, key, launches)
 
@@ -105,7 +106,7 @@ class GraphRecording:
     graphs: Graphs
     key: Key
     launches: Launches
-    is_part: bool = False
+    part: Launches | None = None
 
     def launch(self) -> None:
         with torch.inference_mode():
@@ -113,7 +114,7 @@ class GraphRecording:
 
     def record(self) -> None:
         with torch.inference_mode():
-            self.graphs.record(self.key, self.launches, self.is_part)
+            self.graphs.record(self.key, self.launches, self.part)
 
 
 def recorded(launches: Callable[[], None], keep_graph: bool = False) -> torch.cuda.CUDAGraph:

@@ -96,11 +96,12 @@ class DeviceStepper:
     def recordings(self, shapes: Sequence[StepShape]) -> Iterator[GraphRecording]:
         return self._graphs.recordings(self._all_launches(shapes), self._passes(shapes))
 
-    def _passes(self, shapes: Sequence[StepShape]) -> Iterator[tuple[Key, Launches]]:
-        """Of the target: however tokens are chosen after them, they are the same."""
+    def _passes(self, shapes: Sequence[StepShape]) -> Iterator[tuple[Key, Launches, Launches]]:
+        """Of the target: however tokens are chosen after them, they are the same. Alone they need their rows placed."""
         for count, fitting in self._sizes(shapes):
             for verified in sorted({_verified(shape) for shape in fitting}):
-                yield self._passing(count, verified)
+                key, launches = self._passing(count, verified)
+                yield key, partial(self._place_and, launches, count, verified), launches
 
     def _passing(self, lanes: int, shape: StepShape) -> tuple[Key, Launches]:
         if shape.nodes:
@@ -108,6 +109,19 @@ class DeviceStepper:
             return ("pass of trees", lanes, shape.nodes), launches
         count = shape.verified + 1
         return ("pass", lanes, count), partial(self._target.body, lanes * count, together=count > 2, chain=count)
+
+    def _place_and(self, launches: Launches, lanes: int, shape: StepShape) -> None:
+        self._place(lanes, shape)
+        launches()
+
+    def _place(self, lanes: int, shape: StepShape) -> None:
+        """The rows of a step, for the target."""
+        if shape.nodes:
+            assert self._head is not None, "trees are a head's"
+            self._head.trees.place(self._target, lanes, shape)
+        else:
+            count = shape.verified + 1
+            self._board.place(self._target, TARGET_SLOT, lanes, 0, count, wanted=count)
 
     def _all_launches(self, shapes: Sequence[StepShape]) -> Iterator[tuple[Key, Launches]]:
         for count, fitting in self._sizes(shapes):
@@ -243,16 +257,15 @@ class DeviceStepper:
         return ("verify", lanes, shape.verified, manner), partial(self._verify, lanes, shape.verified, manner)
 
     def _verify(self, lanes: int, length: int, manner: Manner) -> None:
-        network, count = self._target, length + 1
-        rows = lanes * count
+        shape, rows = StepShape(0, length), lanes * (length + 1)
         self._align(lanes, length, manner)
-        self._board.place(network, TARGET_SLOT, lanes, 0, count, wanted=count)
-        self._graphs.part(*self._passing(lanes, StepShape(0, length)))
+        self._place(lanes, shape)
+        self._graphs.part(*self._passing(lanes, shape))
         if manner >= Manner.JUDGED:
             self._judge.deal(lanes, length)
         self._choose(rows, manner)
         if self._chains is not None:
-            self._chains.verify(network, lanes, length)
+            self._chains.verify(self._target, lanes, length)
         self._accept(lanes, length, manner)
         if manner >= Manner.FULL:
             self._board.count(lanes)
@@ -260,7 +273,7 @@ class DeviceStepper:
     def _begin(self, lanes: int, manner: Manner) -> None:
         """A plain step without its pass: its rows were run with the prompts, and the cache has what they left."""
         self._align(lanes, 0, manner)
-        self._board.place(self._target, TARGET_SLOT, lanes, 0, 1, wanted=1)
+        self._place(lanes, StepShape(0, 0))
         if manner >= Manner.JUDGED:
             self._judge.deal(lanes, 0)
         self._choose(lanes, manner, self._has_run)
@@ -290,7 +303,7 @@ class DeviceStepper:
         """Rows of refused nodes, too, lie beyond the text or are written over when the accepted ones are moved."""
         assert self._head is not None, "trees are a head's"
         network, trees, rows = self._target, self._head.trees, lanes * (shape.nodes + 1)
-        trees.place(network, lanes, shape)
+        self._place(lanes, shape)
         self._graphs.part(*self._passing(lanes, shape))
         self._choose(rows, manner)
         trees.accept(self._chosen, lanes, shape)
