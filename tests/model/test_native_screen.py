@@ -22,7 +22,7 @@ from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.head import NativeHead
 from outrider.models.native.library import kernels_here
 from outrider.models.native.screen import coded
-from outrider.models.precision import FP32
+from outrider.models.precision import FP32, blocks
 from outrider.sampling.noise import Key, gumbel_at, row_key
 
 DRAFT_VOCAB = 2900  # not whole pairs of panels
@@ -140,3 +140,12 @@ def test_four_bits_keep_what_tells_rows_apart() -> None:
     error = (narrow.wide() - wide).square().mean(0) / apart.square().mean(0).clamp_min(1e-3)
     assert float(error[torch.arange(70) != 8].max()) < 0.02  # 20 dB is what sixteen levels can give; int8 adds little
     assert bool(torch.isfinite(narrow.wide()).all())
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 0.0])
+def test_scales_that_are_no_numbers_are_coded_as_well(odd: float) -> None:
+    """Whatever they then mean: loading a damaged head must not fail in here."""
+    values = torch.randint(-127, 128, (40, 256), generator=torch.Generator().manual_seed(1)).to(torch.int8)
+    scales = torch.full((40, blocks(256)), 0.01)
+    scales[3, 1] = odd
+    assert coded(values, scales).codes.max() < 16

@@ -60,7 +60,8 @@ def coded(values: Tensor, scales: Tensor) -> Coded:
         even = (dequantised(part, scale) - mean) / stretch  # [_ROWS, in]
         unit = even.square().mean(dim=1).sqrt().div_(_DEVIATION)
         unit.masked_fill_(unit == 0, 1.0)  # a row that is the mean
-        halves = (even / (unit / 2)[:, None]).ceil_().clamp_(_LEAST, -_LEAST).int().sub_(_LEAST).flatten()
+        halves = (even / (unit / 2)[:, None]).ceil_().clamp_(_LEAST, -_LEAST)
+        halves = halves.nan_to_num_(-_LEAST).int().sub_(_LEAST).flatten()  # what is no number has to have a place, too
         torch.index_select(_CODES, 0, halves, out=into.view(-1))
         level = torch.index_select(_LEVELS, 0, halves).view(even.shape)
         torch.div((even * level).sum(dim=1), level.square().sum(dim=1), out=fitted)  # the scale that suits these codes
