@@ -108,11 +108,12 @@ class GGUFFile:
             part = flat[index * _CHUNK : (index + 1) * _CHUNK]
             offset = index * bytes_per_chunk
             count = min(bytes_per_chunk, info.nbytes - offset)
-            raw = _bytes(info.path, info.offset + offset, count)
-            if dtype == torch.float32 and not shift and widened(raw, info.type_name, part.numpy()):
-                return
-            numbers = _dequantize(raw, info.type_name, len(part))
-            part.copy_(torch.from_numpy(numbers + np.float32(shift) if shift else numbers))
+            numbers = part.numpy() if dtype == torch.float32 else np.empty(len(part), np.float32)
+            _dequantize(_bytes(info.path, info.offset + offset, count), info.type_name, numbers)
+            if shift:
+                numbers += np.float32(shift)
+            if dtype != torch.float32:
+                part.copy_(torch.from_numpy(numbers))
 
         chunks = range(-(-info.numel // _CHUNK))
         if len(chunks) == 1:
@@ -184,16 +185,14 @@ def _joined(first: GGUFFile) -> GGUFFile:
     return GGUFFile(path, first.metadata, tensors)
 
 
-def _dequantize(raw: np.ndarray[Any, Any], type_name: str, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """[bytes] of whole encoded blocks → [count] fp32."""
-    numbers: np.ndarray[Any, np.dtype[np.float32]] = np.empty(count, np.float32)
-    if widened(raw, type_name, numbers):
-        return numbers
+def _dequantize(raw: np.ndarray[Any, Any], type_name: str, out: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    """[bytes] of whole encoded blocks → out, [elements] fp32."""
+    if widened(raw, type_name, out):
+        return
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    numbers[:] = dequantize(raw[None], GGMLQuantizationType[type_name])[0]
-    return numbers
+    out[:] = dequantize(raw[None], GGMLQuantizationType[type_name])[0]
 
 
 class _Damaged(Exception):
@@ -222,12 +221,8 @@ class _Header:
 
     def _strings(self, count: int) -> list[str]:
         """As `string`, so many times; a vocabulary has tens of thousands, in every file."""
-        found, read, length_of, left = (
-            list[str](),
-            self.file.read,
-            struct.Struct("<Q").unpack,
-            self.size - self.position,
-        )
+        found, left = list[str](), self.size - self.position
+        read, length_of = self.file.read, struct.Struct("<Q").unpack
         for _ in range(count):
             if left < 8:
                 raise self._ends()
