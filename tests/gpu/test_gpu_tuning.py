@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from outrider.models.cuda.compiling import compile_kernels
 from outrider.models.cuda.decoder import CudaDecoder
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.graphs import Graphs
-from outrider.models.cuda.launches import power_of_two
+from outrider.models.cuda.products import Products
 from outrider.models.cuda.tiling import Product, Tiling, alternatives, tiling
 from outrider.models.cuda.tuning import LEAST, ROWS, Stored, Tuning, fastest
 
@@ -207,13 +208,27 @@ def test_a_damaged_file_is_measured_again(
     assert stored.load(products) is None
 
 
+def spoil(monkeypatch: pytest.MonkeyPatch, which: Callable[[Tiling], bool]) -> None:
+    """Products in those tilings come to one more."""
+    narrow = Products._narrow
+
+    def spoiled(self: Products, cut: Tiling, *given: Any) -> None:
+        narrow(self, cut, *given)
+        if which(cut):
+            _, _, _, _, _, (y, *_), rows, _ = given
+            y[:rows] += 1
+
+    monkeypatch.setattr(Products, "_narrow", spoiled)
+
+
 def test_other_bits_are_refused_loudly(decoder: CudaDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One adds up more than there is, and would be the fastest."""
+    """One comes to something else, and would be the fastest."""
 
     def wrong(usual: Tiling, product: Product, gpu: GPU) -> list[Tiling]:
-        return [replace(usual, stages=1, block_k=2 * power_of_two(product.depth))]
+        return [replace(usual, stages=1)]
 
     monkeypatch.setattr(tuning, "alternatives", wrong)
+    spoil(monkeypatch, lambda cut: cut.stages == 1)
     before, notes = logits(decoder), list[str]()
     assert not tuned(decoder, notes)
     assert len(notes) == len(decoder.network.sites())
@@ -304,14 +319,11 @@ def test_a_gpu_on_which_nothing_can_be_tried_runs_as_usual(
 def test_a_row_whose_bits_depend_on_the_others_is_an_error(
     decoder: CudaDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tile of 32 rows that adds up less than one of 16, which no other tiling can mend."""
+    """A tile of 32 rows that comes to more than one of 16, which no other tiling can mend."""
     monkeypatch.setattr(tuning, "ROWS", (16, 32))
     monkeypatch.setattr(tuning, "alternatives", few)
-    products = decoder.network.products
-    for site in decoder.network.sites():
-        cut = tuning.usual(products, site.product, 32)
-        products.chosen[site.product, 32] = replace(cut, block_k=2 * power_of_two(site.product.depth))
-    stored = Stored(tmp_path, "a GPU", products, decoder.network.sites())
+    spoil(monkeypatch, lambda cut: cut.rows == 32)
+    stored = Stored(tmp_path, "a GPU", decoder.network.products, decoder.network.sites())
     with pytest.raises(ModelError, match="would depend on who else asks"):
         list(tuning.tune(decoder.network, stored, Simulated(decoder), list[str]().append))
 
