@@ -30,7 +30,8 @@ from outrider.models.cuda.graphs import bucket
 from outrider.models.cuda.growth import BRANCH, TreeGrowth
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.lanes import Lanes
-from outrider.models.cuda.network import HEAD_ROWS, NARROW_ROWS
+from outrider.models.cuda.network import NARROW_ROWS
+from outrider.models.cuda.stepper import TREE_ROWS
 from outrider.models.cuda.trees import Trees
 from outrider.models.head.load import place_head
 from outrider.sampling.noise import Key, gumbel_at, words
@@ -88,8 +89,8 @@ def test_how_many_lanes_have_room_for_trees(target: CudaDecoder, head: CudaHead)
     for lanes, shape in _prepared(stepper, [StepShape(0, 0), tree_of(2), tree_of(8), tree_of(32)]):
         assert lanes * (shape.size + 1) <= NARROW_ROWS
         assert not shape.nodes or stepper.trees(lanes)
-    assert stepper.trees(HEAD_ROWS // 8)
-    assert not stepper.trees(HEAD_ROWS // 8 + 1)
+    assert stepper.trees(TREE_ROWS // 8)
+    assert not stepper.trees(TREE_ROWS // 8 + 1)
     alone = target.stepper(None)
     assert alone is not None
     assert not alone.trees(1)

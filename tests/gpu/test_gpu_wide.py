@@ -147,12 +147,15 @@ def attention(
     rows: int,
     dim: int = 16,
     chains: tuple[int, int, int, int] | None = None,
-    apart: tuple[int, int, int, int] | None = None,
+    apart: tuple[int, int, int, int, int] | None = None,
     into: torch.dtype = DTYPE,
+    average: int = 0,
+    missing: int = 0,
 ) -> Tensor:
     """`rows` of a tile, 0: one row at a time by the kernel for few; 128: by groups of warps. `chains`: of so many rows,
     by so many programs for each, so many blocks by one alone, so many cells of scratch. `apart`: the same by groups of
-    warps, for blocks by one alone how often a program looks for the others. `into`: stored as that."""
+    warps, then how often a program looks for the others. `into`: stored as that. `average`: the blocks that chains are
+    said to have. `missing`: so many rows of each chain, its last, only fill it up."""
     heads, kv_heads, capacity = 4, 2, 512
     qkv = whole(count, (heads + 2 * kv_heads) * dim)
     blocks = capacity // BLOCK
@@ -163,31 +166,36 @@ def attention(
     positions = torch.arange(begin, begin + count, **numbers)
     slots, scale = torch.ones(count, **numbers), 0.25 / math.log(2)
     where = torch.tensor(lie, **numbers)
+    if of := chains or apart:
+        number = count // of[0]
+        fills = torch.arange(count, device=DEVICE) % of[0] >= of[0] - missing
+        positions[fills], slots[fills] = 0, 0
+        cells_of = torch.cat([torch.arange(number, **numbers) * blocks, torch.tensor([average * number], **numbers)])
     shape: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "BLOCK": BLOCK, **UNFUSED}
+    if rows == 128 or apart or missing:
+        for block in range(blocks):  # what nobody has written yet may be anything
+            values[lie[1][block], :, max(0, begin + count - missing - block * BLOCK) :] = math.nan
     if chains:
         per, spread, few, left = chains
-        tile, number = max(TILE, per * 2), count // per
+        tile = max(TILE, per * 2)
         cells = kv_heads * left * tile
         attend_chains_kernel[(number, kv_heads, spread)](
-            qkv, keys, values, out, where, slots, positions, torch.arange(number, **numbers) * blocks,
+            qkv, keys, values, out, where, slots, positions, cells_of,
             torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE),
             torch.zeros(number * kv_heads, **numbers), blocks, left, window, scale,
             PER=per, TILE=tile, FEW=few, DEPENDENT=False, **shape,
         )  # fmt: skip
         return out
-    if rows == 128 or apart:
-        for block in range(blocks):  # what nobody has written yet may be anything
-            values[lie[1][block], :, max(0, begin + count - block * BLOCK) :] = math.nan
     if apart:
-        per, spread, patience, left = apart
-        tile, number = max(TILE, per * 2), count // per
+        per, spread, few, left, patience = apart
+        tile = max(TILE, per * 2)
         cells = kv_heads * left * tile
         cache = (swizzled(each.view(-1, dim), BLOCK, dim) for each in (keys, values))
         chain_hopper.chain_hopper_kernel[(number, kv_heads, spread)](
-            qkv, *cache, out, where, slots, positions, torch.arange(number, **numbers) * blocks,
+            qkv, *cache, out, where, slots, positions, cells_of,
             torch.zeros(cells * dim, device=DEVICE), torch.zeros(cells * 2, device=DEVICE),
-            torch.zeros(number * kv_heads, **numbers), blocks, left, window, scale,
-            PER=per, TILE=tile, M=chain_hopper.ROWS, STAGES=3, PATIENCE=patience, num_warps=4,
+            torch.zeros(number * kv_heads, **numbers), blocks, left, window, scale, few,
+            PER=per, TILE=tile, M=chain_hopper.ROWS, STAGES=3, PATIENCE=patience, EVEN=average > 0, num_warps=4,
             maxnreg=chain_hopper.REGISTERS, **shape,
         )  # fmt: skip
         return out
@@ -237,6 +245,32 @@ def test_attention_of_chains_has_the_bits_of_rows(begin: int, window: int, per: 
     for spread, few, left in ((1, 8, 0), (3, 8, 200), (3, 1, 200), (3, 1, half)):
         found = attention(begin, count, window, 0, chains=(per, spread, few, left), into=into)
         assert torch.equal(found, expected), (spread, few, left)
+    found = attention(begin, count, window, 0, chains=(per, 3, 1, 200), into=into, average=2)
+    assert torch.equal(found, expected)
+
+
+def kept_rows(found: Tensor, per: int, missing: int) -> Tensor:
+    """Of chains of `per` rows all but the last `missing`."""
+    return found.view(-1, per, found.shape[1])[:, : per - missing]
+
+
+@pytest.mark.parametrize(("begin", "window"), [(0, 0), (125, 0), (126, 0), (300, 150)])
+def test_a_chain_may_end_in_rows_that_only_fill_it_up(begin: int, window: int) -> None:
+    """They lie elsewhere, and nobody else looks at what follows the others: before and behind the edge of a block."""
+    expected = attention(begin, 4, window, 0)
+    for spread in (1, 3):
+        found = attention(begin, 4, window, 0, chains=(4, spread, 1, 200), missing=2)
+        assert torch.equal(kept_rows(found, 4, 2), kept_rows(expected, 4, 2)), spread
+
+
+@pytest.mark.skipif(not APART, reason="compute capability 9.0 alone")
+@pytest.mark.parametrize(("begin", "window"), [(0, 0), (125, 0), (126, 0), (300, 150)])
+def test_by_a_group_of_warps_a_chain_may_end_in_rows_that_only_fill_it_up(begin: int, window: int) -> None:
+    """Behind the others there may be anything, also what is no number."""
+    expected = attention(begin, 4, window, 0, 128)
+    for spread in (1, 3):
+        found = attention(begin, 4, window, 0, 128, apart=(4, spread, 1, 200, 100), missing=2)
+        assert torch.equal(kept_rows(found, 4, 2), kept_rows(expected, 4, 2)), spread
 
 
 @pytest.mark.skipif(not APART, reason="compute capability 9.0 alone")
@@ -252,12 +286,16 @@ def test_attention_by_groups_of_warps_has_the_bits_of_rows(begin: int, count: in
 def test_attention_of_few_chains_by_a_group_of_warps_has_the_bits_of_rows(
     begin: int, count: int, window: int, per: int
 ) -> None:
-    """By one program, by several that have more than one block each, by as many as blocks; where nobody waits for the
-    others, and where some find no scratch left."""
+    """By one program, by several that have more than one block each, by as many as blocks, by one of several since
+    blocks are few, or no more than others have; where nobody waits for the others, and where some find no scratch
+    left."""
     expected = attention(begin, count, window, 0, 128)
-    for spread, patience, left in ((1, 0, 0), (2, 100, 200), (3, 100, 200), (4, 100, 200), (3, 0, 200), (3, 100, 20)):
-        found = attention(begin, count, window, 0, 128, apart=(per, spread, patience, left))
-        assert torch.equal(found, expected), (spread, patience, left)
+    ways = [(1, 1, 0, 0), (2, 1, 200, 100), (3, 1, 200, 100), (4, 1, 200, 100), (3, 1, 200, 0), (3, 1, 20, 100)]
+    for spread, few, left, patience in [*ways, (3, 2, 200, 100), (3, 8, 200, 100)]:
+        found = attention(begin, count, window, 0, 128, apart=(per, spread, few, left, patience))
+        assert torch.equal(found, expected), (spread, few, left, patience)
+    found = attention(begin, count, window, 0, 128, apart=(per, 3, 1, 200, 100), average=2)
+    assert torch.equal(found, expected)
 
 
 def test_a_block_merged_out_of_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,8 @@ def main(capability: int, shared: int, shape: str, dtype: str, rows: list[int]) 
                     if count % chain == 0:
                         made.body(count, together=chain > 2, chain=chain)
                 made.head(min(count, network.HEAD_ROWS))
+                if count > 64:
+                    made.head_in_order(count)
             elif made.tile_rows:
                 made.body(count, together=True, tiled=True)
 

@@ -50,8 +50,11 @@ def _checked(self: Any, rows: int, chain: int) -> tuple[Any, ...]:
     assert (written[columns[1] < slots - 1] != SPARE).all(), "a row is written to no block of its slot"
     if chain:
         _, its_slots, positions, indices, bases = (column.reshape(-1, chain) for column in columns)
-        assert (its_slots == its_slots[:, :1]).all(), "a chain is of one slot"
-        assert (positions == positions[:, :1] + np.arange(chain)).all()
+        fills = (its_slots == slots - 1) & (positions == 0)
+        assert (fills[:, 1:-1] <= fills[:, 2:]).all(), "rows that only fill up a chain are its last"
+        fills[:, 0] = False
+        assert (fills | (its_slots == its_slots[:, :1])).all(), "a chain is of one slot"
+        assert (fills | (positions == positions[:, :1] + np.arange(chain))).all()
         assert (indices == positions).all()
         assert (bases == positions + 1).all(), "a chain is in order"
     return (*columns, t.paths[:rows].numpy())
@@ -124,5 +127,6 @@ def _split(hashes: list[int]) -> torch.Tensor:
 def simulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Network, "body", body)
     monkeypatch.setattr(Network, "head", head)
+    monkeypatch.setattr(Network, "head_in_order", head)
     monkeypatch.setattr(HeadNetwork, "fuse", fuse)
     monkeypatch.setattr(HeadNetwork, "run", run)

@@ -44,7 +44,7 @@ ENOUGH = 264
 few, one after the other, and among fewer rows most multiprocessors would have nothing to do."""
 
 FEW_BLOCKS = 8
-"""Blocks of a chain that one program folds as they come: sharing them out would take longer."""
+"""Blocks of a chain that one program folds as they come, where chains are many: sharing them out would take longer."""
 
 WIDEST = 64
 """Query vectors that a program takes of a chain, at most."""
@@ -53,8 +53,12 @@ SHARING = 4
 """Programs that share out the blocks of a row, one to a multiprocessor, at least: with fewer to each there are rows
 enough to fill the GPU, and a long one among short ones would have too few of its programs."""
 
+FOLDED = 5
+"""Blocks of a chain that one of them folds as they come."""
+
 AHEAD = 3
-"""Blocks whose keys and values such a program has room for."""
+"""Blocks whose keys and values such a program has room for; 2 where chains are more than that, and 1 where several
+programs are to share a multiprocessor."""
 
 PATIENCE = 100
 """How often it looks whether the others are done before it leaves the merging to them."""
@@ -89,8 +93,8 @@ class Attention:
         self._apart = self._prompt is not None and gpu.multiplies_apart and a.head_dim == 128
         """Whether groups of warps take a tile of a prompt, and rows that are few."""
         self._multiprocessors = gpu.multiprocessors
-        self._meetings = room(gpu.multiprocessors // SHARING if self._apart else 0, dtype=torch.int32)
-        """Of each row and key head where rows are few: how many programs are done with their blocks."""
+        self._meetings = room(narrow * a.kv_heads if self._apart else 0, dtype=torch.int32)
+        """Of each chain and key head: how many programs are done with their blocks."""
         block = 2 * BLOCK * a.head_dim * dtype.itemsize  # bytes of its keys and values
         self._stages = 2 if 3 * block <= gpu.shared else 1
         """Of a chain's loop: whether the next block is fetched while this one is looked at."""
@@ -103,8 +107,8 @@ class Attention:
         self._partial = room(a.kv_heads * self._cells * TILE * a.head_dim)
         self._stats = room(a.kv_heads * self._cells * TILE * 2)
         self._counter = room(narrow * a.kv_heads, dtype=torch.int32)
-        self.scratch = room(narrow, dtype=torch.int32)
-        """Of each group of rows that are attended to together: the first cell that is its own."""
+        self.scratch = room(narrow + 1, dtype=torch.int32)
+        """Of each group of rows that are attended to together: the first cell that is its own; then all they need."""
 
     def group(self, rows: int, together: bool, chain: int) -> int:
         """Neighbouring rows that are attended to at once. `chain`: as of `run`."""
@@ -113,12 +117,11 @@ class Attention:
         return TILE // power_of_two(self._architecture.heads // self._architecture.kv_heads) if together else 1
 
     def _shared(self, rows: int, chain: int) -> int:
-        """Multiprocessors for the blocks of each of so few rows; 0: they are attended to otherwise. Longer chains are:
-        a few programs would have all their query vectors to merge where contexts are short."""
+        """Multiprocessors for the blocks of each of so few chains; 0: they are attended to otherwise."""
         a = self._architecture
-        if not self._apart or chain != 1 or a.heads // a.kv_heads > GROUP_ROWS:
+        if not self._apart or not chain or chain * power_of_two(a.heads // a.kv_heads) > GROUP_ROWS:
             return 0
-        each = min(self._multiprocessors // (rows * a.kv_heads), self._blocks)
+        each = min(self._multiprocessors // (rows // chain * a.kv_heads), self._blocks)
         return each if each >= SHARING else 0
 
     def _tile(self, rows: int, chain: int) -> int:
@@ -151,8 +154,8 @@ class Attention:
         tiled: bool,
         chain: int,
     ) -> None:
-        """Layer `i` of the first `rows` rows, from `qkv` into `attended`. `chain`: they come in chains of so many, each
-        of one slot and in order; 0: anyhow."""
+        """Layer `i` of the first `rows` rows, from `qkv` into `attended`. `chain`: they come in chains of so many, as
+        `Network.body` has them; 0: anyhow."""
         a = self._architecture
         keys, values = cache.pool[0, i], cache.pool[1, i]
         rotate_kernel[(rows, -(-(a.heads + 2 * a.kv_heads) // ROTATED))](
@@ -166,7 +169,7 @@ class Attention:
             tables.slots,
             tables.positions,
             tables.indices,
-            self._meetings if not tiled and self._shared(rows, chain) else None,
+            self._meetings if not tiled and self._apart and chain else None,
             self._blocks,
             a.norm_eps,
             HEADS=a.heads,
@@ -174,15 +177,17 @@ class Attention:
             DIM=a.head_dim,
             BLOCK=BLOCK,
             TOGETHER=ROTATED,
-            COUNTERS=len(self._meetings),
             **self._launch,
         )
         if tiled:
             self._by_tiles(i, qkv, cache, tables, rows)
-        elif self._shared(rows, chain):
-            self._by_few(i, qkv, cache, tables, rows, chain)
+        elif each := self._shared(rows, chain):
+            self._apart_by_chains(i, qkv, cache, tables, rows, chain, each)
         elif self._tile(rows, chain):
-            self._by_chains(i, qkv, cache, tables, rows, chain)
+            if self._apart and chain > 1:
+                self._apart_by_chains(i, qkv, cache, tables, rows, chain, 0)
+            else:
+                self._by_chains(i, qkv, cache, tables, rows, chain)
         else:
             self._by_rows(i, qkv, cache, tables, rows, together)
 
@@ -212,30 +217,45 @@ class Attention:
             return
         prompt_kernel[programs](qkv, keys, values, *where, *how, num_warps=cut.warps, num_stages=cut.stages, **shape)
 
-    def _by_few(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, chain: int) -> None:
-        a = self._architecture
-        tile = max(TILE, chain * power_of_two(a.heads // a.kv_heads))
+    def _apart_by_chains(
+        self,
+        i: int,
+        qkv: Tensor,
+        cache: BlockCache,
+        t: Tables,
+        rows: int,
+        chain: int,
+        each: int,
+    ) -> None:
+        """By `each` multiprocessors; 0: there are more chains than that allows."""
+        a, chains = self._architecture, rows // chain
+        tile, programs = max(TILE, chain * power_of_two(a.heads // a.kv_heads)), chains * a.kv_heads
         given, shape = self._of_chains(i, cache, t, self._meetings, chain, tile)
-        chain_hopper_kernel[(rows // chain, a.kv_heads, self._shared(rows, chain))](
+        chain_hopper_kernel[(chains, a.kv_heads, each or self._spread(programs))](
             qkv,
             swizzled(cache.pool[0, i].view(-1, a.head_dim), BLOCK, a.head_dim),
             swizzled(cache.pool[1, i].view(-1, a.head_dim), BLOCK, a.head_dim),
             *given,
+            FOLDED if each else FEW_BLOCKS,
             **shape,
             M=GROUP_ROWS,
-            STAGES=AHEAD,
-            PATIENCE=PATIENCE,
+            STAGES=AHEAD if each else 2 if programs <= self._multiprocessors else 1,
+            PATIENCE=PATIENCE if each else 0,
+            EVEN=not each,
             num_warps=4,
             maxnreg=FEW_REGISTERS,
             launch_pdl=True,
             **UNFUSED,
         )
 
+    def _spread(self, programs: int) -> int:
+        """Programs for the blocks of each chain and key head, where there are so many of those."""
+        return max(1, min(self._blocks, SPREAD, PROGRAMS // programs))
+
     def _by_chains(self, i: int, qkv: Tensor, cache: BlockCache, t: Tables, rows: int, chain: int) -> None:
         a, tile, chains = self._architecture, self._tile(rows, chain), rows // chain
-        spread = max(1, min(self._blocks, SPREAD, PROGRAMS // (chains * a.kv_heads)))
         given, shape = self._of_chains(i, cache, t, self._counter, chain, tile)
-        attend_chains_kernel[(chains, a.kv_heads, spread)](
+        attend_chains_kernel[(chains, a.kv_heads, self._spread(chains * a.kv_heads))](
             qkv,
             cache.pool[0, i],
             cache.pool[1, i],

@@ -115,7 +115,7 @@ class ModelChains:
     def _catch_up(self, lanes: int) -> None:
         count = _most(lanes, self._network)
         self._lanes.place_waiting(self._network, lanes, count)
-        self._network.body(lanes * count, together=count > 2)
+        self._network.body(lanes * count, together=count > 2, chain=count)
 
     def _chain(self, lanes: int, length: int, manner: Manner) -> None:
         """The first pass also runs the token before the last: had the whole of the last draft been accepted, the draft
@@ -247,7 +247,7 @@ class HeadChains:
         network, ring = self._network, self._ring.shape[1]
         self._lanes.place_waiting(network, lanes, count, leave, self._index, self._last, ring)
         network.fuse(lanes * count, self._ring, self._index)
-        network.run(lanes * count, count > 2, network.given)
+        network.run(lanes * count, count > 2, network.given, chain=count)
 
     def _absorb(self, lanes: int, count: int, manner: Manner) -> None:
         """The last token's row gives the first draft."""

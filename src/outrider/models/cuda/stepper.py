@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from outrider.models.cuda.decoder import CudaDecoder
 
 
+TREE_ROWS = 256
+"""Rows of all lanes together that a level of their trees may have."""
+IN_ORDER = 64
+"""Rows beyond which logits of all rows are not computed by their numbers, but as they come."""
 _MEASURED = 5
 """Steps by which each size is measured."""
 
@@ -80,7 +84,7 @@ class DeviceStepper:
         return min(MAX_LENGTH, NARROW_ROWS // bucket(lanes) - 1)
 
     def trees(self, lanes: int) -> bool:
-        return self._head is not None and bucket(lanes) * GROWN_ROWS <= HEAD_ROWS
+        return self._head is not None and bucket(lanes) * GROWN_ROWS <= TREE_ROWS
 
     def seconds(self, lanes: int) -> Mapping[StepShape, float]:
         return self._seconds.get(bucket(lanes), {})
@@ -292,7 +296,10 @@ class DeviceStepper:
         noise, said = self._board.chosen_by(manner)
         for first in range(0, rows, HEAD_ROWS):
             some = min(HEAD_ROWS, rows - first)
-            network.head(some, first, wanted)
+            if wanted is None and first == 0 and some > IN_ORDER:
+                network.head_in_order(some)
+            else:
+                network.head(some, first, wanted)
             self._chooser.choose(network.logits, some, noise, self._chosen, said, first)
             if manner >= Manner.JUDGED:
                 self._judge.judge(network.logits, some, self._board.noise, said, self._chosen, first)

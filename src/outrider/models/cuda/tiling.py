@@ -240,8 +240,8 @@ class PartsTiling:
 
 @cache
 def parts_tiling(product: Product, rows: int, gpu: GPU) -> PartsTiling | None:
-    """None: not for this product, or so many rows. As many groups as leave fewer rows of the last tile empty; with two,
-    of two widths the one that leaves less undone."""
+    """None: not for this product, or so many rows. As many groups as leave fewer rows of the last tile empty; of two
+    widths the one that leaves less undone."""
     columns, depth, gated, size = product
     if not gpu.multiplies_apart or not 64 < rows <= MANY_ROWS or size == 1 or product.split > 2:
         return None
@@ -253,7 +253,7 @@ def parts_tiling(product: Product, rows: int, gpu: GPU) -> PartsTiling | None:
         units = -(-rows // (64 * groups)) * -(-columns // block_n) * product.split
         return units / (-(-units // gpu.multiprocessors) * gpu.multiprocessors)
 
-    wide = groups == 2 and not gated and used(2 * BLOCK_N) >= 0.9 * used(BLOCK_N)
+    wide = not gated and used(2 * BLOCK_N) >= 0.9 * used(BLOCK_N)
     width = 2 * BLOCK_N if wide or gated else BLOCK_N
     stages = min(8, (gpu.shared - 1024 - 8448 * groups) // (2 * STEP * (64 * groups + width)))
     return PartsTiling(groups, 2 * BLOCK_N if wide else BLOCK_N, stages)

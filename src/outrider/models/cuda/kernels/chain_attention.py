@@ -21,7 +21,7 @@ def attend_chains_kernel(
     table_ptr,  # int32 [slots, columns]: the blocks of each slot
     slots_ptr,  # int32 [lanes * PER] each
     positions_ptr,
-    scratch_ptr,  # int32 [lanes]: the first of its cells of scratch; as many as it sees blocks
+    scratch_ptr,  # int32 [lanes + 1]: the first of its cells of scratch; as many as it sees blocks. Then all they need
     partial_ptr,  # fp32 [KV_HEADS, cells, TILE, DIM]
     stats_ptr,  # fp32 [KV_HEADS, cells, 2, TILE]
     counter_ptr,  # int32 [lanes, KV_HEADS] zeros, left as zeros
@@ -38,11 +38,12 @@ def attend_chains_kernel(
     FEW: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One key head of PER rows of one slot, next to each other and in order.
+    """One key head of PER rows of one slot, next to each other and in order; or of fewer, and others that only fill up
+    the chain, come last and lie before them: what they see does not matter.
 
     A program that sees all blocks of its rows folds them as they come, and writes what they come to. Where there are
-    more than FEW, and scratch is left for them, every program of the rows takes some, and whichever finishes last folds
-    them.
+    more than FEW, and twice as many as the chains have on average, and scratch is left for them, every program of the
+    rows takes some, and whichever finishes last folds them.
     """
     chain, head, start = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     step = tl.num_programs(2)
@@ -63,8 +64,10 @@ def attend_chains_kernel(
     length = begin + own + 1
     oldest = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     first = tl.where(window > 0, tl.maximum(begin + 1 - window, 0), 0) // BLOCK
-    last = (begin + PER - 1) // BLOCK
-    alone = (last - first < FEW) | (step == 1) | (first_cell + last >= cells)
+    end = tl.max(tl.load(positions_ptr + row, mask=own < PER, other=0), axis=0) + 1
+    last = (end - 1) // BLOCK
+    few = tl.maximum(FEW, 2 * tl.load(scratch_ptr + tl.num_programs(0)) // tl.num_programs(0))
+    alone = (last - first < few) | (step == 1) | (first_cell + last >= cells)
     if (start == 0) | ((start <= last - first) & (alone == 0)):
         q = tl.load(qkv_ptr + query, mask=real[:, None], other=0.0)  # [TILE, DIM]
         place = (head * BLOCK + tl.arange(0, BLOCK))[:, None] * DIM + d[None, :]
@@ -80,7 +83,7 @@ def attend_chains_kernel(
                 home = tl.load(table_ptr + block + 1).to(tl.int64) * SIZE  # where the next is, before it is asked for
                 its_part, its_total, its_peak = _block(q, k, v, block, length, oldest, scale, BLOCK)
                 part, total, peak = merge(part, total, peak, its_part, its_total, its_peak)
-            there = (last * BLOCK + tl.arange(0, BLOCK) < begin + PER)[:, None]
+            there = (last * BLOCK + tl.arange(0, BLOCK) < end)[:, None]
             k = tl.load(keys_ptr + home + place, mask=there, other=0.0)
             v = tl.load(values_ptr + home + place, mask=there, other=0.0)
             its_part, its_total, its_peak = _block(q, k, v, last, length, oldest, scale, BLOCK)
@@ -90,7 +93,7 @@ def attend_chains_kernel(
             scratch = head.to(tl.int64) * cells + first_cell
             home = tl.load(table_ptr + first + start).to(tl.int64) * SIZE
             for block in range(first + start, last + 1, step):
-                there = (block * BLOCK + tl.arange(0, BLOCK) < begin + PER)[:, None]
+                there = (block * BLOCK + tl.arange(0, BLOCK) < end)[:, None]
                 k = tl.load(keys_ptr + home + place, mask=there, other=0.0)
                 v = tl.load(values_ptr + home + place, mask=there, other=0.0)
                 home = tl.load(table_ptr + tl.minimum(block + step, last)).to(tl.int64) * SIZE

@@ -29,7 +29,7 @@ REGISTERS = 128
 """Of a thread, as if all had the same: eight warps are what the roles take, the one that fetches counting for four."""
 
 
-@gluon.jit(do_not_specialize=["window"])
+@gluon.jit(do_not_specialize=["window", "few"])
 def chain_hopper_kernel(
     qkv_ptr,  # [chains * PER, (HEADS + 2 KV_HEADS) DIM]
     keys,  # descriptor of [blocks * KV_HEADS * BLOCK, DIM], in tiles [BLOCK, DIM]
@@ -46,6 +46,7 @@ def chain_hopper_kernel(
     cells,
     window,
     scale,
+    few,  # blocks that one program takes alone; EVEN: and so many that most have half of
     HEADS: gl.constexpr,
     KV_HEADS: gl.constexpr,
     DIM: gl.constexpr,
@@ -55,8 +56,9 @@ def chain_hopper_kernel(
     M: gl.constexpr,
     STAGES: gl.constexpr,
     PATIENCE: gl.constexpr,
+    EVEN: gl.constexpr,
 ):
-    """One key head of PER rows of one slot, next to each other and in order: every `step`-th block of theirs.
+    """One key head of PER rows of one slot, as `attend_chains_kernel` takes them: every `step`-th block of theirs.
 
     Programs wait for one another, but not for ever, and then merge what blocks came to, each some of the query vectors.
     The last to come finds all blocks done, and merges all of them if somebody has given up waiting: so none depends on
@@ -64,13 +66,21 @@ def chain_hopper_kernel(
     """
     chain, head, start = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     step = gl.num_programs(2)
+    MOST: gl.constexpr = M // _lanes(HEADS, KV_HEADS)  # rows of a chain
     # Tables are older than the kernel before the one that this follows, which has ended: they need no waiting for.
     begin = gl.load(positions_ptr + chain * PER, cache_modifier=".cg")
     blocks_ptr = table_ptr + gl.load(slots_ptr + chain * PER, cache_modifier=".cg") * columns
     first_cell = gl.load(scratch_ptr + chain, cache_modifier=".cg")
     first = gl.where(window > 0, gl.maximum(begin + 1 - window, 0), 0) // BLOCK
-    last = (begin + PER - 1) // BLOCK
-    alone = (last == first) | (step == 1) | (first_cell + last >= cells)
+    end = begin + 1
+    if PER > 1:
+        i = gl.arange(0, MOST, gl.BlockedLayout([1], [32], [4], [0]))
+        end = gl.max(gl.load(positions_ptr + chain * PER + i, mask=i < PER, other=0, cache_modifier=".cg"), axis=0) + 1
+    last = (end - 1) // BLOCK
+    if EVEN:
+        every = gl.load(scratch_ptr + gl.num_programs(0), cache_modifier=".cg")
+        few = gl.maximum(few, 2 * every // gl.num_programs(0))
+    alone = (last - first < few) | (step == 1) | (first_cell + last >= cells)
     if (start == 0) | ((start <= last - first) & (alone == 0)):
         step = gl.where(alone, 1, step)
         qs = gl.allocate_shared_memory(gl.bfloat16, [M, DIM], keys.layout)
@@ -80,7 +90,7 @@ def chain_hopper_kernel(
         for i in gl.static_range(4 * STAGES):  # keys are there, values are; keys, values are done with
             mbarrier.init(bars.index(i), count=1)
         scratch = head.to(gl.int64) * cells + first_cell
-        span = (begin, first, last, start, step, window, alone)
+        span = (begin, end, first, last, start, step, window, alone)
         gl.warp_specialize(
             [
                 (
@@ -141,7 +151,7 @@ def _fetch(
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    begin, first, last, start, step, _, _ = span
+    begin, _, first, last, start, step, _, _ = span
     its = gl.load(blocks_ptr + first + start, cache_modifier=".cg")
     for count in range((last - first - start) // step + 1):
         block = first + start + count * step
@@ -176,7 +186,7 @@ def _attend(
     M: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    begin, first, last, start, step, window, alone = span
+    begin, end, first, last, start, step, window, alone = span
     EACH: gl.constexpr = HEADS // KV_HEADS
     LANES: gl.constexpr = _lanes(HEADS, KV_HEADS)
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
@@ -192,7 +202,6 @@ def _attend(
     own = gl.arange(0, M, gl.SliceLayout(1, SCORES)) // LANES
     length = begin + own + 1
     oldest = gl.where(window > 0, gl.maximum(length - window, 0), 0)
-    end = begin + PER
     part = gl.zeros([M, DIM], gl.float32, PARTS)
     total = gl.zeros([M], gl.float32, gl.SliceLayout(1, SCORES))
     peak = gl.full([M], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
@@ -208,7 +217,7 @@ def _attend(
         score = warpgroup_mma(qs, ks.index(at).permute((1, 0)), score, is_async=True)
         score = warpgroup_mma_wait(0, deps=[score])
         mbarrier.arrive(bars.index(2 * STAGES + at), count=1)
-        if (block * BLOCK + BLOCK > begin + 1) | ((window > 0) & (block * BLOCK < end - window)):
+        if (block * BLOCK + BLOCK > begin + 1) | ((window > 0) & (block * BLOCK < begin + PER - window)):
             there = block * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, SCORES))
             seen = (there[None, :] < length[:, None]) & (there[None, :] >= oldest[:, None])
             score = gl.where(seen, score, float("-inf"))

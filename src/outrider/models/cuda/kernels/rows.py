@@ -10,7 +10,8 @@ from outrider.models.cuda.kernels.dependent import after_previous
 
 @triton.jit
 def _allot(positions_ptr, scratch_ptr, together, BLOCK: tl.constexpr):
-    """Attention's scratch: the first cell of every group of so many rows, which needs one for each block it sees."""
+    """Attention's scratch: the first cell of every group of so many rows, which needs one for each block it sees;
+    then, where there are several, how many cells they need together."""
     rows = tl.num_programs(0)
     taken = 0
     tl.store(scratch_ptr, 0)
@@ -23,6 +24,7 @@ def _allot(positions_ptr, scratch_ptr, together, BLOCK: tl.constexpr):
         blocks = tl.cdiv(longest, BLOCK)
         tl.store(scratch_ptr + group, taken + tl.cumsum(blocks, axis=0) - blocks, mask=group * together < rows)
         taken += tl.sum(blocks, axis=0)
+    tl.store(scratch_ptr + tl.cdiv(rows, together), taken, mask=rows > together)
 
 
 @triton.jit(do_not_specialize=["together"])
@@ -139,7 +141,7 @@ def rotate_kernel(
     slots_ptr,  # int32 [rows] each, from here on
     positions_ptr,
     indices_ptr,
-    counter_ptr,  # int32 [COUNTERS]: those of the attention that follows, set to zero; or None
+    counter_ptr,  # int32 [rows, KV_HEADS]: those of the attention that follows, set to zero; or None
     columns,
     eps,
     HEADS: tl.constexpr,
@@ -148,7 +150,6 @@ def rotate_kernel(
     BLOCK: tl.constexpr,
     TOGETHER: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    COUNTERS: tl.constexpr = 0,
 ):
     """Normalise and rotate queries and keys; put keys and values where the cache wants them. TOGETHER heads at once."""
     row = tl.program_id(0)
@@ -165,8 +166,8 @@ def rotate_kernel(
     cosine, sine = tl.load(cosines_ptr + turn), tl.load(sines_ptr + turn)
     after_previous(DEPENDENT)
     if counter_ptr is not None:
-        counter = tl.arange(0, triton.next_power_of_2(COUNTERS))
-        tl.store(counter_ptr + counter, 0, mask=(counter < COUNTERS) & (row == 0) & (tl.program_id(1) == 0))
+        counter = tl.arange(0, triton.next_power_of_2(KV_HEADS))
+        tl.store(counter_ptr + row * KV_HEADS + counter, 0, mask=(counter < KV_HEADS) & (tl.program_id(1) == 0))
     source = qkv_ptr + row * (HEADS + 2 * KV_HEADS) * DIM + head * DIM + j
     low = tl.load(source, mask=real, other=0.0).to(tl.float32)  # [TOGETHER, DIM / 2]
     high = tl.load(source + DIM // 2, mask=real, other=0.0).to(tl.float32)
