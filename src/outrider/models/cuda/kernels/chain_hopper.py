@@ -66,16 +66,12 @@ def chain_hopper_kernel(
     """
     chain, head, start = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     step = gl.num_programs(2)
-    MOST: gl.constexpr = M // _lanes(HEADS, KV_HEADS)  # rows of a chain
     # Tables are older than the kernel before the one that this follows, which has ended: they need no waiting for.
     begin = gl.load(positions_ptr + chain * PER, cache_modifier=".cg")
     blocks_ptr = table_ptr + gl.load(slots_ptr + chain * PER, cache_modifier=".cg") * columns
     first_cell = gl.load(scratch_ptr + chain, cache_modifier=".cg")
     first = gl.where(window > 0, gl.maximum(begin + 1 - window, 0), 0) // BLOCK
-    end = begin + 1
-    if PER > 1:
-        i = gl.arange(0, MOST, gl.BlockedLayout([1], [32], [4], [0]))
-        end = gl.max(gl.load(positions_ptr + chain * PER + i, mask=i < PER, other=0, cache_modifier=".cg"), axis=0) + 1
+    end = begin + 1 if PER == 1 else _end(positions_ptr + chain * PER, PER, M // _lanes(HEADS, KV_HEADS))
     last = (end - 1) // BLOCK
     if EVEN:
         every = gl.load(scratch_ptr + gl.num_programs(0), cache_modifier=".cg")
@@ -127,6 +123,13 @@ def chain_hopper_kernel(
                     _merge_lane(
                         partial_ptr, stats_ptr, out_ptr + at, scratch, first, last, lane, factors, TILE, DIM, MANY
                     )
+
+
+@gluon.jit
+def _end(positions_ptr, PER: gl.constexpr, MOST: gl.constexpr):
+    """Behind the last position of a chain; rows that only fill it up lie before the others."""
+    row = gl.arange(0, MOST, gl.BlockedLayout([1], [32], [4], [0]))
+    return gl.max(gl.load(positions_ptr + row, mask=row < PER, other=0, cache_modifier=".cg"), axis=0) + 1
 
 
 @gluon.constexpr_function
