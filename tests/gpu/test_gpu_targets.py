@@ -86,8 +86,8 @@ def test_products_and_prompts_by_the_roles_of_warps() -> None:
     kernels = compiled(capability, str(shared), "8b", "bf16", "1,64,80,320,2048")
     names = {kernel["kernel"] for kernel in kernels}
     assert {"stream_hopper_kernel", "parts_hopper_kernel"} <= names
-    assert {"wide_hopper_kernel", "prompt_hopper_kernel", "chain_hopper_kernel"} <= names
-    assert not names & {"wide_kernel", "prompt_kernel", "attend_chains_kernel"}
+    assert {"wide_hopper_kernel", "prompt_hopper_kernel", "attend_chains_kernel", "chain_hopper_kernel"} <= names
+    assert not names & {"wide_kernel", "prompt_kernel"}
     for kernel in kernels:
         assert kernel["shared"] <= shared, kernel
 

@@ -40,8 +40,9 @@ SPREAD = 64
 """Those that share out one row's blocks, at most, for the same reason."""
 
 ENOUGH = 264
-"""Rows times key heads from which on chains are attended to as such: a program takes all blocks of one where they are
-few, one after the other, and among fewer rows most multiprocessors would have nothing to do."""
+"""Rows times key heads from which on chains are attended to as such where no groups of warps do that: a program takes
+all blocks of one where they are few, one after the other, and among fewer rows most multiprocessors would have nothing
+to do."""
 
 FEW_BLOCKS = 8
 """Blocks of a chain that one program folds as they come, where chains are many: sharing them out would take longer."""
@@ -127,7 +128,7 @@ class Attention:
     def _tile(self, rows: int, chain: int) -> int:
         """Query vectors of a program that takes such chains; 0: none does."""
         a = self._architecture
-        if not chain or rows * a.kv_heads < ENOUGH:
+        if not chain or (rows * a.kv_heads < ENOUGH and not self._apart):
             return 0
         tile = max(TILE, power_of_two(chain) * power_of_two(a.heads // a.kv_heads))
         return tile if tile <= WIDEST else 0
@@ -184,7 +185,7 @@ class Attention:
         elif each := self._shared(rows, chain):
             self._apart_by_chains(i, qkv, cache, tables, rows, chain, each)
         elif self._tile(rows, chain):
-            if self._apart and chain > 1:
+            if self._apart and (chain > 1 or rows * a.kv_heads <= self._multiprocessors):
                 self._apart_by_chains(i, qkv, cache, tables, rows, chain, 0)
             else:
                 self._by_chains(i, qkv, cache, tables, rows, chain)
