@@ -143,21 +143,25 @@ class Calibration:
 
 
 class Leaning:
-    """How one request differs from what a drafter's claims mean on average: the ratio of tokens that were right to
-    those expected, lately; 1 before any evidence."""
+    """How one request differs from what a drafter's claims mean on average: by how much the odds of its nodes are
+    better, lately; 1 before any evidence. As odds no evidence makes a node certain: were chances scaled instead, a text
+    that repeats itself would soon have whole paths that cannot fail."""
 
-    __slots__ = ("_expected", "_right")
+    __slots__ = ("_missed", "_right", "_to_miss", "_to_right")
 
     def __init__(self) -> None:
-        self._expected = self._right = 2.0
+        self._right = self._to_right = self._missed = self._to_miss = 2.0
 
-    def observe(self, expected: float, right: float) -> None:
-        self._expected = 2.0 + _LATELY * (self._expected - 2.0) + expected
+    def observe(self, nodes: int, expected: float, right: int) -> None:
+        """Of so many nodes whose parents were right, so many were expected to be, and were."""
         self._right = 2.0 + _LATELY * (self._right - 2.0) + right
+        self._to_right = 2.0 + _LATELY * (self._to_right - 2.0) + expected
+        self._missed = 2.0 + _LATELY * (self._missed - 2.0) + nodes - right
+        self._to_miss = 2.0 + _LATELY * (self._to_miss - 2.0) + nodes - expected
 
     @property
-    def ratio(self) -> float:
-        return self._right / self._expected
+    def odds(self) -> float:
+        return self._right * self._to_miss / (self._to_right * self._missed)
 
 
 _Meaning = tuple[Sequence[_Piece], float]
@@ -189,17 +193,17 @@ class Acceptance:
 
     def _meaning(self, label: str, leanings: Leanings) -> _Meaning:
         leaning = leanings.get(label)
-        return self._of(label).line(), leaning.ratio if leaning else 1.0
+        return self._of(label).line(), leaning.odds if leaning else 1.0
 
     def along(self, path: Draft, leanings: Leanings) -> list[float]:
         """As `chances`, of a long path that one drafter proposed, where claims hardly differ from one to the next."""
         known, leaning = self._of(path.source), leanings.get(path.source)
-        ratio = leaning.ratio if leaning else 1.0
+        odds = leaning.odds if leaning else 1.0
         chances, chance, above, last, right = [], 1.0, 1.0, -1.0, 0.0
         for confidence in path.confidence:
             claim = confidence / above
             if abs(claim - last) > _NEARLY:
-                last, right = claim, min(1.0, ratio * known.acceptance(min(1.0, claim)))
+                last, right = claim, _leant(known.acceptance(min(1.0, claim)), odds)
             chance *= right
             chances.append(chance)
             above = confidence
@@ -214,23 +218,23 @@ class Acceptance:
                 last, chance = claim, known.acceptance(claim)
             expected += chance
             known.observe(claim, i < right)
-        leanings.setdefault(source, Leaning()).observe(expected, right)
+        leanings.setdefault(source, Leaning()).observe(min(len(claims), right + 1), expected, right)
 
     def observe(self, draft: Draft, leanings: Leanings, tokens: Sequence[int]) -> None:
         """Hold a request's draft against the tokens that came, verified or not."""
-        sums: dict[str, tuple[float, int]] = {}
+        sums: dict[str, tuple[int, float, int]] = {}
         parents, confidence, sources, label = draft.parents, draft.confidence, draft.sources, draft.source
         for i, right in verdicts(draft, tokens):
             if sources:
                 label = sources[i]
             claim = _claim(confidence[i], 1.0 if parents[i] == ROOT else confidence[parents[i]])
-            expected, hits = sums.get(label, (0.0, 0))
-            sums[label] = expected + self._of(label).score(claim, right), hits + right
-        for label, (expected, hits) in sums.items():
+            nodes, expected, hits = sums.get(label, (0, 0.0, 0))
+            sums[label] = nodes + 1, expected + self._of(label).score(claim, right), hits + right
+        for label, seen in sums.items():
             leaning = leanings.get(label)
             if leaning is None:
                 leaning = leanings[label] = Leaning()
-            leaning.observe(expected, hits)
+            leaning.observe(*seen)
 
     def tick(self) -> None:
         """A step has passed, whoever took part."""
@@ -269,16 +273,21 @@ def covered(draft: Draft, chances: Sequence[float], levels: int) -> list[float]:
 def _chances(draft: Draft, meanings: Iterable[_Meaning]) -> list[float]:
     # The last entry of both lists stands for ROOT, which is -1.
     claimed, chances = [*draft.confidence, 1.0], [1.0] * (len(draft.tokens) + 1)
-    for i, (parent, (line, ratio)) in enumerate(zip(draft.parents, meanings, strict=False)):
+    for i, (parent, (line, odds)) in enumerate(zip(draft.parents, meanings, strict=False)):
         above, confidence = claimed[parent], claimed[i]
-        # As _claim and _at, which are called less often.
+        # As _claim, _at and _leant, which are called less often.
         claim = 0.0 if above <= 0 else confidence / above if confidence < above else 1.0
         start, rise, low, width = line[bisect_right(_MIDDLES, claim, 1, _LAST) - 1]
         value = start + rise * (claim - low) / width
-        chance = ratio * (1.0 if value > 1.0 else value if value > 0.0 else 0.0)
-        chances[i] = (chance if chance < 1.0 else 1.0) * chances[parent]
+        chance = 1.0 if value > 1.0 else value if value > 0.0 else 0.0
+        chances[i] = odds * chance / (1.0 + (odds - 1.0) * chance) * chances[parent]
     chances.pop()
     return chances
+
+
+def _leant(chance: float, odds: float) -> float:
+    """A chance whose odds are so many times as good."""
+    return odds * chance / (1.0 + (odds - 1.0) * chance)
 
 
 def _claim(confidence: float, above: float) -> float:
