@@ -21,6 +21,7 @@ No verdict is final: a paid drafter that is not asked is tried again, as often a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.belief import Belief
@@ -31,7 +32,6 @@ from outrider.control.device_steps import DeviceSteps
 from outrider.control.forced import all_carried_on, allowed, forced_of_all
 from outrider.control.ledger import Overrun, charges, lend
 from outrider.control.paid import PaidDrafters
-from outrider.control.paid_state import PaidState
 from outrider.control.prices import Prices
 from outrider.control.silence import LATEST, Silence
 from outrider.control.states import EMPTY, State, States
@@ -49,8 +49,6 @@ _LIKELY = 0.5
 """What a node is right with that is verified now and then where rows seem too dear."""
 _SELDOM = 4
 """Steps after which what changes slowly is looked at again."""
-_LATELY = 1 / 64
-"""How much the last step counts among those that lately were."""
 
 
 class AutoLength:
@@ -95,8 +93,6 @@ class AutoLength:
         self._device = DeviceSteps(max([nodes, *trees]), self._silence, self._acceptance, known)
         self._states = States(self._newcomer)
         self._steps = 0
-        self._usual = 0.0
-        """Requests that lately shared a step."""
         self._modesty = 1.0
         """Of the lookup that claims too little."""
         self._best = 0.0
@@ -232,7 +228,6 @@ class AutoLength:
         if not verified:
             return
         self._steps += 1
-        self._usual += max(_LATELY, 1 / self._steps) * (len(verified) - self._usual)
         if device and issued is None:
             return
         requests = [each.request for each in verified]
@@ -305,13 +300,13 @@ class AutoLength:
         self._device.abandon()
 
     def forget(self, request: RequestView) -> None:
-        if self._states.forget(request) and self._paid is not None:
-            self._paid.ended(len(request.tokens) - request.prompt_length)
+        tokens = len(request.tokens) - request.prompt_length
+        if self._states.forget(request) and tokens and self._paid is not None:
+            self._paid.ended(tokens)
         self._device.forget(request)
 
     def _newcomer(self, request: RequestView) -> State:
-        paid = self._paid.newcomer() if self._paid else PaidState()
-        return State(self._device.newcomer(request), bool(request.speculation.prediction), paid=paid)
+        return State(self._device.newcomer(request), bool(request.speculation.prediction))
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:
         return PaidDrafters(table, self.nodes, self._acceptance, self._known) if table else None
@@ -341,12 +336,17 @@ class AutoLength:
             passes={rows: costs[rows] / costs[1] for rows in ROWS if rows < len(costs)},
         )
 
-    def pays(self, requests: int, prompt: float) -> bool:
+    def pays(self, prompts: Sequence[RequestView], running: int) -> bool:
         if self._device.any:
             return self._device.reads()
-        # Newcomers often come together and leave one by one: those few would miss what was not read for the many.
-        few = max(1, min(requests, round(self._usual or requests)))
-        return self._paid is None or self._paid.pays(self._prices.efficiency, few, prompt)
+        states = self._states.of(prompts)
+        undecided = [i for i, state in enumerate(states) if state.paid.read is None]
+        if undecided and self._paid is not None:  # once for a whole prompt: what is read of a part is of little use
+            length = fmean([prompts[i].prompt_length for i in undecided])
+            reads = self._paid.pays(self._prices.efficiency, running, length)
+            for i in undecided:
+                states[i].paid.read = reads
+        return any(state.paid.read is not False for state in states)
 
     @property
     def away(self) -> bool:

@@ -53,9 +53,9 @@ class Controller(Protocol):
         """What its decisions rest on; None where it makes none."""
         ...
 
-    def pays(self, requests: int, prompt: float) -> bool:
-        """Whether drafters that make passes are expected to bring newcomers more than reading their prompts costs, of
-        so many tokens on average, while so many requests run."""
+    def pays(self, prompts: Sequence[RequestView], running: int) -> bool:
+        """Whether drafters that make passes are expected to bring some of these requests, pieces of whose prompts are
+        run, more than reading those costs, while so many requests run."""
         ...
 
     @property
@@ -143,7 +143,7 @@ class FixedLength:
         self.issued = [len(draft) for draft in drafts]
         return drafts
 
-    def pays(self, requests: int, prompt: float) -> bool:
+    def pays(self, prompts: Sequence[RequestView], running: int) -> bool:
         return self.nodes > 0
 
     def plan(

@@ -9,12 +9,12 @@ HOPE = 0.66
 """A drafter is taken to be right two times in three before it has been tried."""
 
 
-def hoped(known: Sequence[float], count: int) -> list[float]:
+def hoped(known: Sequence[float], count: int, share: float = 1.0) -> list[float]:
     """How likely each of `count` levels is right, with all before it: as `known` of the first ones, where those before
-    are right, and hoped of the others."""
+    are right, and hoped of the others; each so many times as often."""
     found, chance = [], 1.0
     for level in range(count):
-        chance *= known[level] if level < len(known) else HOPE
+        chance *= share * (known[level] if level < len(known) else HOPE)
         found.append(chance)
     return found
 
@@ -108,9 +108,9 @@ class PricedLevels:
         """How often a pass was made for it: drafts end where nothing promising follows."""
 
     @staticmethod
-    def hoped(known: Sequence[float], count: int, rate: float, weight: float) -> PricedLevels:
+    def hoped(known: Sequence[float], count: int, rate: float, weight: float, share: float = 1.0) -> PricedLevels:
         """Before anything was seen: of single paths. As `hoped` and `Levels`."""
-        chances, single = hoped(known, count), [1.0] * count
+        chances, single = hoped(known, count, share), [1.0] * count
         return PricedLevels(*[Levels(levels, HOPE, rate, weight) for levels in (chances, chances, single, single)])
 
     def copy(self, rate: float, weight: float) -> PricedLevels:

@@ -45,8 +45,8 @@ _LEAST = 1e-6
 """Tokens that a pass for a node that is right is taken to gain, at least."""
 _ROWS_EACH = 4
 """Rows of a request in a step, at most, where it is asked whether a prompt should be read."""
-_KNOWN = 16
-"""Drafts after which it is known what they bring those whose prompts were not read."""
+_UNREAD = 0.85
+"""How often a level is right where its prompt was not read, of how often it is where it was: a guess at first."""
 _STAYS = 8
 """Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
 _MARGIN = 0.1
@@ -77,10 +77,8 @@ class PaidDrafters:
         self._widths = defaultdict[str, Widths](Widths)
         self._newcomers: dict[tuple[str, bool], PricedLevels] = {}
         """What each drafter's levels bring a request of which nothing is known yet but whether its prompt was read."""
-        self._reading = True
-        """The last answer of `pays`: what newcomers are taken to have had."""
         self._unread = 0
-        """Times in a row that it was no."""
+        """Times in a row that the answer of `pays` was no."""
         self._answer = _ANSWER
         """Tokens that answers lately had."""
         self._steps = 0
@@ -90,9 +88,6 @@ class PaidDrafters:
         """And in which it was last asked at all."""
         self.tries = False
         """Whether somebody is tried in the step under way."""
-
-    def newcomer(self) -> PaidState:
-        return PaidState(self._reading)
 
     @property
     def costs(self) -> Mapping[str, DraftPace]:
@@ -117,17 +112,15 @@ class PaidDrafters:
         passes = self._table.pass_seconds(_ROWS_EACH * requests, self._table.contexts[0])
         # What drafts bring without is no measure of them: now and then a prompt is read all the same.
         brings = any(self._gains_by_reading(name, passes, efficiency, requests, prompt) for name in names)
-        self._reading = brings or self._unread >= _READ_ANYWAY
-        self._unread = 0 if self._reading else self._unread + 1
-        return self._reading
+        reads = brings or self._unread >= _READ_ANYWAY
+        self._unread = 0 if reads else self._unread + 1
+        return reads
 
     def _gains_by_reading(
         self, name: str, passes: Sequence[float], efficiency: float, requests: int, prompt: float
     ) -> bool:
-        brings = self._brings(name, True, passes, efficiency, requests)
-        if self._newcomer(name, False).weight > _KNOWN:  # else it is hoped to bring as much
-            brings -= self._brings(name, False, passes, efficiency, requests)
-        return brings > prompt * self._cost(name).reading
+        read, unread = (self._brings(name, how, passes, efficiency, requests) for how in (True, False))
+        return read - unread > prompt * self._cost(name).reading
 
     def _brings(self, name: str, read: bool, passes: Sequence[float], efficiency: float, requests: int) -> float:
         """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer.
@@ -303,7 +296,7 @@ class PaidDrafters:
                     rows[level] += 1
         seen = SeenLevels(best, tokens, rows, runs, first)
         self._gains(state, name).observe(seen, _AFTER_PAUSE if state.idle > 1 else 0.0)
-        self._newcomer(name, state.read).observe(seen)
+        self._newcomer(name, state.read is not False).observe(seen)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
@@ -343,13 +336,14 @@ class PaidDrafters:
     def _gains(self, state: PaidState, name: str) -> PricedLevels:
         gains = state.gains.get(name)
         if gains is None:
-            gains = state.gains[name] = self._newcomer(name, state.read).copy(rate=1 / 16, weight=3)
+            gains = state.gains[name] = self._newcomer(name, state.read is not False).copy(rate=1 / 16, weight=3)
         return gains
 
     def _newcomer(self, name: str, read: bool) -> PricedLevels:
         known = self._newcomers.get((name, read))
         if known is None:
-            known = PricedLevels.hoped(self._known.get(name, ()), self._nodes, 1 / 64, 4)
+            share = 1.0 if read else _UNREAD
+            known = PricedLevels.hoped(self._known.get(name, ()), self._nodes, 1 / 64, 4, share)
             self._newcomers[name, read] = known
         return known
 

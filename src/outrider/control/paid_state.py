@@ -17,8 +17,8 @@ _EMPTY = Draft()
 class PaidState:
     """What is known of one request's paid drafters."""
 
-    read: bool = True
-    """Whether its drafters were to read its prompt."""
+    read: bool | None = None
+    """Whether its drafters were to read its prompt; None: they did so before it was known what that takes."""
     gains: dict[str, PricedLevels] = field(default_factory=dict)
     """By drafter."""
     drafter: str | None = None

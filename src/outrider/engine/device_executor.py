@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from statistics import fmean
 from time import perf_counter
 
 from outrider.control.controller import CLAIM, Controller
@@ -190,8 +189,7 @@ class DeviceExecutor(Executor):
         """One more step, with the newcomers among these, of as few lanes as they need."""
         if newcomers := self._lanes.newcomers(running):
             started = perf_counter()
-            prompt = fmean([request.prompt_length for request in newcomers])
-            self._lanes.seat(newcomers, soon=self._controller.pays(len(running), prompt))
+            self._lanes.seat(newcomers, soon=self._controller.pays(newcomers, len(running)))
             self._clock.elsewhere += perf_counter() - started
         self._lanes.close_up(len(running))
         self._launch_seated(running, begun)

@@ -7,7 +7,6 @@ speculative decoding run the same code and differ by the drafter alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -228,7 +227,7 @@ class Engine:
             row += stop - start
         if batch:
             requests = [request for request, _ in prompts]
-            pays = self.controller.pays(len(self.scheduler.running), fmean([r.prompt_length for r in requests]))
+            pays = self.controller.pays(requests, len(self.scheduler.running))
             logits = self._target.forward(requests, batch, soon=pays, late=by_logits)
             if not by_logits:
                 _score(prompts, batch, logits)
