@@ -20,7 +20,7 @@ _MIDDLES = tuple((low + high) / 2 for low, high in pairwise(_BOUNDS))
 _WIDTHS = tuple((low, high - low) for low, high in pairwise(_MIDDLES))
 _LAST = len(_MIDDLES) - 1
 _PRIOR = 4.0
-"""A claim counts like this many observed nodes."""
+"""A claim counts like this many observed nodes, and that a request is like the others."""
 _MEMORY = 64.0
 """At most this many nodes per bin are remembered, so that it follows a change of text."""
 _FADE, _FADE_EVERY = 0.95, 16
@@ -150,14 +150,14 @@ class Leaning:
     __slots__ = ("_missed", "_right", "_to_miss", "_to_right")
 
     def __init__(self) -> None:
-        self._right = self._to_right = self._missed = self._to_miss = 2.0
+        self._right = self._to_right = self._missed = self._to_miss = _PRIOR
 
     def observe(self, nodes: int, expected: float, right: int) -> None:
         """Of so many nodes whose parents were right, so many were expected to be, and were."""
-        self._right = 2.0 + _LATELY * (self._right - 2.0) + right
-        self._to_right = 2.0 + _LATELY * (self._to_right - 2.0) + expected
-        self._missed = 2.0 + _LATELY * (self._missed - 2.0) + nodes - right
-        self._to_miss = 2.0 + _LATELY * (self._to_miss - 2.0) + nodes - expected
+        self._right = _PRIOR + _LATELY * (self._right - _PRIOR) + right
+        self._to_right = _PRIOR + _LATELY * (self._to_right - _PRIOR) + expected
+        self._missed = _PRIOR + _LATELY * (self._missed - _PRIOR) + nodes - right
+        self._to_miss = _PRIOR + _LATELY * (self._to_miss - _PRIOR) + nodes - expected
 
     @property
     def odds(self) -> float:

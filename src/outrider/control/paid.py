@@ -203,7 +203,7 @@ class PaidDrafters:
                 elif not any(chance > shared.least for chance in candidate.chances):
                     candidate.state.rest = _REST  # with something found, the next step may be worth it without
             for i in sorted([i for i in asked if not paid[i]], key=lambda i: -candidates[i].state.idle):
-                if self._is_tried(candidates[i], name, sharing, prices) and name not in tried:
+                if self._is_tried(candidates[i], name, sharing, shared, prices) and name not in tried:
                     budgets[i] = Budget(min(candidates[i].limit, _TRIAL_NODES), 1, 0.0, tree)
                     tried[name] = self._steps
             for i in asked:
@@ -259,15 +259,16 @@ class PaidDrafters:
         further = min(1.0, cost.level(sharing) / sharing / worth)
         return Budget(candidate.limit, levels, least, tree, cost.row / worth, further)
 
-    def _is_tried(self, candidate: Candidate, name: str, sharing: int, prices: Prices) -> bool:
+    def _is_tried(self, candidate: Candidate, name: str, sharing: int, shared: _Shared, prices: Prices) -> bool:
         """Whether one that is not expected to pay is asked all the same, to find out; so many others are. All in the
         step wait for that, and all pay for it: so it depends on no request alone how long nobody is asked, for many
         may be in a step, and their answers short. What it is taken to cost may be wrong, too: however much that is,
-        the time in which it was not asked pays for it at last."""
-        state, cost = candidate.state, self._cost(name)
+        the time in which it was not asked pays for it at last. Where not even drafts that are always right would pay,
+        there is only that to find out, and no hurry."""
+        state, cost = candidate.state, shared.cost
         takes = cost.catching_up(state.idle) + (cost.row if sharing else cost.fixed + cost.level(1))
         charge, since = takes / prices.plain_step, self._steps - self._tried.get(name, 0)
-        due = min(LATEST, max(SOONEST, charge / SHARE))
+        due = min(LATEST, max(SOONEST, charge / SHARE)) if shared.could_pay else LATEST
         state.away = state.idle >= SOONEST and due - since > LONG_PAUSE
         silent = self._steps - self._asked.get(name, 0)
         bears = candidate.ledger.affords(charge) or silent > max(LATEST, _DEAR * charge / SHARE)
@@ -351,7 +352,7 @@ class PaidDrafters:
 class _Shared:
     """What passes of one drafter cost in the step at hand, where so many requests may share them."""
 
-    __slots__ = ("_fixed", "_level", "_most", "_pass", "cost", "least", "row")
+    __slots__ = ("_fixed", "_level", "_most", "_pass", "cost", "could_pay", "least", "row")
 
     def __init__(self, cost: DraftPace, requests: int, prices: Prices) -> None:
         self.cost = cost
@@ -359,6 +360,8 @@ class _Shared:
         """What verifying one of its nodes costs, of a token."""
         self.least = prices.row / prices.token
         """How likely a node must be at least to be worth its row."""
+        self.could_pay = prices.most_gained > cost.fixed + cost.level(requests)
+        """Whether drafts that are always right would."""
         self._pass = prices.plain_token * requests
         self._fixed, self._level = cost.fixed, cost.level(requests) + requests * self.row * prices.token
         self._most = _SPARE + (len(prices.passes) - 1) // requests  # a step has so many rows

@@ -36,6 +36,8 @@ class Prices:
         """What a token is worth: what it costs now."""
         self.plain_step = self.plain_token = 0.0
         """What the step costs without drafts, and a token then."""
+        self.most_gained = 0.0
+        """By drafts in the step, were every row of them right."""
         self.passes: Sequence[float] = ()
         """At [r]: what a pass of r rows costs, as of the last step that might have drafted."""
         self.efficiency = 1.0
@@ -66,8 +68,9 @@ class Prices:
         plain = self.plain_step = costs[requests]
         self.plain_token = plain / requests
         self.token = min(1.0, self.efficiency) * self.plain_token
-        further = [(cost - plain) / more for more, cost in enumerate(costs[requests + 1 : self._rows + 1], 1)]
-        self.row = min(further, default=plain)
+        added = [cost - plain for cost in costs[requests + 1 : self._rows + 1]]
+        self.row = min([more / rows for rows, more in enumerate(added, 1)], default=plain)
+        self.most_gained = max([rows * self.plain_token - more for rows, more in enumerate(added, 1)], default=0.0)
         return costs
 
     def rested(self) -> None:
