@@ -24,7 +24,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
 from outrider.core.draft import Speculation
 from outrider.core.drafter import Drafter
-from outrider.core.request import TokenGrammar
+from outrider.core.request import RequestView, TokenGrammar
 from outrider.core.step import StepPlan, tree_of
 from outrider.drafters.candidates import samples
 from outrider.drafters.head import HeadDrafter
@@ -67,7 +67,7 @@ class Fickle(FixedLength):
             self.silent = self.rng.choice([1, 3, 40])
         self.nodes = self.rng.randint(0, self.most)
 
-    def pays(self, requests: int, prompt: float) -> bool:
+    def pays(self, prompts: Sequence[RequestView], running: int) -> bool:
         return True
 
     def draft(self, *args: Any) -> Any:

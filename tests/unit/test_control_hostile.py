@@ -318,6 +318,14 @@ def test_a_try_is_paid_for_by_all_who_wait_for_it() -> None:
     assert times_plain(world, ran, 0, 8) > 0.97
 
 
+def test_what_could_not_pay_were_it_always_right_is_hardly_tried() -> None:
+    """Each row costs what a token does, among four: there is nothing to find out but costs."""
+    table = measured(rising(1.0), 0.05)
+    world = World(rising(1.0), always(0.9), per_level=0.05, table=table)
+    ran = world.run(AutoLength(table=table, acceptance={"world": [0.0] * 16}), 600, 4)
+    assert 1 <= sum(levels > 0 for levels in ran.levels) <= 3
+
+
 # -- shapes of costs
 
 

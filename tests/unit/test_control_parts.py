@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.control.acceptance import Acceptance, Calibration, Leaning, verdicts
-from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.isotonic import isotonic
 from outrider.control.ledger import SHARE, Ledger
@@ -82,13 +81,27 @@ def test_what_is_no_longer_seen_fades_back_to_the_claim() -> None:
 
 def test_a_request_may_lean_to_either_side() -> None:
     leaning = Leaning()
-    assert leaning.ratio == 1
-    for _ in range(40):
-        leaning.observe(1.0, 0.2)
-    assert leaning.ratio == pytest.approx(0.35, abs=0.1)
-    for _ in range(40):
-        leaning.observe(1.0, 1.5)
-    assert leaning.ratio > 1.2
+    assert leaning.odds == 1
+    for i in range(40):
+        leaning.observe(1, 0.6, i % 5 == 0)
+    assert 0.2 / 0.8 / (0.6 / 0.4) < leaning.odds < 0.5
+    for i in range(40):
+        leaning.observe(1, 0.6, i % 5 != 0)
+    assert 1.5 < leaning.odds < 3
+
+
+def test_no_luck_makes_a_path_certain() -> None:
+    """Claims of 0.6 and 0.9 mean 0.75 and 0.95 for this request. Scaled until the mean is right, 0.9 would be 1, and so
+    would any path of it be, however long."""
+    acceptance, leaning, draw = Acceptance(), Leaning(), random.Random(0)
+    believed = []
+    for i in range(400):
+        meant, true = (0.6, 0.75) if i % 2 else (0.9, 0.95)
+        leaning.observe(1, meant, draw.random() < true)
+        path = Draft([7] * 8, range(-1, 7), [0.9**k for k in range(1, 9)], "suffix")
+        believed.append(acceptance.chances([path], [{"suffix": leaning}])[0][-1])
+    assert 0.9**8 < sum(believed) / len(believed) < 0.95**8
+    assert max(believed) < 0.8
 
 
 def test_levels_follow_what_happens_and_the_rest_is_guessed() -> None:
@@ -99,33 +112,7 @@ def test_levels_follow_what_happens_and_the_rest_is_guessed() -> None:
     assert levels.expected(4) == pytest.approx([0.5, 0.25, 0.125, 0.0625], rel=0.15)
 
 
-# -- reading prompts
-
-
-def test_a_drafter_may_pay_for_one_request_and_not_for_many() -> None:
-    """Rows cost nothing up to 8, and then as much as a first one."""
-    line = [1.0 if rows <= 8 else rows / 8 for rows in ROWS]
-    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
-    controller = AutoLength(table=table)
-    assert [controller.pays(requests, 0) for requests in (1, 2, 4, 12, 24)] == [True, True, True, False, False]
-
-
-def test_prompts_are_read_only_for_answers_that_bring_it_in() -> None:
-    """Reading a token takes a hundredth of a pass, and drafts save half of one in a step."""
-    line = [1.0 + 0.01 * rows for rows in ROWS]
-    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
-    paid = PaidDrafters(table, 16, Acceptance(), {})
-    assert [paid.pays(1.0, 1, prompt) for prompt in (100, 2000, 30_000)] == [True, True, False]
-    for _ in range(100):
-        paid.ended(8)
-    assert [paid.pays(1.0, 1, prompt) for prompt in (100, 2000, 30_000)] == [True, False, False]
-
-
-def test_now_and_then_a_prompt_is_read_all_the_same() -> None:
-    line = [1.0 + 0.01 * rows for rows in ROWS]
-    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.9)})
-    paid = PaidDrafters(table, 16, Acceptance(), {})
-    assert 2 <= sum(paid.pays(1.0, 1, 100) for _ in range(100)) <= 5
+# -- what drafters that make passes bring
 
 
 def test_what_levels_bring_holds_at_any_price_of_a_row() -> None:
@@ -154,19 +141,6 @@ def test_a_drafter_that_agrees_with_a_lookup_is_no_worse_for_it() -> None:
     assert rated[0][0] == pytest.approx([0.9, 0.0], abs=0.03)
     assert rated[0][1] == pytest.approx([1.0, 0.0], abs=0.03)
     assert rated[2][0] == pytest.approx([0.0, 0.0], abs=0.03)
-
-
-@pytest.mark.parametrize(("unread", "reads"), [(0.8, False), (0.0, True)])
-def test_a_prompt_is_read_for_what_that_adds(unread: float, reads: bool) -> None:
-    """Not where drafts are as good without. Sixteen requests; before that is known, prompts are read."""
-    line = [1.0 + 0.005 * rows for rows in ROWS]
-    cost = DraftCost(0.02, 0.05, resume=0.34, row=0.002)
-    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 4, Acceptance(), {})
-    assert paid.pays(1.0, 16, 100)
-    for read, chance in ((True, 0.8), (False, unread)) * 50:
-        state = PaidState(read, drafter="head", levels=1, passes=1, rows=1)
-        paid.rate(state, Draft([7], [-1], [chance], "head"), [chance], [0])
-    assert paid.pays(1.0, 16, 100) == reads
 
 
 def test_passes_are_as_wide_as_what_they_are_worth() -> None:

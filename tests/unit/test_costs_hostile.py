@@ -47,6 +47,7 @@ def drafted(table: CostTable | None, count: int) -> int:
         SimpleNamespace(
             id=i,
             tokens=[1, 2, 3],
+            prompt_length=3,
             speculation=Speculation(),
             params=SimpleNamespace(verify="coupled", grammar=None),
             walk=None,
@@ -55,7 +56,7 @@ def drafted(table: CostTable | None, count: int) -> int:
     ]
     total = 0
     for _ in range(60):
-        controller.pays(count, 100.0)
+        controller.pays(requests, count)
         chosen: Any = drafter
         drafts = controller.draft(chosen, requests, True, [50] * count)
         total += sum(map(len, drafts))

@@ -93,16 +93,21 @@ class HeadDrafter(CachedDrafter[Backlog]):
     def reach(self, request: RequestView, source: int, common: int) -> int:
         """Row i holds token i + 1, so the last common token has no row of use; and the target must run at least one
         more before the last, for the features the first draft begins with. Rows that are missing become a gap: the
-        target runs nothing again to have them."""
-        return max(0, min(common - 1, len(request.tokens) - 2))
+        target runs nothing again to have them, nor the last common token to have the row behind them."""
+        held = self._held.get(source)
+        rows = self._whole(source) if held is None or held.whole is not None else self._rows(held)
+        return max(0, min(common - 1 if rows >= common - 1 else common, len(request.tokens) - 2))
+
+    def _whole(self, source: int) -> int:
+        """Rows that it has before a gap."""
+        whole = self._held[source].whole if source in self._held else None
+        return self._prefixes.length(self._prefixes.find(source)) if whole is None else whole
 
     def open_from(self, request: RequestView, source: int, length: int, keep: bool) -> None:
         if source in self._held:
             self._settle(self._held[source])
-        found = self._prefixes.find(source)
-        whole = self._held[source].whole if source in self._held else None
-        rows = min(length, self._prefixes.length(found) if whole is None else whole)
-        held = self._hold(request, self._prefixes.open_from(request, found, rows, keep))
+        rows = min(length, self._whole(source))
+        held = self._hold(request, self._prefixes.open_from(request, self._prefixes.find(source), rows, keep))
         if rows < length:
             held.whole, held.dropped = rows, length - rows
 

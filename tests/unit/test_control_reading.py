@@ -1,0 +1,104 @@
+"""For which prompts a head reads: what that costs all, against what it adds to the drafts of one."""
+
+from __future__ import annotations
+
+import pytest
+from control_world import Running, World, flat
+
+from outrider.control.acceptance import Acceptance
+from outrider.control.auto import AutoLength
+from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.control.paid import PaidDrafters
+from outrider.control.paid_state import PaidState
+from outrider.core.draft import Draft
+
+
+def test_a_drafter_may_pay_for_one_request_and_not_for_many() -> None:
+    """Rows cost nothing up to 8, and then as much as a first one."""
+    line = [1.0 if rows <= 8 else rows / 8 for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
+    controller = AutoLength(table=table)
+    reads = [controller.pays([Running(running, prompt_length=1)], running) for running in (1, 2, 4, 12, 24)]
+    assert reads == [True, True, True, False, False]
+
+
+def test_prompts_are_read_only_for_answers_that_bring_it_in() -> None:
+    """Reading a token takes a hundredth of a pass, and drafts save half of one in a step."""
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
+    paid = PaidDrafters(table, 16, Acceptance(), {})
+    assert [paid.pays(1.0, 1, prompt) for prompt in (100, 800, 30_000)] == [True, True, False]
+    for _ in range(100):
+        paid.ended(8)
+    assert [paid.pays(1.0, 1, prompt) for prompt in (50, 800, 30_000)] == [True, False, False]
+
+
+def test_now_and_then_a_prompt_is_read_all_the_same() -> None:
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.9)})
+    paid = PaidDrafters(table, 16, Acceptance(), {})
+    assert 2 <= sum(paid.pays(1.0, 1, 100) for _ in range(100)) <= 5
+
+
+@pytest.mark.parametrize(("unread", "reads"), [(0.8, False), (0.0, True)])
+def test_a_prompt_is_read_for_what_that_adds(unread: float, reads: bool) -> None:
+    """Not where drafts are as good without. Sixteen requests."""
+    line = [1.0 + 0.005 * rows for rows in ROWS]
+    cost = DraftCost(0.02, 0.05, resume=0.34, row=0.002)
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 4, Acceptance(), {})
+    for read, chance in ((True, 0.8), (False, unread)) * 50:
+        state = PaidState(read, drafter="head", levels=1, passes=1, rows=1)
+        paid.rate(state, Draft([7], [-1], [chance], "head"), [chance], [0])
+    assert paid.pays(1.0, 16, 100) == reads
+
+
+def stairs() -> CostTable:
+    """Rows cost nothing up to 8, and then as much as a first one."""
+    line = [1.0 if rows <= 8 else rows / 8 for rows in ROWS]
+    return CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
+
+
+def test_prompts_that_wait_count_as_much_as_what_decodes() -> None:
+    """The first of twelve requests has its first tokens, alone in its steps, when the others' prompts are run. They
+    will share theirs."""
+    controller = AutoLength(table=stairs())
+    World(flat).run(controller, 4)
+    assert not controller.pays([Running(1, prompt_length=100)], 12)
+    assert controller.pays([Running(2, prompt_length=100)], 1)
+
+
+def test_it_is_decided_once_for_all_pieces_of_a_prompt() -> None:
+    """Half a prompt read costs half, and is of little use."""
+    controller = AutoLength(table=stairs())
+    read, unread = Running(1, prompt_length=100), Running(2, prompt_length=100)
+    assert controller.pays([read], 1)
+    assert not controller.pays([unread], 24)
+    assert [controller.pays([read], 24), controller.pays([unread], 1)] == [True, False]
+    assert controller.pays([read, unread], 24)
+
+
+def test_pieces_of_prompts_are_not_what_the_next_is_read_all_the_same_after() -> None:
+    controller = AutoLength(table=stairs())
+    prompt = Running(1, prompt_length=100)
+    assert not any(controller.pays([prompt], 24) for _ in range(100))
+
+
+def test_a_prompt_that_ends_without_an_answer_says_nothing_of_answers() -> None:
+    controller = AutoLength(table=stairs())
+    for i in range(200):
+        asked = Running(i, tokens=[0] * 100, prompt_length=100)
+        controller.pays([asked], 1)
+        controller.forget(asked)
+    assert controller._paid is not None
+    assert controller._paid._answer == pytest.approx(128)
+    assert controller.held == 0
+
+
+def test_before_anything_is_known_drafts_bring_something_without_reading_too() -> None:
+    """Reading takes half of what drafts bring, which without is more than half: it is not worth it."""
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    cost = DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 16, Acceptance(), {})
+    whole = next(prompt for prompt in range(100, 10**5, 100) if not paid.pays(1.0, 1, prompt))
+    passes = paid._table.pass_seconds(4, 64)
+    assert whole * paid._cost("head").reading < 0.6 * paid._brings("head", True, passes, 1.0, 1)
