@@ -9,12 +9,12 @@ HOPE = 0.66
 """A drafter is taken to be right two times in three before it has been tried."""
 
 
-def hoped(known: Sequence[float], count: int, share: float = 1.0) -> list[float]:
+def hoped(known: Sequence[float], count: int) -> list[float]:
     """How likely each of `count` levels is right, with all before it: as `known` of the first ones, where those before
-    are right, and hoped of the others; each so many times as often."""
+    are right, and hoped of the others."""
     found, chance = [], 1.0
     for level in range(count):
-        chance *= share * (known[level] if level < len(known) else HOPE)
+        chance *= known[level] if level < len(known) else HOPE
         found.append(chance)
     return found
 
@@ -34,9 +34,11 @@ class Levels:
         self._rate = rate
         self.weight = weight
 
-    def copy(self, rate: float, weight: float) -> Levels:
-        """The same belief, held less or more firmly."""
-        return Levels(self._levels, self._ratio, rate, weight)
+    def copy(self, rate: float, weight: float, share: float = 1.0) -> Levels:
+        """The same belief, held less or more firmly, of levels that bring `share` of it where those before bring as
+        much."""
+        levels = [share**level * brought for level, brought in enumerate(self._levels, 1)]
+        return Levels(levels, share * self._ratio, rate, weight)
 
     def observe(self, brought: Sequence[float], first: float, rate: float = 0.0) -> None:
         """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
@@ -108,14 +110,15 @@ class PricedLevels:
         """How often a pass was made for it: drafts end where nothing promising follows."""
 
     @staticmethod
-    def hoped(known: Sequence[float], count: int, rate: float, weight: float, share: float = 1.0) -> PricedLevels:
+    def hoped(known: Sequence[float], count: int, rate: float, weight: float) -> PricedLevels:
         """Before anything was seen: of single paths. As `hoped` and `Levels`."""
-        chances, single = hoped(known, count, share), [1.0] * count
+        chances, single = hoped(known, count), [1.0] * count
         return PricedLevels(*[Levels(levels, HOPE, rate, weight) for levels in (chances, chances, single, single)])
 
-    def copy(self, rate: float, weight: float) -> PricedLevels:
-        """As `Levels.copy`."""
-        return PricedLevels(*[levels.copy(rate, weight) for levels in self._all])
+    def copy(self, rate: float, weight: float, share: float = 1.0) -> PricedLevels:
+        """As `Levels.copy`, of levels that are right so many times as often."""
+        chances = [levels.copy(rate, weight, share) for levels in (self._best, self._tokens)]
+        return PricedLevels(*chances, *[levels.copy(rate, weight) for levels in (self._rows, self._runs)])
 
     def observe(self, seen: SeenLevels, rate: float = 0.0) -> None:
         """As `Levels.observe`."""

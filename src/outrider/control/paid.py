@@ -46,7 +46,9 @@ _LEAST = 1e-6
 _ROWS_EACH = 4
 """Rows of a request in a step, at most, where it is asked whether a prompt should be read."""
 _UNREAD = 0.85
-"""How often a level is right where its prompt was not read, of how often it is where it was: a guess at first."""
+"""How often a level is right where its prompt was not read, of how often it is where it was, before that was seen."""
+_FIRM = 1 / 64, 4.0
+"""How firmly it is believed what drafts bring newcomers: what each counts for at least, and like how many a guess."""
 _STAYS = 8
 """Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
 _MARGIN = 0.1
@@ -297,7 +299,8 @@ class PaidDrafters:
                     rows[level] += 1
         seen = SeenLevels(best, tokens, rows, runs, first)
         self._gains(state, name).observe(seen, _AFTER_PAUSE if state.idle > 1 else 0.0)
-        self._newcomer(name, state.read is not False).observe(seen)
+        read = state.read is not False
+        self._newcomers.setdefault((name, read), self._newcomer(name, read)).observe(seen)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
@@ -342,11 +345,9 @@ class PaidDrafters:
 
     def _newcomer(self, name: str, read: bool) -> PricedLevels:
         known = self._newcomers.get((name, read))
-        if known is None:
-            share = 1.0 if read else _UNREAD
-            known = PricedLevels.hoped(self._known.get(name, ()), self._nodes, 1 / 64, 4, share)
-            self._newcomers[name, read] = known
-        return known
+        if known is None and read:
+            known = self._newcomers[name, True] = PricedLevels.hoped(self._known.get(name, ()), self._nodes, *_FIRM)
+        return known or self._newcomer(name, True).copy(*_FIRM, _UNREAD)
 
 
 class _Shared:
