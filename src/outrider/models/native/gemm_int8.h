@@ -104,6 +104,11 @@ INLINE Panel panel_after(const Panel *w, int count, int coded) {
     return (Panel){w->weights + weights, coded ? 0 : w->scales + scales, w->levels, w->depth};
 }
 
+INLINE Panel panel_of(const Matrix *w, int panel) {
+    return (Panel){(const int8_t *)w->data + (int64_t)panel * w->depth * PANEL,
+                   w->scales + (int64_t)panel * BLOCKS(w->depth) * PANEL, 0, w->depth};
+}
+
 /* Ask for weights well before they are needed: a head's are in no near cache after the target's pass, and its matrices
  * are too small for the CPU's own look-ahead, which starts anew in every 4 KB. */
 #define EARLIER 8192
@@ -116,12 +121,14 @@ INLINE Panel panel_after(const Panel *w, int count, int coded) {
 #include "int8_plain.h"
 #endif
 
-/* Whether many_int8 multiplies so many rows: what is faster then, where the CPU has it. */
+/* Whether many_int8 multiplies so many rows with the pairs of a share: what is faster then, where the CPU has it. */
 #ifndef INT8_MANY_ROWS
 #define MANY_ORDER BY_ROWS
 INLINE int takes_many(const Model *m, int rows) { return (void)m, (void)rows, 0; }
-static void begin_many_int8(int rows) { (void)rows; }
-static void many_int8(const Panel *w, Lines x, int rows, float *out) { (void)w, (void)x, (void)rows, (void)out; }
+static void many_int8(const Model *m, const Matrix *w, Lines x, int rows, Epilogue epilogue, void *y, int y_stride,
+                      Share *share) {
+    (void)m, (void)w, (void)x, (void)rows, (void)epilogue, (void)y, (void)y_stride, (void)share;
+}
 #endif
 
 /* Lines of so many rows of inputs of a matrix, which `threads` narrow together. */
@@ -157,11 +164,6 @@ INLINE void pair_int8(const Panel *w, Lines x, int coded, float *out) {
 #undef TILE
 #endif
 
-INLINE Panel panel_of(const Matrix *w, int panel) {
-    return (Panel){(const int8_t *)w->data + (int64_t)panel * w->depth * PANEL,
-                   w->scales + (int64_t)panel * BLOCKS(w->depth) * PANEL, 0, w->depth};
-}
-
 /* Whether every thread does by itself, for all rows, what is done row by row: of few rows that is less than waiting for
  * another, and where rows are narrowed in groups, which is fast, also of some more by few threads. Rows are at most
  * ALONE_ROWS, or rows * threads at most MOST_ROWS. */
@@ -186,14 +188,13 @@ __attribute__((noinline)) static void pairs_int8(const Model *m, const Matrix *w
                                                  void *y, int y_stride, int thread, int threads) {
     float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
     Share share = pool_share(w->columns / PANEL_PAIR, thread, threads);
-    const int many = takes_many(m, rows);
-    if (many) begin_many_int8(rows);
+    if (takes_many(m, rows)) {
+        many_int8(m, w, lines, rows, epilogue, y, y_stride, &share);
+        return;
+    }
     for (int pair; (pair = pool_next(&share)) >= 0;) {
         const Panel panel = panel_of(w, 2 * pair);
-        if (many)
-            many_int8(&panel, lines, rows, block);
-        else
-            pair_int8(&panel, lines, 0, block);
+        pair_int8(&panel, lines, 0, block);
         finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);
     }
 }

@@ -72,9 +72,8 @@ INLINE void tile_paired(const Panel *w, Lines x, int pairs, int rows, float *out
 #define INT8_MANY_ROWS
 #define MANY_ORDER BY_PAIRS
 INLINE int takes_many(const Model *m, int rows) { return (void)m, rows >= 4; }
-static void begin_many_int8(int rows) { (void)rows; }
 
-static void many_int8(const Panel *w, Lines x, int rows, float *out) {
+static void pair_many(const Panel *w, Lines x, int rows, float *out) {
 #define PAIRS(COUNT) \
     case COUNT: tile_paired(&one, lines_at(x, r), COUNT, given, out + half * PANEL + r * PANEL_PAIR); break;
     for (int half = 0; half < 2; half++) {
@@ -92,6 +91,16 @@ static void many_int8(const Panel *w, Lines x, int rows, float *out) {
         }
     }
 #undef PAIRS
+}
+
+static void many_int8(const Model *m, const Matrix *w, Lines x, int rows, Epilogue epilogue, void *y, int y_stride,
+                      Share *share) {
+    float block[MOST_ROWS * PANEL_PAIR] __attribute__((aligned(64)));
+    for (int pair; (pair = pool_next(share)) >= 0;) {
+        const Panel panel = panel_of(w, 2 * pair);
+        pair_many(&panel, x, rows, block);
+        finish(w, pair, block, rows, FP32, epilogue, m->shape.activation, y, y_stride);
+    }
 }
 
 #endif
