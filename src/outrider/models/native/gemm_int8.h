@@ -40,8 +40,8 @@ typedef enum {
 typedef struct {
     int8_t *values;
     float *scales;   /* [blocks][rows]; 0: nothing but zeros */
-    int32_t *excess; /* [blocks][rows], -128 times the sum of the block: what is too much where weights are multiplied as
-                        weight + 128 */
+    int32_t *excess; /* BY_FOURS: [blocks][rows], -128 times the sum of the block: what is too much where weights are
+                        multiplied as weight + 128 */
 } Line;
 
 typedef struct {
@@ -172,13 +172,13 @@ INLINE int by_itself(const Model *m, int rows, int threads) {
     return rows <= ALONE_ROWS || (grouped && rows * threads <= 4 * ALONE_ROWS);
 }
 
-/* Rows of x as int8, of few by every thread for itself. Many are shared out, a group's by one thread: two would write to the
- * same cache lines. */
+/* Rows of x as int8, of few by every thread for itself. Many are shared out, neighbours to one thread, whose own they are in
+ * the pass, too: two would write to the same cache lines, those of the scales not least. */
 static Lines narrowed(const Model *m, const Matrix *w, const float *x, int rows, int thread, int threads) {
     const int few = by_itself(m, rows, threads);
     const Lines lines = product_lines(m, m->scratch + (few ? thread * m->scratch_size : 0), w, rows, few ? 1 : threads);
-    for (int g = few ? 0 : thread; g < lines.groups; g += few ? 1 : threads)
-        narrow_group(x, 0, w->depth, w->inputs, lines, g);
+    const int first = few ? 0 : lines.groups * thread / threads, last = few ? lines.groups : lines.groups * (thread + 1) / threads;
+    for (int g = first; g < last; g++) narrow_group(x, 0, w->depth, w->inputs, lines, g);
     if (!few) pool_barrier();
     return lines;
 }

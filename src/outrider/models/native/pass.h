@@ -247,8 +247,14 @@ INLINE int alone(const Model *m, const Pass *pass, int threads) {
     return m->shape.integers && by_itself(m, pass->rows, threads);
 }
 
+/* Rows of this thread, which are neighbours: two threads that write to the same cache lines, or read what the other has
+ * written, wait for one another. */
+#define PART(n) for (int i = (n) * thread / threads; i < (n) * (thread + 1) / threads; i++)
+
 /* The rows this thread keeps the residual stream of. */
-#define OWN(n) for (int i = alone(m, pass, threads) ? 0 : thread; i < (n); i += alone(m, pass, threads) ? 1 : threads)
+#define OWN(n)                                                         \
+    for (int own_ = alone(m, pass, threads), i = own_ ? 0 : (n) * thread / threads, \
+             end_ = own_ ? (n) : (n) * (thread + 1) / threads; i < end_; i++)
 
 /* Own rows are done, and read next. */
 INLINE void rows_done(const Model *m, const Pass *pass, int threads) {
@@ -263,7 +269,7 @@ static void run_layer(const Model *m, const Layer *layer, const Pass *pass, int 
     product(m, &layer->qkv, m->normed, rows, PLAIN, m->qkv, layer->qkv.columns, thread, threads);
     pool_barrier();
     if (s->qk_norm_wide) {
-        SHARE(rows) prepare_row(m, layer, i);
+        PART(rows) prepare_row(m, layer, i);
         pool_barrier();
     }
     if (rows == 1)
@@ -324,7 +330,7 @@ static void tap(const Model *m, const Pass *pass, int layers, int thread, int th
     const int hidden = m->shape.hidden;
     for (int t = 0; t < m->tap_count; t++)
         if (m->taps[t] == layers)
-            SHARE(pass->rows)
+            PART(pass->rows)
                 memcpy(pass->tapped + ((int64_t)i * m->tap_count + t) * hidden, m->residual + (int64_t)i * hidden,
                        (size_t)hidden * 4);
 }

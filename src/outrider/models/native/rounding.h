@@ -100,10 +100,6 @@ INLINE float scale_of(float peak, float total) {
 
 INLINE float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 
-typedef struct {
-    int32_t coarse, rest;
-} Totals;
-
 /* Sixteen values from input `input` on of a row, not BY_FOURS. */
 INLINE void put_values(int8_t *row, Order order, int input, b16 values) {
     const int8_t *from = (const int8_t *)&values;
@@ -114,9 +110,8 @@ INLINE void put_values(int8_t *row, Order order, int input, b16 values) {
 }
 
 /* A block of a row, `filled` of `size` numbers from `start` on, times `inverse`; `fine` (constant): and what rounding leaves
- * of them. Returns what the values add up to. */
-INLINE Totals round_block(const float *x, int start, int filled, int size, float inverse, int fine, Lines row) {
-    HalfInts sums[HALVES] = {0}, rest_sums[HALVES] = {0};
+ * of them. */
+INLINE void round_block(const float *x, int start, int filled, int size, float inverse, int fine, Lines row) {
     for (int j = 0; j < size; j += LANES) {
         HalfInts coarse[HALVES] = {0}, rest[HALVES] = {0};
         if (j < filled) UNROLL for (int h = 0; h < HALVES; h++) {
@@ -126,9 +121,7 @@ INLINE Totals round_block(const float *x, int start, int filled, int size, float
             }
         put_values(row.coarse.values, row.order, start + j, bytes_of(coarse));
         put_values(row.fine.values, row.order, start + j, bytes_of(rest));
-        UNROLL for (int h = 0; h < HALVES; h++) sums[h] += coarse[h], rest_sums[h] += rest[h];
     }
-    return (Totals){sum_of(sums), fine ? sum_of(rest_sums) : 0};
 }
 
 /* The first of `row` gets `inputs` (a multiple of 16) numbers, zeros behind them; not BY_FOURS. */
@@ -138,12 +131,12 @@ static void narrow_row(const float *x, int inputs, Lines row) {
         const int size = block_size(row.depth, start), filled = inputs - start < size ? inputs - start : size;
         const float peak = peak_of(x + start, filled), scale = scale_of(peak, total), inverse = inverse_of(scale);
         const int fine = peak > usual;
-        const Totals totals = fine ? round_block(x, start, filled, size, inverse, 1, row)
-                                   : round_block(x, start, filled, size, inverse, 0, row);
+        if (fine)
+            round_block(x, start, filled, size, inverse, 1, row);
+        else
+            round_block(x, start, filled, size, inverse, 0, row);
         row.coarse.scales[block] = scale;
         row.fine.scales[block] = fine ? scale / FINE : 0.0f;
-        row.coarse.excess[block] = -128 * totals.coarse;
-        row.fine.excess[block] = -128 * totals.rest;
     }
 }
 
