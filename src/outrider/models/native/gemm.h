@@ -18,6 +18,7 @@
 /* What becomes of a pair's 32 columns of up to 32 rows. */
 typedef enum {
     PLAIN,  /* to fp32 y, bias added */
+    AWAY,   /* the same, past the caches where the CPU can: more than those hold for later */
     GATED,  /* the pair is 16 gate and the matching 16 up columns: act(gate) * up, to the next product's input */
 } Epilogue;
 
@@ -36,6 +37,9 @@ static void finish(const Matrix *w, int pair, const float *block, int rows, Form
         if (epilogue == GATED) {
             v16 gate = activation == 0 ? silu(first) : gelu_tanh(first);
             store(y, (int64_t)r * y_stride + pair * PANEL, gate * second, form);
+        } else if (epilogue == AWAY) {
+            store_away((float *)y + (int64_t)r * y_stride + pair * PANEL_PAIR, first);
+            store_away((float *)y + (int64_t)r * y_stride + pair * PANEL_PAIR + PANEL, second);
         } else {
             store(y, (int64_t)r * y_stride + pair * PANEL_PAIR, first, FP32);
             store(y, (int64_t)r * y_stride + pair * PANEL_PAIR + PANEL, second, FP32);

@@ -371,7 +371,8 @@ static void run(const Model *shared, const Pass *pass, int thread, int threads) 
         if (m->head.screen)
             gemm_screened(m, &m->head, m->normed, pass->wanted, pass->logits, m->head.columns, thread, threads);
         else
-            product(m, &m->head, m->normed, pass->wanted, PLAIN, pass->logits, m->head.columns, thread, threads);
+            product(m, &m->head, m->normed, pass->wanted, pass->wanted > ROW_TILE ? AWAY : PLAIN, pass->logits,
+                    m->head.columns, thread, threads);
         if (s->logit_scale != 1.0f || s->logit_cap != 0.0f) {
             pool_barrier();
             bend_logits(m, pass, thread, threads);

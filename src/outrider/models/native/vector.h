@@ -66,6 +66,17 @@ INLINE void store(void *base, int64_t at, v16 x, Form form) {
         *(v16 *)((float *)base + at) = form == ROUNDED ? (v16)(nearest_bf16(x) & 0xffff0000u) : x;
 }
 
+/* Past the caches, where the CPU has it and `to` is aligned: other threads see it after a fence (pool_barrier). */
+INLINE void store_away(float *to, v16 x) {
+#if defined(WITH_AVX512)
+    if ((uintptr_t)to % sizeof x == 0) {
+        _mm512_stream_ps(to, (__m512)x);
+        return;
+    }
+#endif
+    *(v16 *)to = x;
+}
+
 #if defined(__x86_64__) /* four at a time, as every x86-64 CPU can: lane by lane, rounding a row took as long as multiplying it */
 typedef union {
     v16 all;
