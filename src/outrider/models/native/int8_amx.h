@@ -14,6 +14,7 @@ INLINE int takes_many(const Model *m, int rows) { return m->shape.kernels == KER
 
 enum {
     AT_ONCE = 2 * ROW_TILE, /* rows */
+    ROW_BYTES = 4 * PANEL_PAIR, /* of sums */
     STEP_LINES = STEP * PANEL / 64,
     AHEAD = 512, /* inputs whose weights are asked for before they are needed */
 };
@@ -25,7 +26,7 @@ typedef struct {
     const int8_t *inputs, *weights;
     const float *units;     /* scales of the rows */
     const uint16_t *scales; /* of the first panel's columns */
-    const int8_t *next;     /* weights to ask for; NULL: none */
+    int fresh, left;        /* weights come from memory; inputs from the block's first to the end */
     int size, rows;
     int first, rest, last;  /* of those of its rows and its pair; what rounding left */
     int row, pair;          /* what it is of */
@@ -118,17 +119,20 @@ TILES_INT8 INLINE void multiply(Flow *f, Task task, int two) {
     const Task before = f->tasks[turn];
     Due due = due_of(f, &before, f->sums[turn]);
     int32_t *sums = f->sums[!turn]; /* of the last task, which are in the tiles yet */
+/* Weights to ask for at a step: behind the end of these panels, those of the next pair. */
+#define NEXT(K) (task.weights + ((K) + AHEAD) * PANEL + ((K) + AHEAD < task.left ? 0 : panel))
 #define MEANWHILE(PART, PARTS)                                                                               \
-    if (task.next) ask_for(task.next + k * PANEL + (PART) * 64 * STEP_LINES / (PARTS), panel, STEP_LINES / (PARTS)); \
-    add_four(&due);                                                                                          \
+    if (task.fresh) ask_for(next + (PART) * 64 * STEP_LINES / (PARTS), panel, STEP_LINES / (PARTS)); \
+    add_four(&due);                                                                                  \
     if (half) add_four(&due);
 #define BEGUN(TILE)                                           \
     if (k == 0) {                                             \
-        _tile_stored(TILE, sums + PLACE(TILE), 4 * PANEL_PAIR);    \
+        _tile_stored(TILE, sums + PLACE(TILE), ROW_BYTES);    \
         _tile_zero(TILE);                                     \
     }
 #define TASK_OF_16(LEFT, RIGHT, OLD_LEFT, OLD_RIGHT)          \
     for (int k = 0; k < task.size; k += STEP) {               \
+        const int8_t *next = NEXT(k);                         \
         _tile_loadd(4, task.inputs + k, depth);               \
         _tile_stream_loadd(6, task.weights + k * PANEL, 64);  \
         if (k == 0) _tile_zero(LEFT);                         \
@@ -138,13 +142,14 @@ TILES_INT8 INLINE void multiply(Flow *f, Task task, int two) {
         if (k == 0) _tile_zero(RIGHT);                        \
         _tile_dpbssd(RIGHT, 4, 7);                            \
         if (k == 0) {                                         \
-            _tile_stored(OLD_LEFT, sums, 4 * PANEL_PAIR);                 \
-            _tile_stored(OLD_RIGHT, sums + PANEL, 4 * PANEL_PAIR);    \
+            _tile_stored(OLD_LEFT, sums, ROW_BYTES);                 \
+            _tile_stored(OLD_RIGHT, sums + PANEL, ROW_BYTES);    \
         }                                                     \
         MEANWHILE(1, 2)                                       \
     }
     if (two) {
         for (int k = 0; k < task.size; k += STEP) {
+            const int8_t *next = NEXT(k);
             _tile_loadd(4, task.inputs + k, depth);
             _tile_stream_loadd(6, task.weights + k * PANEL, 64);
             BEGUN(0)
@@ -167,6 +172,7 @@ TILES_INT8 INLINE void multiply(Flow *f, Task task, int two) {
     } else {
         TASK_OF_16(0, 1, 2, 3)
     }
+#undef NEXT
 #undef MEANWHILE
 #undef BEGUN
 #undef TASK_OF_16
@@ -181,13 +187,13 @@ TILES_INT8 static void drain(Flow *f) {
         const int which = i ? !turn : turn;
         int32_t *sums = f->sums[which];
         if (i && (f->two || turn)) {
-            _tile_stored(0, sums, 4 * PANEL_PAIR);
-            _tile_stored(1, sums + PANEL, 4 * PANEL_PAIR);
+            _tile_stored(0, sums, ROW_BYTES);
+            _tile_stored(1, sums + PANEL, ROW_BYTES);
         }
         if (i && (f->two || !turn)) {
             int32_t *low = f->two ? sums + PLACE(2) : sums;
-            _tile_stored(2, low, 4 * PANEL_PAIR);
-            _tile_stored(3, low + PANEL, 4 * PANEL_PAIR);
+            _tile_stored(2, low, ROW_BYTES);
+            _tile_stored(3, low + PANEL, ROW_BYTES);
         }
         Due due = due_of(f, &f->tasks[which], sums);
         while (due.rows > 0) add_four(&due);
@@ -207,7 +213,6 @@ TILES_INT8 INLINE void flow_pair(Flow *f, Lines x, int row, int count, int pair,
     const Panel panel = panel_of(f->w, 2 * pair);
     const Lines some = lines_at(x, row);
     for (int start = 0, block = 0; start < x.depth; start += BLOCK, block++) {
-        const int64_t behind = start + AHEAD < x.depth ? 0 : (int64_t)x.depth * PANEL; /* the end of these: the next pair */
         const float *rests = some.fine.scales + block * x.rows;
         const int fine = any_fine(rests, count), end = start + BLOCK >= x.depth;
         Task task = {
@@ -215,7 +220,8 @@ TILES_INT8 INLINE void flow_pair(Flow *f, Lines x, int row, int count, int pair,
             .weights = panel.weights + start * PANEL,
             .units = some.coarse.scales + block * x.rows,
             .scales = panel.scales + block * PANEL,
-            .next = fresh ? panel.weights + (start + AHEAD) * PANEL + behind : 0,
+            .fresh = fresh,
+            .left = x.depth - start,
             .size = block_size(x.depth, start),
             .rows = count,
             .first = block == 0,
@@ -227,7 +233,7 @@ TILES_INT8 INLINE void flow_pair(Flow *f, Lines x, int row, int count, int pair,
         if (!fine) continue;
         task.inputs = some.fine.values + start;
         task.units = rests;
-        task.next = 0;
+        task.fresh = 0;
         task.first = 0;
         task.rest = 1;
         task.last = end;
