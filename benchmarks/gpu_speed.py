@@ -3,8 +3,10 @@ acceptance, and the cost of a pass by the number of rows; or what each sampling 
 
     python benchmarks/gpu_speed.py [--quick | --sampling] [--out benchmarks/results/gpu_speed.json]
     python benchmarks/gpu_speed.py --formats [--quick] [--out benchmarks/results/gpu_formats.json]
+    python benchmarks/gpu_speed.py --plain 1,32,128 [--out benchmarks/results/gpu_plain.json]
 
-The second form is plain decoding alone, in fp8 beside bf16, at batches 1, 16 and 64.
+The second form is plain decoding alone, in fp8 beside bf16, at batches 1, 16 and 64; the third in bf16 at those given,
+twice over.
 
 256 random tokens in, 256 out, greedy unless said. Rates come from whole runs through the engine: tokens beyond the
 first 64 over the time they took, so prefill and first compilation cancel out; medians of three (--sampling: two).
@@ -180,6 +182,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="batch 1 only")
     parser.add_argument("--sampling", action="store_true", help="the 8b shape by sampling parameters, nothing else")
     parser.add_argument("--formats", action="store_true", help="plain decoding of the 8B shape in fp8 beside bf16")
+    parser.add_argument("--plain", help="batches: plain decoding of the 8B shape, twice over, nothing else")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     batches = [1] if options.quick else [1, 4, 16]
@@ -187,6 +190,11 @@ def main() -> None:
     if options.formats:
         found = formats([1] if options.quick else [1, 16, 64])
         write(options.out, {"provenance": provenance() | {"dtype": "bf16, fp8"}} | found)
+        return
+    if options.plain:
+        asked = [int(batch) for batch in options.plain.split(",")]
+        engine = Engine(decoder("8b", max(asked)), NoDrafter(), FixedLength(0))
+        write(options.out, result | {"rates": [asdict(rate("8b plain", engine, batch)) for batch in asked * 2]})
         return
     if options.sampling:
         write(options.out, result | {"rates": [asdict(r) for r in sampling_rates()]})

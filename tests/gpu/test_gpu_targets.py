@@ -88,7 +88,9 @@ def test_products_and_prompts_by_the_roles_of_warps() -> None:
     assert {"stream_hopper_kernel", "parts_hopper_kernel"} <= names
     assert {"wide_hopper_kernel", "prompt_hopper_kernel", "attend_chains_kernel", "chain_hopper_kernel"} <= names
     assert not names & {"wide_kernel", "prompt_kernel"}
-    for kernel in kernels:
+    in_fp8 = compiled(capability, str(shared), "8b", "fp8", "1,64")
+    assert "eighth_hopper_kernel" in {kernel["kernel"] for kernel in in_fp8}
+    for kernel in kernels + in_fp8:
         assert kernel["shared"] <= shared, kernel
 
 

@@ -14,6 +14,7 @@ from outrider.models.cuda.tiling import (
     FINISHING,
     Product,
     depth_split,
+    eighth_tiling,
     hopper_tiling,
     parts_tiling,
     prompt_tiling,
@@ -78,6 +79,26 @@ def test_decoding_rows_by_groups_of_warps_are_for_large_matrices_on_one_kind_of_
     for small in (Product(960, 576, False, 2), Product(1536, 576, True, 2), Product(576, 1536, False, 2)):
         assert stream_tiling(small, 32, H200) is None
         assert parts_tiling(small, 128, H200) is None
+
+
+def test_weights_of_8_bits_by_groups_of_warps_where_that_is_faster() -> None:
+    """Of which at most two units come to a multiprocessor, and gate and up of many rows; all stages fit."""
+    qkv, o, gate_up, down = (product._replace(size=1) for product in LARGE)
+    for rows in (1, 16, 17, 32, 33, 64):
+        taken = [product for product in (qkv, o, gate_up, down) if eighth_tiling(product, rows, H200)]
+        assert taken == ([o, down] if rows <= 16 else [] if rows <= 32 else [o, gate_up, down])
+        for product in taken:
+            cut = eighth_tiling(product, rows, H200)
+            assert cut is not None
+            assert rows <= cut.rows
+            assert 2 * cut.stages * 128 * (2 * cut.rows + 64 * (1 + product.gated)) <= H200.shared - 20_480
+            assert product.depth % (128 * product.split) == 0
+    assert eighth_tiling(down, 65, H200) is None
+    assert eighth_tiling(LARGE[3], 1, H200) is None
+    for other in ((8, 9), (12, 0), None):
+        assert eighth_tiling(down, 1, replace(H200, capability=other)) is None
+    for small in (Product(576, 1536, False, 1), Product(100, 4096, False, 1), Product(4096, 4096 + 64, False, 1)):
+        assert eighth_tiling(small, 1, H200) is None
 
 
 @pytest.mark.parametrize("shared", [101_376, 166_912, 232_448])

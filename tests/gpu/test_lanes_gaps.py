@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from any_order import HEAD_SALT, IDS, Fickle, decoder, drafters, expected, made
+from any_order import HEAD_SALT, IDS, Fickle, check_drafts, decoder, drafters, expected, made
 from device_requests import device_of
 from simulated import hashed, only_interpreted, said, simulate
 from tiny_gpu_head import VOCAB
 
+from outrider.control.controller import FixedLength
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.models.cuda import chains
@@ -127,3 +128,25 @@ def test_the_host_goes_on_after_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(drafts(first)) > before + 2
     for text, draft in drafts(first):
         assert draft == drafted_by_a_head(text, 1, gap, len(draft))
+
+
+def test_a_conversation_that_goes_on_has_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tokens the last step of a turn brought, which no draft followed: every draft is that of a head which
+    has read all that was said."""
+    simulate(monkeypatch)
+    target, rng, bad, count = decoder(), Random(3), list[str](), 0
+    engine, text = (
+        Engine(target, drafters("head", target), FixedLength(3, False)),
+        [rng.randrange(VOCAB) for _ in range(13)],
+    )
+    for turn in range(4):
+        words = [rng.randrange(VOCAB) for _ in range(7)]
+        one = made(turn, [*text, *words], SamplingParams(max_tokens=9, temperature=0))
+        engine.add(one)
+        while not one.finish_reason:
+            engine.step()
+        count += check_drafts(one, "head", bad)
+        text = one.tokens
+    assert bad == []
+    assert count > 8
+    assert engine.stats.prefix_hits == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -13,9 +14,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.fold import UNFUSED
-
-_SWIZZLED = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-"""How tiles of bf16 lie in shared memory for groups of warps to multiply."""
 
 _SHALLOW = ContextVar("shallow", default=False)
 
@@ -39,9 +37,15 @@ def dependent(gpu: GPU) -> dict[str, Any]:
     return {**UNFUSED, **({"DEPENDENT": True, "launch_pdl": True} if gpu.copies else {"DEPENDENT": False})}
 
 
+@cache
+def _layout(bits: int, width: int) -> NVMMASharedLayout:
+    return NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=bits, rank=2)
+
+
 def swizzled(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """For the copy engine to fetch tiles of so many, as groups of warps multiply them."""
-    return TensorDescriptor.from_tensor(matrix, [rows, columns], _SWIZZLED)
+    size = matrix.element_size()
+    return TensorDescriptor.from_tensor(matrix, [rows, columns], _layout(8 * size, min(128, size * columns)))
 
 
 def power_of_two(n: int) -> int:

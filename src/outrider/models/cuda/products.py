@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider.models.architecture import Architecture
 from outrider.models.cuda.device import GPU
-from outrider.models.cuda.kernels import parts_hopper, stream_hopper
+from outrider.models.cuda.kernels import eighth_hopper, parts_hopper, stream_hopper
 from outrider.models.cuda.kernels.fold import UNFUSED
 from outrider.models.cuda.kernels.linear import ADD, BLOCK_N, GATED, STORE, linear_kernel
 from outrider.models.cuda.kernels.wide import wide_kernel
@@ -20,12 +20,14 @@ from outrider.models.cuda.launches import dependent, swizzled
 from outrider.models.cuda.tiling import (
     FEW_ROWS,
     Cut,
+    EighthTiling,
     HopperTiling,
     PartsTiling,
     Product,
     StreamTiling,
     Tiling,
     WideTiling,
+    eighth_tiling,
     hopper_tiling,
     parts_tiling,
     stream_tiling,
@@ -132,6 +134,8 @@ class Products:
                 self._apart(cut, x, weight.values, bias, squares, ends, rows, live, common)
             case StreamTiling():
                 self._stream(cut, x, weight.values, bias, squares, ends, rows, common)
+            case EighthTiling():
+                self._eighth(cut, x, weight, bias, squares, ends, rows, common)
             case PartsTiling():
                 self._parts(cut, x, weight.values, bias, squares, ends, rows, common)
 
@@ -139,7 +143,8 @@ class Products:
         """`gathered`: rows of x do not come one after the other. `counted`: only the device knows how many."""
         columns, depth, gated, size = product
         if not gathered and self.widens:
-            if not counted and (cut := stream_tiling(product, rows, self.gpu) or parts_tiling(product, rows, self.gpu)):
+            of = product, rows, self.gpu
+            if not counted and (cut := stream_tiling(*of) or parts_tiling(*of) or eighth_tiling(*of)):
                 return cut
             apart = None
             if size > 1:
@@ -289,6 +294,36 @@ class Products:
             maxnreg=stream_hopper.REGISTERS[cut.groups],
         )
 
+    def _eighth(
+        self,
+        cut: EighthTiling,
+        x: Tensor,
+        weight: Matrix,
+        bias: Tensor | None,
+        squares: Tensor | None,
+        ends: tuple[Tensor | None, ...],
+        rows: int,
+        common: dict[str, Any],
+    ) -> None:
+        """As `linear`, for few rows of x as they come and weights of 8 bits."""
+        units = -(-common["N"] // BLOCK_N) * common["SPLIT"]
+        eighth_hopper.eighth_hopper_kernel[(min(self.gpu.multiprocessors, units),)](
+            swizzled(x, cut.rows, eighth_hopper.GROUP // 4),
+            swizzled(weight.numbers, BLOCK_N, eighth_hopper.GROUP // 4),
+            weight.scales,
+            bias,
+            squares,
+            *ends,
+            *self._parts_of(common),
+            rows,
+            self._architecture.norm_eps,
+            **_by_roles(common, eighth_hopper.GROUP),
+            M=cut.rows,
+            STAGES=cut.stages,
+            INTEGERS=common["INTEGERS"],
+            maxnreg=eighth_hopper.REGISTERS,
+        )
+
     def _parts(
         self,
         cut: PartsTiling,
@@ -326,8 +361,8 @@ class Products:
         return (self._partial, self._counter) if common["SPLIT"] > 1 else (None, None)
 
 
-def _by_roles(common: dict[str, Any]) -> dict[str, Any]:
+def _by_roles(common: dict[str, Any], step: int = STEP) -> dict[str, Any]:
     """What all kernels written by the roles of warps are launched with."""
     sizes = {name: common[name] for name in ("N", "K", "GELU", "TILES", "LEVELS", "SPLIT", "MULTIPLIER")}
-    launch = {"STEP": STEP, "num_warps": 4, "launch_pdl": True}
+    launch = {"STEP": step, "num_warps": 4, "launch_pdl": True}
     return {**sizes, "EPILOGUE": common["EPILOGUE"].value, **launch, **UNFUSED}

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from outrider.models.cuda.device import GPU
 from outrider.models.cuda.kernels.attention import BLOCK
+from outrider.models.cuda.kernels.eighth_hopper import GROUP, GROUPS
 from outrider.models.cuda.kernels.linear import BLOCK_N
 from outrider.models.cuda.kernels.wide_hopper import STEP
 
@@ -230,6 +231,33 @@ def stream_tiling(product: Product, rows: int, gpu: GPU) -> StreamTiling | None:
 
 
 @dataclass(frozen=True, slots=True)
+class EighthTiling:
+    """Of products of few rows with weights of 8 bits by `eighth_hopper_kernel`."""
+
+    rows: int
+    stages: int
+    """Of each group."""
+
+
+@cache
+def eighth_tiling(product: Product, rows: int, gpu: GPU) -> EighthTiling | None:
+    """None: not for this product, or so many rows. Few stages, so that the kernel that follows finds room beside this
+    one; with more units than two to a multiprocessor, and of gate and up of up to 32 rows, the compiler's kernel, of
+    which more programs run at once, is faster."""
+    columns, depth, gated, size = product
+    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if not gpu.multiplies_apart or rows > 64 or size > 1 or columns % BLOCK_N or columns >= WIDE:
+        return None
+    if word_group(columns, depth, gated=gated) != GROUP:
+        return None
+    many = columns // BLOCK_N * product.split > GROUPS * gpu.multiprocessors
+    if tile_rows < 64 if gated else tile_rows == 32 or many:
+        return None
+    room = gpu.shared - GROUPS * (1024 + max(4352, 4 * BLOCK_N * tile_rows))
+    return EighthTiling(tile_rows, min(4, room // (GROUPS * GROUP * (2 * tile_rows + BLOCK_N * (2 if gated else 1)))))
+
+
+@dataclass(frozen=True, slots=True)
 class PartsTiling:
     """Of products of many rows by `parts_hopper_kernel`."""
 
@@ -259,7 +287,7 @@ def parts_tiling(product: Product, rows: int, gpu: GPU) -> PartsTiling | None:
     return PartsTiling(groups, 2 * BLOCK_N if wide else BLOCK_N, stages)
 
 
-Cut = Tiling | WideTiling | HopperTiling | StreamTiling | PartsTiling
+Cut = Tiling | WideTiling | HopperTiling | StreamTiling | EighthTiling | PartsTiling
 """How a product is computed."""
 
 

@@ -262,7 +262,7 @@ def _merge_lane(
 ):
     """What the blocks from `first` to `last` come to for one lane of the tile, in their order [DIM]; a thread has one
     number of it. Of MANY blocks at a time: what they are to be multiplied by depends on peaks alone, and so is found
-    for all at once, and the next ones' parts are asked for before these are added up."""
+    for all at once, and the next ones are asked for before these are added up."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     TILES: gl.constexpr = gl.BlockedLayout([MANY, 1], [1, 32], [1, 4], [0, 1])
     i, d = gl.arange(0, MANY, gl.SliceLayout(1, TILES)), gl.arange(0, DIM, gl.SliceLayout(0, TILES))
@@ -271,32 +271,11 @@ def _merge_lane(
     stats_ptr += scratch * TILE * 2 + lane
     part = gl.zeros([DIM], gl.float32, LAYOUT)
     total, peak = 0.0, float("-inf")
-    block = first + i
-    its = gl.load(
-        parts_ptr + (block * (TILE * DIM))[:, None] + d[None, :],
-        mask=(block <= last)[:, None],
-        other=0.0,
-        cache_modifier=".cg",
-    )
+    its, stats = _parts_of(parts_ptr, first + i, d, last, TILE, DIM), _stats_of(stats_ptr, first + j, j, last, TILE)
     for some in range(first, last + 1, MANY):
-        block = some + j
-        at = block * (TILE * 2)
-        # One beyond the last changes nothing.
-        its_peak = gl.load(stats_ptr + at, mask=block <= last, other=float("-inf"), cache_modifier=".cg")
-        its_total = gl.load(stats_ptr + at + TILE, mask=block <= last, other=0.0, cache_modifier=".cg")
-        preceding = gl.load(
-            stats_ptr + at - TILE * 2,
-            mask=(j > 0) & (block - 1 <= last),
-            other=float("-inf"),
-            cache_modifier=".cg",
-        )
-        block = some + MANY + i
-        following = gl.load(
-            parts_ptr + (block * (TILE * DIM))[:, None] + d[None, :],
-            mask=(block <= last)[:, None],
-            other=0.0,
-            cache_modifier=".cg",
-        )
+        its_peak, its_total, preceding = stats
+        following = _parts_of(parts_ptr, some + MANY + i, d, last, TILE, DIM)
+        stats = _stats_of(stats_ptr, some + MANY + j, j, last, TILE)
         so_far = gl.maximum(gl.associative_scan(preceding, 0, _higher), peak)
         higher = gl.maximum(so_far, its_peak)
         before = gl.where(so_far == float("-inf"), 0.0, gl.exp2(so_far - higher))
@@ -308,6 +287,22 @@ def _merge_lane(
         part, total = _add_up(part, total, its, factors, 0, DIM, LAYOUT)
         its = following
     gl.store(out_ptr + gl.arange(0, DIM, LAYOUT), (part / total).to(out_ptr.dtype.element_ty))
+
+
+@gluon.jit
+def _parts_of(parts_ptr, block, d, last, TILE: gl.constexpr, DIM: gl.constexpr):
+    at = parts_ptr + (block * (TILE * DIM))[:, None] + d[None, :]
+    return gl.load(at, mask=(block <= last)[:, None], other=0.0, cache_modifier=".cg")
+
+
+@gluon.jit
+def _stats_of(stats_ptr, block, j, last, TILE: gl.constexpr):
+    """Peaks and totals of some blocks, and the peak before each but the first; one beyond the last changes nothing."""
+    at = stats_ptr + block * (TILE * 2)
+    peak = gl.load(at, mask=block <= last, other=float("-inf"), cache_modifier=".cg")
+    total = gl.load(at + TILE, mask=block <= last, other=0.0, cache_modifier=".cg")
+    before = (j > 0) & (block - 1 <= last)
+    return peak, total, gl.load(at - TILE * 2, mask=before, other=float("-inf"), cache_modifier=".cg")
 
 
 @gluon.jit

@@ -31,8 +31,10 @@ lop3.b32 two, two, 0x007f007f, 0x43004300, 0xea;
 mov.b32 minus, 0xbf80bf80;
 fma.rn.bf16x2 $0, more, minus, two;
 }"""
-_OF_E4M3 = tl.constexpr([_E4M3.replace("SELECTED", hex(0xC480 + 0x1111 * i)) for i in range(4)])
-_OF_INT8 = tl.constexpr([_INT8.replace("SELECTED", hex(0x4400 + 0x1111 * i)) for i in range(4)])
+OF_E4M3 = [_E4M3.replace("SELECTED", hex(0xC480 + 0x1111 * i)) for i in range(4)]
+_OF_E4M3 = tl.constexpr(OF_E4M3)
+OF_INT8 = [_INT8.replace("SELECTED", hex(0x4400 + 0x1111 * i)) for i in range(4)]
+_OF_INT8 = tl.constexpr(OF_INT8)
 
 
 @triton.jit

@@ -174,7 +174,7 @@ def _multiply(
     after_previous()
     scale = gl.full([M], 1.0, gl.float32, gl.SliceLayout(1, OUT))
     if squares_ptr is not None:
-        scale = gl.convert_layout(_scale(squares_ptr, rows, eps, M, K, TILES, LEVELS), gl.SliceLayout(1, OUT))
+        scale = gl.convert_layout(scale_of_rows(squares_ptr, rows, eps, M, K, TILES, LEVELS), gl.SliceLayout(1, OUT))
     count = 0
     for number in range(gl.program_id(0), UNITS, gl.num_programs(0)):
         tile, part = number // SPLIT * GROUPS + WHICH, number % SPLIT
@@ -197,43 +197,57 @@ def _multiply(
         else:
             acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), count=1)
-        last = True
-        if SPLIT > 1:
-            column = gl.arange(0, COLUMNS, gl.SliceLayout(1, SUMMED))[:, None]
-            row = gl.arange(0, M, gl.SliceLayout(0, SUMMED))[None, :]
-            block = partial_ptr + tile.to(gl.int64) * (SPLIT * COLUMNS * M) + column * M + row
-            live = (row < rows) & (column < COLUMNS)
-            gl.store(block + part * (COLUMNS * M), acc, mask=live)
-            meet()  # every thread's part is written before one of them says so
-            last = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
-            if last:
-                gl.store(counter_ptr + tile, 0)
-                acc = gl.zeros([COLUMNS, M], gl.float32, SUMMED)
-                for other in gl.static_range(SPLIT):
-                    acc += gl.load(block + other * (COLUMNS * M), mask=live, other=0.0, cache_modifier=".cg")
-        if last:
-            total = gl.convert_layout(acc.permute((1, 0)), OUT)
-            beside = gl.convert_layout(up.permute((1, 0)), OUT) if EPILOGUE == GATED else total
-            outputs = (bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, rows)
-            _finish(
-                total,
-                beside,
-                scale,
-                outputs,
-                tile,
-                N,
-                EPILOGUE,
-                GELU,
-                TILES,
-                M,
-                MULTIPLIER,
-                OUT,
-                squares_ptr is not None,
-            )
+        outputs = (None, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, partial_ptr, counter_ptr, rows)
+        finish_unit(
+            acc, up, scale, outputs, tile, part, N, EPILOGUE, GELU, TILES, M, SPLIT, MULTIPLIER, SUMMED, OUT,
+            squares_ptr is not None,
+        )  # fmt: skip
 
 
 @gluon.jit
-def _scale(squares_ptr, rows, eps, M: gl.constexpr, K: gl.constexpr, TILES: gl.constexpr, LEVELS: gl.constexpr):
+def finish_unit(
+    acc,  # fp32 [COLUMNS, M]: of one part of the depth
+    up,
+    scale,
+    outputs,
+    tile,
+    part,
+    N: gl.constexpr,
+    EPILOGUE: gl.constexpr,
+    GELU: gl.constexpr,
+    TILES: gl.constexpr,
+    M: gl.constexpr,
+    SPLIT: gl.constexpr,
+    MULTIPLIER: gl.constexpr,
+    SUMMED: gl.constexpr,
+    OUT: gl.constexpr,
+    NORMED: gl.constexpr,
+):
+    """Whoever is last of a tile's parts adds them up in order."""
+    scales_ptr, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, partial_ptr, counter_ptr, rows = outputs
+    last = True
+    if SPLIT > 1:
+        column = gl.arange(0, COLUMNS, gl.SliceLayout(1, SUMMED))[:, None]
+        row = gl.arange(0, M, gl.SliceLayout(0, SUMMED))[None, :]
+        block = partial_ptr + tile.to(gl.int64) * (SPLIT * COLUMNS * M) + column * M + row
+        live = (row < rows) & (column < COLUMNS)
+        gl.store(block + part * (COLUMNS * M), acc, mask=live)
+        meet()  # every thread's part is written before one of them says so
+        last = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
+        if last:
+            gl.store(counter_ptr + tile, 0)
+            acc = gl.zeros([COLUMNS, M], gl.float32, SUMMED)
+            for other in gl.static_range(SPLIT):
+                acc += gl.load(block + other * (COLUMNS * M), mask=live, other=0.0, cache_modifier=".cg")
+    if last:
+        total = gl.convert_layout(acc.permute((1, 0)), OUT)
+        beside = gl.convert_layout(up.permute((1, 0)), OUT) if EPILOGUE == GATED else total
+        ends = (scales_ptr, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, rows)
+        _finish(total, beside, scale, ends, tile, N, EPILOGUE, GELU, TILES, M, MULTIPLIER, OUT, NORMED)
+
+
+@gluon.jit
+def scale_of_rows(squares_ptr, rows, eps, M: gl.constexpr, K: gl.constexpr, TILES: gl.constexpr, LEVELS: gl.constexpr):
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     m, t = gl.arange(0, M, gl.SliceLayout(1, LAYOUT)), gl.arange(0, 1 << LEVELS, gl.SliceLayout(0, LAYOUT))
     live = (m < rows)[:, None] & (t < TILES)[None, :]
@@ -258,12 +272,16 @@ def _finish(
     NORMED: gl.constexpr,
 ):
     """`linear.finish`."""
-    bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, rows = outputs
+    scales_ptr, bias_ptr, y_ptr, residual_ptr, gain_ptr, squares_out_ptr, rows = outputs
     m = gl.arange(0, M, gl.SliceLayout(1, OUT))
     n = tile * COLUMNS + gl.arange(0, COLUMNS, gl.SliceLayout(0, OUT))
     inside = n < N
     at = (m.to(gl.int64) * N)[:, None] + n[None, :]
     kept = (m < rows)[:, None] & inside[None, :]
+    if scales_ptr is not None:
+        acc = acc * gl.load(scales_ptr + n, mask=inside, other=0.0)[None, :]
+        if EPILOGUE == GATED:
+            up = up * gl.load(scales_ptr + N + n, mask=inside, other=0.0)[None, :]
     if NORMED:
         acc = acc * scale[:, None]
     if bias_ptr is not None:
