@@ -3,6 +3,7 @@ every number format, and llama.cpp beside them in the same minutes.
 
     python benchmarks/cpu_everywhere.py --out results.json
     python benchmarks/cpu_everywhere.py --llama /path/to/venv/bin/python --gguf q4_0.gguf --gguf q8_0.gguf
+    python benchmarks/cpu_everywhere.py --model q4_k.gguf --dtype native --drafter suffix --drafter model:small.gguf …
 
 Each arm is a process of its own that answers one question at a time; arms take turns, question by question, so that a
 machine that slows down slows down for all. Tokens per second count from the first token to the last. `auto` meets every
@@ -18,6 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,11 +32,11 @@ SUITE = ROOT / "src" / "outrider" / "bench" / "suite"
 Question = dict[str, Any]
 
 
-def ours(dtype: str, drafter: str, threads: int) -> None:
+def ours(name: str, dtype: str, drafter: str, threads: int) -> None:
     """A worker: questions in, timings out, a line of JSON each."""
     from outrider import LLM, SamplingParams
 
-    llm = LLM(dtype=dtype, drafter=drafter, threads=threads, max_batch=1, max_context=2048)
+    llm = LLM(name, dtype=dtype, drafter=drafter, threads=threads, max_batch=1, max_context=2048)
 
     def answer(text: str, tokens: int) -> Question:
         stamps = []
@@ -101,18 +103,18 @@ class Arm:
         self._process.wait()
 
 
-def passes(threads: int) -> dict[str, dict[str, list[float]]]:
+def passes(name: str, dtypes: Sequence[str], threads: int) -> dict[str, dict[str, list[float]]]:
     """Milliseconds of a pass behind 64 and 1024 tokens, by instruction set, format and rows: the best of nine."""
     from outrider.models.checkpoints.checkpoint import open_checkpoint
     from outrider.models.checkpoints.progress import SilentProgress
     from outrider.models.load import load_model, placement
     from outrider.models.native.library import FORCED, kernels_here
 
-    checkpoint = open_checkpoint("smollm2-135m", SilentProgress())
+    checkpoint = open_checkpoint(name, SilentProgress())
     found: dict[str, dict[str, list[float]]] = {}
     for kernels in kernels_here():
         os.environ[FORCED] = kernels
-        for dtype in ("bf16", "int8"):
+        for dtype in dtypes:
             place = placement(device="cpu", dtype=dtype, bitwise=None, threads=threads, max_batch=1, max_context=1280)
             model: Any = load_model(checkpoint, place)
             for context in (64, 1024):
@@ -127,7 +129,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--questions", type=int, default=4, help="of each kind")
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--model", default="smollm2-135m", help="ours")
     parser.add_argument("--dtype", action="append", help="ours; bf16 and int8 unless given")
+    parser.add_argument("--drafter", action="append", help="besides none; auto unless given")
     parser.add_argument("--llama", help="the Python of an environment with llama-cpp-python")
     parser.add_argument("--gguf", action="append", default=[], help="files for llama.cpp")
     parser.add_argument("--no-passes", action="store_true")
@@ -145,26 +149,27 @@ def main() -> None:
     from outrider.models.native.library import chosen_kernels
     from outrider.provenance import provenance
 
+    dtypes, drafters, threads = options.dtype or ["bf16", "int8"], options.drafter or ["auto"], options.threads
     result: dict[str, Any] = {
         "provenance": provenance() | {"kernels": chosen_kernels()},
-        "threads": options.threads,
+        "model": Path(options.model).name,
+        "threads": threads,
         "tokens": options.tokens,
     }
     if not options.no_passes:
-        result["passes"] = {"rows": ROWS, **passes(options.threads)}
+        result["passes"] = {"rows": ROWS, **passes(options.model, dtypes, threads)}
         for kernels, formats in result["passes"].items():
             if kernels == "rows":
                 continue
             for name, times in formats.items():
                 print(f"{kernels:8} {name:18}", *(f"{r}:{ms}" for r, ms in zip(ROWS, times, strict=True)), flush=True)
     arms = [
-        Arm(f"{dtype} {drafter}", worker(sys.executable, "ours", dtype, drafter, options.threads))
-        for dtype in options.dtype or ("bf16", "int8")
-        for drafter in ("none", "auto")
+        Arm(f"{dtype} {Path(drafter).stem}", worker(sys.executable, "ours", options.model, dtype, drafter, threads))
+        for dtype in dtypes
+        for drafter in ("none", *drafters)
     ]
     arms += [
-        Arm(f"llama.cpp {Path(path).stem}", worker(options.llama, "theirs", path, options.threads))
-        for path in options.gguf
+        Arm(f"llama.cpp {Path(path).stem}", worker(options.llama, "theirs", path, threads)) for path in options.gguf
     ]
     timings: dict[str, list[Question]] = {arm.name: [] for arm in arms}
     for kind in KINDS:
@@ -179,8 +184,8 @@ def main() -> None:
         seconds, tokens = (sum(answer[part] for answer in answers) for part in ("seconds", "tokens"))
         rates = [answer["tokens"] / answer["seconds"] for answer in answers if answer["seconds"]]
         speeds[name] = {"tokens_per_second": round(tokens / seconds, 1), "median": round(statistics.median(rates), 1)}
-        plain = timings.get(name.replace(" auto", " none"), [])
-        if name.endswith(" auto") and plain:
+        plain = timings.get(f"{name.split()[0]} none", [])
+        if plain and not name.endswith(" none"):
             pairs = [(a, b) for a, b in zip(answers, plain, strict=True) if a["seconds"] and b["seconds"]]
             ratios = [b["seconds"] / a["seconds"] for a, b in pairs]
             speeds[name] |= {

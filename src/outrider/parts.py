@@ -17,9 +17,9 @@ from outrider.models.cpu import cpu_name
 from outrider.models.head.load import can_read, load_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import (
+    about_quantised,
     beside,
     described,
-    left_quantised,
     load_model,
     missing_kernels,
     set_process_threads,
@@ -44,7 +44,7 @@ class TargetParts:
         might expect."""
         checkpoint = open_checkpoint(name, progress)
         wished, place = place, settled(checkpoint, place)
-        for note in (missing_kernels(place), left_quantised(checkpoint, wished, place)):
+        for note in (missing_kernels(place), about_quantised(checkpoint, wished, place)):
             if note:
                 progress.note(note)
         set_process_threads(place)

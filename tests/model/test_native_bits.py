@@ -273,6 +273,24 @@ def test_auto_is_native_where_bf16_would_not_fit(
     assert len(notes) == (expected is NATIVE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "told"), [("Q4_0", "auto", True), ("Q4_0", "bf16", False), ("F16", "auto", False)]
+)
+def test_who_has_a_large_quantised_file_is_told_of_native(
+    kind: str, dtype: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(load, "available", lambda: None)
+    path = write(tmp_path / "model.gguf", kind)
+    with caplog.at_level(logging.WARNING, "outrider"):
+        LLM(path, device="cpu", dtype=dtype, drafter="none", max_context=64)
+        assert not [record for record in caplog.records if "--dtype native" in record.message], (
+            "small ones are not worth it"
+        )
+        monkeypatch.setattr(load, "_LARGE", 0.0)
+        LLM(path, device="cpu", dtype=dtype, drafter="none", max_context=64)
+    assert any("--dtype native leaves them" in record.message for record in caplog.records) == told
+
+
 def test_free_memory_is_known_here() -> None:
     free = memory.available()
     assert free is None or 0 < free < 1 << 50

@@ -102,15 +102,30 @@ def _fits(checkpoint: Checkpoint) -> bool:
     return free is None or BF16.weights.itemsize * checkpoint.weights.parameters <= free
 
 
-def left_quantised(checkpoint: Checkpoint, asked: Placement, place: Placement) -> str | None:
-    """What to tell a person who asked for no number format and gets the file's own, for want of memory."""
-    if not asked.auto or place.precision is not NATIVE:
-        return None
+def about_quantised(checkpoint: Checkpoint, asked: Placement, place: Placement) -> str | None:
+    """What to tell a person with a quantised file who asked for no number format: that it stays as it is for want of
+    memory; or, of a large one, that it is widened, and need not be."""
     size = BF16.weights.itemsize * checkpoint.weights.parameters / 1e9
+    widened = place.precision is BF16 and size >= _LARGE
+    if not asked.auto or place.device.type != "cpu" or not (widened or place.precision is NATIVE):
+        return None
+    if checkpoint.weights.stored() is None:
+        return None
+    if not widened:
+        return (
+            f"in bf16 the weights would take {size:.1f} GB, more memory than is free, so they stay as the file "
+            "quantised them (--dtype native)"
+        )
+    if NATIVE_BACKEND.unsupported_reason(checkpoint.config, replace(place, precision=NATIVE)) is not None:
+        return None
     return (
-        f"in bf16 the weights would take {size:.1f} GB, more memory than is free, so they stay as the file quantised "
-        "them (--dtype native)"
+        f"the file is quantised, and as bf16 its weights take {size:.1f} GB; --dtype native leaves them as they are: "
+        "less memory, and faster on most CPUs"
     )
+
+
+_LARGE = 1.0
+"""GB from which on it is worth a note how weights are kept."""
 
 
 def beside(place: Placement, draft: Checkpoint) -> Placement:

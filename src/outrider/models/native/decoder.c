@@ -34,7 +34,8 @@ static int have_avxvnni(void) {
 /* Whether this CPU has the instructions; also asks for leave to use them. */
 int outrider_has(int kernels) {
     __builtin_cpu_init();
-    const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+                   __builtin_cpu_supports("f16c");
     const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                    __builtin_cpu_supports("avx512cd");

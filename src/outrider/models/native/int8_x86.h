@@ -1,17 +1,26 @@
-/* The tiles of gemm_int8.h on x86: AVX2, AVX-VNNI, VNNI of AVX-512, and AMX for many rows. */
+/* The tiles of gemm_int8.h on x86: AVX2, AVX-VNNI, AVX-512 and its VNNI, and AMX for many rows. */
 #ifndef OUTRIDER_INT8_X86_H
 #define OUTRIDER_INT8_X86_H
 
-#if defined(WITH_VNNI)
+#if defined(WITH_VNNI) || defined(WITH_AVXVNNI)
+#define DOT_PRODUCTS /* of bytes without a sign with bytes that have one */
+#endif
+
+#if defined(WITH_AVX512)
+#if defined(DOT_PRODUCTS)
 #define TILE_LINES 12 /* multiplied at once */
+#else
+#define TILE_LINES 8
+#endif
 #define TILE_PANELS 2
 typedef __m512i Ints;
 typedef __m512 Floats;
 typedef int32_t Four __attribute__((may_alias, aligned(1)));
 INLINE Ints ints_of(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE Ints ints_at(const void *from) { return _mm512_loadu_si512(from); }
-INLINE Ints prepared(Ints weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); } /* one factor has no sign */
 INLINE Ints four_of(const int8_t *inputs) { return ints_of(*(const Four *)inputs); }
+#if defined(DOT_PRODUCTS)
+INLINE Ints prepared(Ints weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(-128)); } /* one factor has no sign */
 /* The instruction itself: of the intrinsic GCC makes two, since it copies the sums first. */
 INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));
@@ -21,6 +30,18 @@ INLINE Ints added_at(Ints sums, Ints weights, const int8_t *inputs) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weights), "m"(*(const Four *)inputs));
     return sums;
 }
+#else
+INLINE Ints prepared(Ints weights) { return weights; }
+/* The sign is moved to the other factor: two products within ±127 * 127 fit in 16 bits. */
+INLINE Ints added(Ints sums, Ints weights, Ints inputs) {
+    const Ints turned = _mm512_mask_sub_epi8(inputs, _mm512_movepi8_mask(weights), _mm512_setzero_si512(), inputs);
+    const Ints pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(weights), turned);
+    sums = _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    __asm__("" : "+v"(sums)); /* at once: else products are added to one another first, and there are too few registers */
+    return sums;
+}
+INLINE Ints added_at(Ints sums, Ints weights, const int8_t *inputs) { return added(sums, weights, four_of(inputs)); }
+#endif
 INLINE Ints decoded(Ints levels, Ints both, int high) {
     if (high) both = _mm512_srli_epi16(both, 4);
     return _mm512_shuffle_epi8(levels, _mm512_and_si512(both, _mm512_set1_epi8(15)));
@@ -48,7 +69,7 @@ INLINE Ints four_of(const int8_t *inputs) {
     memcpy(&four, inputs, 4);
     return ints_of(four);
 }
-#if defined(WITH_AVXVNNI)
+#if defined(DOT_PRODUCTS)
 INLINE Ints prepared(Ints weights) { return _mm256_xor_si256(weights, _mm256_set1_epi8(-128)); }
 INLINE Ints added(Ints sums, Ints weights, Ints inputs) { return _mm256_dpbusd_avx_epi32(sums, weights, inputs); }
 #else
@@ -106,7 +127,7 @@ INLINE int32_t block_product(const int8_t *a, const int8_t *b, int size) {
 
 /* What a block's sums begin with. */
 INLINE Ints begun(int32_t excess) {
-#if defined(WITH_VNNI) || defined(WITH_AVXVNNI)
+#if defined(DOT_PRODUCTS)
     return ints_of(excess);
 #else
     (void)excess;
@@ -227,6 +248,8 @@ INLINE void pair_int8(const Panel *w, Lines x, int coded, float *out) {
                         LINES(6)
                         LINES(7)
                         LINES(8)
+#endif
+#if TILE_LINES > 8
                         LINES(9)
                         LINES(10)
                         LINES(11)

@@ -18,8 +18,8 @@
  *   6 bits [4][3]: of four fours, three; the last one's bits, two by two, are below those of the others
  *   5 bits [2][5]: of eight fours a..h, five; below those, the upper 3 of f, 2 of f 1 of h, 3 of g, 2 of g 1 of h, 3 of h
  *   4 bits [8]: the first part's fours below the second part's
- * So a code is multiplied as 2^(8 - bits) times what it is, which the units make up for. F32, F16 and BF16 matrices, [depth][16],
- * are multiplied as fp32 numbers.
+ * So a code may be multiplied as 2^(8 - bits) times what it is, which the units make up for: that changes no bit. F32, F16
+ * and BF16 matrices, [depth][16], are multiplied as fp32 numbers.
  */
 #ifndef OUTRIDER_STORED_H
 #define OUTRIDER_STORED_H
@@ -34,8 +34,8 @@ typedef struct {
     int8_t values[BLOCK];
 #ifdef WITH_DOTPROD
     int32_t begins[PARTS_16 / 2][4]; /* sums of 32, as stored_dotprod.h begins with them */
-    int8_t low[4], high[4];          /* sums of 32 again: 128 * high + low */
 #endif
+    int8_t low[4], high[4];  /* sums of 32: 128 * high + low */
     int32_t of_16[PARTS_16]; /* sums */
     float scale;             /* 0: nothing but zeros */
 } __attribute__((aligned(16))) Inputs;
@@ -65,8 +65,10 @@ INLINE v16 halves_at(const uint8_t *from) { /* fp16 */
     return (v16)(sign | (u16v)choose(endless, (v16)((bits & 0x3ff) << 13 | 0x7f800000), size));
 }
 
-#ifdef WITH_DOTPROD
+#if defined(WITH_DOTPROD)
 #include "stored_dotprod.h"
+#elif defined(WITH_AVX2)
+#include "stored_x86.h"
 #else
 #include "stored_opened.h"
 #endif
@@ -74,6 +76,10 @@ INLINE v16 halves_at(const uint8_t *from) { /* fp16 */
 INLINE int32_t sum_16(const int8_t *x) {
 #if defined(__aarch64__)
     return vaddlvq_s8(vld1q_s8(x));
+#elif defined(__x86_64__) /* of bytes without a sign */
+    const __m128i shifted = _mm_xor_si128(_mm_loadu_si128((const __m128i *)x), _mm_set1_epi8(-128));
+    const __m128i halves = _mm_sad_epu8(shifted, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 128 * 16;
 #else
     int32_t total = 0;
     for (int i = 0; i < 16; i++) total += x[i];
@@ -90,14 +96,14 @@ static void sum_row(Line row, int depth, int rows, Inputs *x) {
         x->scale = *row.scales;
         memcpy(x->values, row.values, (size_t)size);
         for (int k = 0; k < size; k += 16) x->of_16[k / 16] = sum_16(row.values + k);
-#ifdef WITH_DOTPROD
         for (int part = 0; part < PARTS_16 / 2; part++) {
             const int32_t total = part_sum(x, part, 32);
-            vst1q_s32(x->begins[part], vdupq_n_s32(COUNTED + 128 * total));
             x->high[part] = (int8_t)((total + 64) >> 7);
             x->low[part] = (int8_t)(total - 128 * x->high[part]);
-        }
+#ifdef WITH_DOTPROD
+            vst1q_s32(x->begins[part], vdupq_n_s32(COUNTED + 128 * total));
 #endif
+        }
     }
 }
 

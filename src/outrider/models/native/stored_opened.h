@@ -11,26 +11,17 @@ typedef struct {
 
 #if defined(__aarch64__)
 #include "stored_neon.h"
-#elif defined(WITH_AVX2)
-#include "stored_x86.h"
 #else
 #include "stored_plain.h"
 #endif
 
-#if defined(WITH_AVX512)
-#define CODES_AT_ONCE 64
-#elif defined(WITH_AVX2)
-#define CODES_AT_ONCE 32
-#else
-#define CODES_AT_ONCE 16
-#endif
-typedef uint8_t Codes __attribute__((vector_size(CODES_AT_ONCE), aligned(1)));
+typedef uint8_t Codes __attribute__((vector_size(16), aligned(1)));
 
 /* The bytes of 64 inputs from their codes. */
 INLINE void open_codes(const uint8_t *span, int bits, int8_t *weights) {
 #define FOUR(i) (*(const Codes *)(from + (i) * 64))
 #define PUT(i, x) *(Codes *)(to + (i) * 64) = (x)
-    for (int lane = 0; lane < 64; lane += CODES_AT_ONCE) {
+    for (int lane = 0; lane < 64; lane += sizeof(Codes)) {
         const uint8_t *from = span + lane;
         uint8_t *to = (uint8_t *)weights + lane;
         if (bits == 4)
@@ -120,12 +111,6 @@ static void rows_opened(const Opened *w, Kind k, const Inputs *x, int size, int 
                 ROWS(2)
                 ROWS(3)
                 ROWS(4)
-#if OPENED_ROWS > 4
-                ROWS(5)
-                ROWS(6)
-                ROWS(7)
-                ROWS(8)
-#endif
             }
     }
 #undef ROWS
