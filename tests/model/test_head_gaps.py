@@ -250,3 +250,50 @@ def test_a_prompt_may_be_left_unread(
     assert max(rows) <= WAITING + 1
     assert asked.drafted > 0
     assert asked.tokens[words:] == alone(model, request(0, text(words, 2), limit=25))
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_conversation_that_goes_on_has_no_gaps(source: Any, model: NativeDecoder, left: bool) -> None:
+    """Every turn begins with all that was said before. Were only the last token of each missing, the next would begin
+    with the first turn alone. `left`: turns have ended when the next one begins."""
+    drafter = drafter_for("head", source, model)
+    assert isinstance(drafter, HeadDrafter)
+    engine, said = Engine(model, drafter, FixedLength(4)), text(30, 7)
+    for turn in range(3):
+        asked = request(turn, said, limit=12)
+        engine.add(asked)
+        while asked.generated < 9:
+            engine.step()
+        held = drafter._held[turn]
+        assert (held.whole, held.dropped) == (None, 0), f"turn {turn}"
+        assert asked.reused == (len(said) - 11 - 2 if turn else 0), "all but what the last draft was to begin with"
+        while left and not asked.finish_reason:
+            engine.step()
+        said = [*asked.tokens, *text(11, turn)]
+    finish(engine)
+
+
+def test_a_prompt_that_was_cancelled_and_asked_again_leaves_no_gap(
+    source: Any, model: NativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its first pieces left is gone on with; of the last of them the head has read as much as of the others."""
+    monkeypatch.setattr(model, "chunk", 24)
+    drafter = drafter_for("head", source, model)
+    assert isinstance(drafter, HeadDrafter)
+    engine, words = Engine(model, drafter, FixedLength(4)), text(100, 3)
+    engine.add(cancelled := request(0, words, limit=12))
+    engine.step()
+    engine.step()
+    assert 0 < cancelled.num_uncomputed_tokens < 90, "no test"
+    engine.remove(cancelled)
+    said = words
+    for turn in (1, 2):
+        asked = request(turn, said, limit=12)
+        engine.add(asked)
+        while asked.generated < 9:
+            engine.step()
+        assert asked.reused, "nothing was gone on with"
+        held = drafter._held[turn]
+        assert (held.whole, held.dropped) == (None, 0), f"turn {turn}"
+        said = [*asked.tokens, *text(11, turn)]
+    finish(engine)

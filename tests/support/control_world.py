@@ -32,6 +32,7 @@ class Running:
     id: int
     tokens: list[int] = field(default_factory=lambda: [0] * 100)
     prompt_length: int = 0
+    reused: int | None = None
     speculation: Speculation = field(default_factory=Speculation)
     params: ResolvedParams = PARAMS
     cache_salt: str | None = None

@@ -137,6 +137,7 @@ class Sequence_:
     id: int = field(default_factory=itertools.count().__next__)
     speculation: Speculation = field(default_factory=Speculation)
     cache_salt: str | None = None
+    reused: int | None = None
     walk: GrammarWalk | None = None
 
     @property

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.control.acceptance import Acceptance, Calibration, Leaning, verdicts
+from outrider.control.choice import kept
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.isotonic import isotonic
 from outrider.control.ledger import SHARE, Ledger
@@ -77,6 +78,20 @@ def test_what_is_no_longer_seen_fades_back_to_the_claim() -> None:
     for _ in range(2000):
         calibration.tick()
     assert calibration.acceptance(0.7) > 0.5
+
+
+def test_however_a_request_leans_no_node_is_likelier_than_its_parent() -> None:
+    """Not by a rounding: what is certain where its parent is right would be kept without it."""
+    path = Draft([1, 2, 3, 4], [-1, 0, 1, 2], [0.7] * 4, "own")
+    for wrong in range(1, 40):
+        leaning = Leaning()
+        leaning.observe(wrong, 0.97 * wrong, 0)
+        chances = Acceptance().chances([path], [{"own": leaning}])[0]
+        assert chances == sorted(chances, reverse=True), leaning.odds
+        assert Acceptance().along(path, {"own": leaning}) == chances
+        for room in range(1, 5):
+            ((nodes,), _) = kept([path], [chances], [room], [room], [1.0] * 9, 1.0, [Ledger()])
+            assert path.only(sorted(nodes)).fault(5, tree=True) is None
 
 
 def test_a_request_may_lean_to_either_side() -> None:

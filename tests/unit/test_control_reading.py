@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
-from control_world import Running, World, flat
+from control_world import Drafts, Running, World, flat
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.paid import PaidDrafters
 from outrider.control.paid_state import PaidState
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import VerifiedDraft
+from outrider.core.request import RequestView
 
 
 def test_a_drafter_may_pay_for_one_request_and_not_for_many() -> None:
@@ -31,6 +35,15 @@ def test_prompts_are_read_only_for_answers_that_bring_it_in() -> None:
     for _ in range(100):
         paid.ended(8)
     assert [paid.pays(1.0, 1, prompt) for prompt in (50, 800, 30_000)] == [True, False, False]
+
+
+def test_what_is_there_of_a_prompt_is_not_read_again() -> None:
+    """The next turn of a long conversation: only what is new of it is run, and read."""
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
+    controller = AutoLength(table=table)
+    assert not controller.pays([Running(0, prompt_length=30_000)], 1)
+    assert controller.pays([Running(1, prompt_length=30_000, reused=29_900)], 1)
 
 
 def test_now_and_then_a_prompt_is_read_all_the_same() -> None:
@@ -116,3 +129,33 @@ def test_what_is_learned_of_drafts_holds_without_reading_too() -> None:
             PaidState(True, drafter="head", levels=1, passes=1, rows=1), Draft([7], [-1], [0.4], "head"), [0.4], [0]
         )
     assert paid.pays(1.0, 1, 10)
+
+
+class Lacking(Drafts):
+    """One whose cache lacks a prompt until it has drafted."""
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(World(), 0, 1)
+        self.missing = missing
+
+    def lacks(self, request: RequestView) -> int:
+        return self.missing
+
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        if any(budget.nodes for budget in budgets):
+            self.missing = 1
+        return super().propose(requests, budgets)
+
+
+@pytest.mark.parametrize(("missing", "drafts"), [(20, True), (100, True), (30_000, False)])
+def test_a_draft_model_runs_a_prompt_only_where_that_pays(missing: int, drafts: bool) -> None:
+    """As one is read for a head: a token of it takes a hundredth of a pass."""
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"world": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
+    controller, drafter, request = AutoLength(table=table), Lacking(missing), Running(0)
+    for _ in range(100):
+        (draft,) = controller.draft(drafter, [request], True, [1000])
+        took = 0.02 + 0.1 * drafter.levels if len(draft) else 0.0
+        verified = VerifiedDraft(request, draft, tuple(range(len(draft))), (*[7] * len(draft), 7))
+        controller.observe([verified], 1 + len(draft), took, 1.0 + 0.01 * len(draft))
+    assert (drafter.missing == 1) == drafts

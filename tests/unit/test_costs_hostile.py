@@ -48,6 +48,7 @@ def drafted(table: CostTable | None, count: int) -> int:
             id=i,
             tokens=[1, 2, 3],
             prompt_length=3,
+            reused=0,
             speculation=Speculation(),
             params=SimpleNamespace(verify="coupled", grammar=None),
             walk=None,

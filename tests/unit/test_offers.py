@@ -42,6 +42,17 @@ def test_an_offer_that_has_come_whole_is_used_up() -> None:
     assert one.left == 0
 
 
+@pytest.mark.parametrize("claims", [(0.0, 0.0, 0.0), (0.5, 0.0, 0.0), (1e-320, 0.0, 0.9), (float("nan"), 0.5, 0.0)])
+def test_what_claims_nothing_is_followed_too(claims: tuple[float, ...]) -> None:
+    lookup: Any = SimpleNamespace(continuation=lambda request, count: Draft((7, 8, 9), (-1, 0, 1), claims, "own"))
+    offers, (one,) = Offers(Acceptance()), requests(1)
+    for token in (7, 8, 9, 7, 1):
+        for found in offers.step(lookup, [one], [{}], [3]).values():
+            assert 0 <= found.gain(0, 3) <= 3
+        one.tokens.append(token)
+    assert 0 <= offers._acceptance.rates()["own"] <= 1
+
+
 def requests(count: int) -> list[Any]:
     return [SimpleNamespace(id=i, tokens=[0], speculation=Speculation(), walk=None) for i in range(count)]
 

@@ -201,9 +201,9 @@ class Acceptance:
         odds = leaning.odds if leaning else 1.0
         chances, chance, above, last, right = [], 1.0, 1.0, -1.0, 0.0
         for confidence in path.confidence:
-            claim = confidence / above
+            claim = claimed(confidence, above)
             if abs(claim - last) > _NEARLY:
-                last, right = claim, _leant(known.acceptance(min(1.0, claim)), odds)
+                last, right = claim, _leant(known.acceptance(claim), odds)
             chance *= right
             chances.append(chance)
             above = confidence
@@ -227,7 +227,7 @@ class Acceptance:
         for i, right in verdicts(draft, tokens):
             if sources:
                 label = sources[i]
-            claim = _claim(confidence[i], 1.0 if parents[i] == ROOT else confidence[parents[i]])
+            claim = claimed(confidence[i], 1.0 if parents[i] == ROOT else confidence[parents[i]])
             nodes, expected, hits = sums.get(label, (0, 0.0, 0))
             sums[label] = nodes + 1, expected + self._of(label).score(claim, right), hits + right
         for label, seen in sums.items():
@@ -272,24 +272,26 @@ def covered(draft: Draft, chances: Sequence[float], levels: int) -> list[float]:
 
 def _chances(draft: Draft, meanings: Iterable[_Meaning]) -> list[float]:
     # The last entry of both lists stands for ROOT, which is -1.
-    claimed, chances = [*draft.confidence, 1.0], [1.0] * (len(draft.tokens) + 1)
+    claims, chances = [*draft.confidence, 1.0], [1.0] * (len(draft.tokens) + 1)
     for i, (parent, (line, odds)) in enumerate(zip(draft.parents, meanings, strict=False)):
-        above, confidence = claimed[parent], claimed[i]
-        # As _claim, _at and _leant, which are called less often.
-        claim = 0.0 if above <= 0 else confidence / above if confidence < above else 1.0
+        above, confidence = claims[parent], claims[i]
+        # As claimed, _at and _leant, which are called less often.
+        claim = (confidence / above if confidence < above else 1.0) if above > 0 else 0.0
         start, rise, low, width = line[bisect_right(_MIDDLES, claim, 1, _LAST) - 1]
         value = start + rise * (claim - low) / width
         chance = 1.0 if value > 1.0 else value if value > 0.0 else 0.0
-        chances[i] = odds * chance / (1.0 + (odds - 1.0) * chance) * chances[parent]
+        right = odds * chance
+        chances[i] = right / (right + (1.0 - chance)) * chances[parent]
     chances.pop()
     return chances
 
 
 def _leant(chance: float, odds: float) -> float:
-    """A chance whose odds are so many times as good."""
-    return odds * chance / (1.0 + (odds - 1.0) * chance)
+    """A chance whose odds are so many times as good; however it is rounded, at most 1."""
+    right = odds * chance
+    return right / (right + (1.0 - chance))
 
 
-def _claim(confidence: float, above: float) -> float:
+def claimed(confidence: float, above: float) -> float:
     """How likely a node is said to be right where its parent is."""
     return min(1.0, confidence / above) if above > 0 else 0.0

@@ -342,7 +342,7 @@ class AutoLength:
         states = self._states.of(prompts)
         undecided = [i for i, state in enumerate(states) if state.paid.read is None]
         if undecided and self._paid is not None:  # once for a whole prompt: what is read of a part is of little use
-            length = fmean([prompts[i].prompt_length for i in undecided])
+            length = fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
             reads = self._paid.pays(self._prices.efficiency, running, length)
             for i in undecided:
                 states[i].paid.read = reads

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import pairwise
 
-from outrider.control.acceptance import Acceptance, Leanings
+from outrider.control.acceptance import Acceptance, Leanings, claimed
 from outrider.control.forced import allowed, forced
 from outrider.core.draft import Draft
 from outrider.core.drafter import Drafter
@@ -72,7 +72,7 @@ class Found:
         paths = [draft.confidence[came - 1] if came else 1.0, *draft.confidence[came : came + len(new)]]
         self._came = came + right if right == len(new) else len(draft)
         self.start = len(tokens)
-        return [min(1.0, path / above) for above, path in pairwise(paths)], right
+        return [claimed(path, above) for above, path in pairwise(paths)], right
 
     @property
     def _so_far(self) -> float:

@@ -20,6 +20,7 @@ from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import LONG_PAUSE, DraftPace, DraftRun
 from outrider.control.paid_state import Candidate, PaidState, by_drafter
 from outrider.control.prices import Prices
+from outrider.control.sharing import Shared, usual_row
 from outrider.control.silence import LATEST, SOONEST
 from outrider.control.together import Prospect, gain_of_many, together
 from outrider.control.widths import Widths, followed_up
@@ -53,8 +54,6 @@ _STAYS = 8
 """Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
 _MARGIN = 0.1
 """Plain tokens that a draft must be expected to gain beyond its cost: of many estimates the best flatter."""
-_SPARE = 1
-"""Levels that are looked at beyond those for which a step has rows, were all alike."""
 _REST = 4
 """Steps for which one that was not paid for need not be thought of: little changes in a step."""
 _MANY = 8
@@ -154,6 +153,8 @@ class PaidDrafters:
     ) -> list[Draft]:
         """For each what was found, joined with what is worth paying for; nothing at all where nothing is. `blind`:
         drafters have not seen the last step, as nobody was to be paid for long, and can draft in the next."""
+        for request, candidate in zip(requests, candidates, strict=True):
+            candidate.state.lacks = drafter.lacks(request) if candidate.drafter and candidate.limit else 0
         budgets, tried = self._budgets(candidates, prices, tree)
         if not any(budget.nodes for budget in budgets):
             return []
@@ -195,7 +196,7 @@ class PaidDrafters:
             asked = [i for i in eligible if len(eligible) < _MANY or candidates[i].state.rest <= 0]
             if not asked:
                 continue
-            shared = _Shared(self._cost(name), len(eligible), prices)
+            shared = Shared(self._cost(name), len(eligible), prices)
             paid = self._worthwhile(name, candidates, asked, shared, prices)
             sharing = sum(map(bool, paid))
             for i in asked:
@@ -216,7 +217,7 @@ class PaidDrafters:
         return budgets, tried
 
     def _worthwhile(
-        self, name: str, candidates: Sequence[Candidate], asked: Sequence[int], shared: _Shared, prices: Prices
+        self, name: str, candidates: Sequence[Candidate], asked: Sequence[int], shared: Shared, prices: Prices
     ) -> list[int]:
         """How deep a drafter is paid to draft for each; only for those `asked`."""
         prospects = [
@@ -229,11 +230,15 @@ class PaidDrafters:
             return [0] * len(candidates)
         return together(prospects, prices.passes, prices.token, shared.cost, _MARGIN * prices.plain_token)
 
-    def _beside(self, found: Prospect, candidate: Candidate, name: str, shared: _Shared, prices: Prices) -> Prospect:
+    def _beside(self, found: Prospect, candidate: Candidate, name: str, shared: Shared, prices: Prices) -> Prospect:
         """What was found for it, and what a drafter's levels would bring beside that."""
         known, catching_up = self._gains(candidate.state, name), shared.cost.catching_up(candidate.state.idle)
         most = min(candidate.limit, shared.levels(candidate.ledger.may_lose, catching_up))
-        if most <= 0 or self._is_outdone(candidate, name, prices):
+        if (
+            most <= 0
+            or self._is_outdone(candidate, name, prices)
+            or not self._invests(candidate.state, name, shared, prices)
+        ):
             return found
         tokens, rows = shared.worthwhile(known.verified(most, shared.row))
         if not tokens:
@@ -244,6 +249,18 @@ class PaidDrafters:
         mine = () if candidate.exclusive else found.found
         wide = self._widths[name].at(self._least(name, known, prices.token))
         return Prospect(found.patience, mine, tokens, rows, known.runs(len(tokens)), catching_up / _STAYS, wide)
+
+    def _invests(self, state: PaidState, name: str, shared: Shared, prices: Prices) -> bool:
+        """Whether drafts are expected to save more by the end of an answer than its drafter takes to run what it lacks,
+        where that is more than a pause leaves: a draft model has seen nothing of a new prompt. Asked once, as whether a
+        prompt is read."""
+        if state.lacks <= LONG_PAUSE:
+            return True
+        if state.invests is None:
+            passes = self._table.pass_seconds(_ROWS_EACH * shared.requests, self._table.contexts[0])
+            saved = self._brings(name, True, passes, min(1.0, prices.efficiency), shared.requests)
+            state.invests = saved > state.lacks * shared.cost.reading
+        return state.invests
 
     def _least(self, name: str, known: PricedLevels, token: float) -> float:
         """How likely a node must be for its pass to be worth it to a request of which so much is known, where a token
@@ -261,14 +278,15 @@ class PaidDrafters:
         further = min(1.0, cost.level(sharing) / sharing / worth)
         return Budget(candidate.limit, levels, least, tree, cost.row / worth, further)
 
-    def _is_tried(self, candidate: Candidate, name: str, sharing: int, shared: _Shared, prices: Prices) -> bool:
+    def _is_tried(self, candidate: Candidate, name: str, sharing: int, shared: Shared, prices: Prices) -> bool:
         """Whether one that is not expected to pay is asked all the same, to find out; so many others are. All in the
         step wait for that, and all pay for it: so it depends on no request alone how long nobody is asked, for many
         may be in a step, and their answers short. What it is taken to cost may be wrong, too: however much that is,
         the time in which it was not asked pays for it at last. Where not even drafts that are always right would pay,
         there is only that to find out, and no hurry."""
         state, cost = candidate.state, shared.cost
-        takes = cost.catching_up(state.idle) + (cost.row if sharing else cost.fixed + cost.level(1))
+        late = state.lacks * cost.reading if state.lacks > LONG_PAUSE else cost.catching_up(state.idle)
+        takes = late + (cost.row if sharing else cost.fixed + cost.level(1))
         charge, since = takes / prices.plain_step, self._steps - self._tried.get(name, 0)
         due = min(LATEST, max(SOONEST, charge / SHARE)) if shared.could_pay else LATEST
         state.away = state.idle >= SOONEST and due - since > LONG_PAUSE
@@ -322,7 +340,7 @@ class PaidDrafters:
         """Whether what was found is better than its draft would be, where only one of both can be verified."""
         if not (candidate.exclusive and candidate.found.tokens):
             return False
-        gains = self._gains(candidate.state, name).expected(candidate.limit, _usual(prices))
+        gains = self._gains(candidate.state, name).expected(candidate.limit, usual_row(prices))
         found = self._covered(candidate)
         return sum(found) >= sum([gain * (1 - chance) for gain, chance in zip(gains, found, strict=True)])
 
@@ -350,45 +368,6 @@ class PaidDrafters:
         return known or self._newcomer(name, True).copy(*_FIRM, _UNREAD)
 
 
-class _Shared:
-    """What passes of one drafter cost in the step at hand, where so many requests may share them."""
-
-    __slots__ = ("_fixed", "_level", "_most", "_pass", "cost", "could_pay", "least", "row")
-
-    def __init__(self, cost: DraftPace, requests: int, prices: Prices) -> None:
-        self.cost = cost
-        self.row = _usual(prices)
-        """What verifying one of its nodes costs, of a token."""
-        self.least = prices.row / prices.token
-        """How likely a node must be at least to be worth its row."""
-        self.could_pay = prices.most_gained > cost.fixed + cost.level(requests)
-        """Whether drafts that are always right would."""
-        self._pass = prices.plain_token * requests
-        self._fixed, self._level = cost.fixed, cost.level(requests) + requests * self.row * prices.token
-        self._most = _SPARE + (len(prices.passes) - 1) // requests  # a step has so many rows
-
-    def levels(self, may_lose: float, catching_up: float) -> int:
-        """As deep as one may lose, in plain passes, with rows to verify it. Catching up is lost once, and gained by for
-        some steps."""
-        left = may_lose * self._pass - self._fixed - catching_up
-        return min(self._most, int(left / self._level)) if self._level else self._most
-
-    def worthwhile(self, levels: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-        """Tokens and rows of the first levels, up to one that is not worth its rows."""
-        tokens, rows = [], []
-        for more, further in levels:
-            if more <= self.least * further:
-                break
-            tokens.append(more)
-            rows.append(further)
-        return tokens, rows
-
-
 def _run(paid: Sequence[PaidState]) -> DraftRun:
     """By a drafter in the step under way, for these."""
     return DraftRun(max([state.passes for state in paid]), sum([state.rows for state in paid]))
-
-
-def _usual(prices: Prices) -> float:
-    """What a row of drafts costs, of a token."""
-    return (prices.usual_row or prices.row) / prices.token

@@ -32,6 +32,10 @@ class PaidState:
     """Steps since somebody was paid to draft for it, or it came."""
     rest: int = 0
     """Steps for which nobody need be asked whether to pay."""
+    lacks: int = 0
+    """Tokens that its drafter must run before it drafts (`Drafter.lacks`)."""
+    invests: bool | None = None
+    """Whether drafts are expected to pay for those, where they are many; None: it has not been asked."""
     away: bool = False
     """Whether nobody was paid for it for some time, nor will be for long."""
 

@@ -101,6 +101,11 @@ class Drafter(ABC):
         """Who drafts for it by passes of a model, when asked to `propose`; None: nobody."""
         return self.name
 
+    def lacks(self, request: RequestView) -> int:
+        """Tokens of it that passes of its own must run before it drafts: what its cache does not hold, and it may not
+        leave out."""
+        return 0
+
     def continuation(self, request: RequestView, count: int) -> Draft:
         """A single path of at most `count` nodes: for steps on a device, which are given them a step late."""
         return Draft()

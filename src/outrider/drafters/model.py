@@ -86,6 +86,9 @@ class ModelDrafter(CachedDrafter[_Held]):
                 return
             logits = self._run_level(plans)
 
+    def lacks(self, request: RequestView) -> int:
+        return len(request.tokens) - self._held[request.id].committed
+
     @property
     def model(self) -> LanguageModel:
         return self._model

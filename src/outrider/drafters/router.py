@@ -127,6 +127,9 @@ class RouterDrafter(Drafter):
     def paid(self, request: RequestView) -> str | None:
         return self._route[request.id].paid(request)
 
+    def lacks(self, request: RequestView) -> int:
+        return self._route[request.id].lacks(request)
+
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = [Draft()] * len(requests)
         for drafter, members in self._groups(requests):

@@ -204,7 +204,8 @@ class Engine:
         prompts, a step then only has to choose what follows."""
         complete = [request.id for request, count in prompts if count == request.num_uncomputed_tokens]
         fit = sum([count for _, count in prompts]) + len(complete) <= self.model.chunk  # one pass
-        asked = complete == [request.id for request in running] and all(request.limit for request in running)
+        all_begin = bool(complete) and complete == [request.id for request in running]
+        asked = all_begin and all(request.limit for request in running)
         scored = self.executor.chooses_by_logits and any(request.scoring for request, _ in prompts)
         return self.executor.begins and fit and asked and not scored
 

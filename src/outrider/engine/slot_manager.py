@@ -97,7 +97,7 @@ class SlotManager:
             cached = self._prefixes.length(prefix)
             if cached <= beaten or tokens[beaten] != prefix.tokens[beaten]:  # most are told apart so
                 continue
-            length = min(self._reach(request, prefix.request, common_prefix(tokens, prefix.tokens)), cached)
+            length = self._reach(request, prefix.request, min(common_prefix(tokens, prefix.tokens), cached))
             if length > beaten:
                 best, beaten = _Found(prefix, length), length
         return best
