@@ -284,7 +284,7 @@ class AutoLength:
         drafters, level = [state.paid for state in states], self._prices.level
         thinking = self._thrift.cost * self._prices.plain_step  # which is done whoever is paid
         paid.observe(drafters, max(0.0, drafting / level - thinking))
-        nodes, costs = [state.nodes for state in states], self._prices.costs(context)
+        nodes, costs = [state.nodes for state in states], self._prices.costs(context, len(states))
         shared = [paid.tries or mine for mine in asked]  # what is only tried, all pay for
         expected = charges(nodes, shared, paid.expected_seconds(drafters), rows, costs)
         if len(nodes) < len(costs):

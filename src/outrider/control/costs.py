@@ -33,8 +33,10 @@ class DraftCost:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """`seconds[c][i]`: of a pass of `rows[i]` rows behind `contexts[c]` tokens. Rows cost alike, whosever
-    they are. `overhead`: what a step takes besides its pass. `drafting`: by the drafter's name."""
+    """`seconds[c][i]`: of a pass of `rows[i]` rows of one request behind `contexts[c]` tokens. Rows cost alike,
+    whosever they are, but for `attending`: what each further request adds to a pass behind the last of the contexts
+    beyond the first, however many rows it has, for its past is read once. `overhead`: what a step takes besides its
+    pass. `drafting`: by the drafter's name."""
 
     rows: Sequence[int]
     contexts: Sequence[int]
@@ -42,14 +44,23 @@ class CostTable:
     overhead: float = 0.0
     drafting: Mapping[str, DraftCost] = field(default_factory=dict)
     measured: bool = True
+    attending: float = 0.0
 
     def pass_seconds(self, most: int, context: float) -> list[float]:
-        """At [r]: of a step of r rows, up to `most`; never falls as rows grow ([0] is [1])."""
+        """At [r]: of a step of r rows of one request, up to `most`; never falls as rows grow ([0] is [1])."""
         near, far = (self._line(line, most) for line in (self.seconds[0], self.seconds[-1]))
-        span = self.contexts[-1] - self.contexts[0]
-        part = max(0.0, (context - self.contexts[0]) / span) if span else 0.0
+        part = self._part(context)
         line = [a + part * max(0.0, b - a) + self.overhead for a, b in zip(near, far, strict=True)]
         return list(accumulate(line, max))
+
+    def further_request(self, context: float) -> float:
+        """What each request of a step but one adds to that, besides its rows."""
+        return self._part(context) * self.attending
+
+    def _part(self, context: float) -> float:
+        """How far behind the first of the contexts, where the last one is at 1."""
+        span = self.contexts[-1] - self.contexts[0]
+        return max(0.0, (context - self.contexts[0]) / span) if span else 0.0
 
     @property
     def first(self) -> float:
@@ -85,7 +96,7 @@ class CostTable:
         costs = [number for cost in drafting.values() for number in astuple(cost)]
         if not all(0 < number < _LONGEST for line in table.seconds for number in line):
             raise ValueError("a pass takes some time, and not for ever")
-        if not all(0 <= number < _LONGEST for number in (table.overhead, *costs)):
+        if not all(0 <= number < _LONGEST for number in (table.overhead, table.attending, *costs)):
             raise ValueError("nothing takes less than no time")
         return table
 

@@ -49,14 +49,16 @@ class Pace:
         self._buckets = [min(bisect_left(ROWS, r), len(ROWS) - 1) for r in range(most + 1)]
         self._context = -1e9
         self._line: list[float] = []
+        self._further = 0.0
+        """What each request but one adds to it."""
         self._drawn: list[float] = []
 
-    def observe(self, rows: int, context: float, seconds: float) -> float | None:
-        """A step of so many rows, at most `most`, took so long. How much less or more than expected that is beside any
-        of the passes of other sizes around it (log); None where there were too few of those."""
+    def observe(self, rows: int, context: float, seconds: float, requests: int = 1) -> float | None:
+        """A step of so many rows, at most `most`, of so many requests took so long. How much less or more than expected
+        that is beside any of the passes of other sizes around it (log); None where there were too few of those."""
         self._look(context)
         bucket = self._buckets[rows]
-        off, beyond = log(seconds / self._line[rows]), None
+        off, beyond = log(seconds / (self._line[rows] + (requests - 1) * self._further)), None
         others = [value - self._corrections[b] for b, value in self._recent if b != bucket]
         self._passes += 1
         self._run.add(bucket)
@@ -95,14 +97,15 @@ class Pace:
             self._level = exp(median(off)) if off else 1.0
         return self._level
 
-    def costs(self, context: float) -> Sequence[float]:
-        """At [r]: what a step of r rows costs, in the table's seconds. To be read, not changed."""
+    def costs(self, context: float, requests: int = 1) -> Sequence[float]:
+        """At [r]: what a step of r rows of so many requests costs, in the table's seconds. To be read, not changed."""
         self._look(context)
         if not self._drawn:
             factors = [exp(correction) for correction in self._all_corrections()]
             corrected = [seconds * factors[b] for seconds, b in zip(self._line, self._buckets, strict=True)]
             self._drawn = isotonic(corrected, [_GUESSED + self._seen[b] for b in self._buckets])
-        return self._drawn
+        more = (requests - 1) * self._further
+        return [cost + more for cost in self._drawn] if more else self._drawn
 
     def _all_corrections(self) -> list[float]:
         """What was never run is taken to be as wrong as its neighbours: straight between those that were."""
@@ -121,6 +124,7 @@ class Pace:
         if abs(context - self._context) >= _NEAR:
             self._context = context
             self._line, self._drawn = self._table.pass_seconds(self._most, context), []
+            self._further = self._table.further_request(context)
 
 
 LONG_PAUSE = 32

@@ -61,7 +61,7 @@ class Prices:
 
     def step(self, requests: int, context: float) -> Sequence[float]:
         """Before a step that may draft: at [r], what it costs with r rows, one for each request at least."""
-        costs = self._pace.costs(context)
+        costs = self._pace.costs(context, requests)
         if requests >= len(costs):
             costs = [*costs, *[costs[-1]] * (requests + 1 - len(costs))]
         self.passes = costs
@@ -79,7 +79,7 @@ class Prices:
 
     def observe(self, requests: int, rows: int, context: float, seconds: float) -> None:
         """A step took so long, without drafting. Only once there is a table."""
-        beyond = self._pace.observe(rows, context, seconds) if rows <= self._rows else None
+        beyond = self._pace.observe(rows, context, seconds, requests) if rows <= self._rows else None
         if rows > requests:
             return
         self._since_plain = 0
@@ -94,9 +94,9 @@ class Prices:
         relative = (requests + charged) / (requests + expected)
         self.efficiency += max(1 / 32, 1 / (steps + 1)) * (relative - self.efficiency)
 
-    def costs(self, context: float) -> Sequence[float]:
-        """At [r]: what a step of r rows costs, in the table's seconds."""
-        return self._pace.costs(context)
+    def costs(self, context: float, requests: int) -> Sequence[float]:
+        """At [r]: what a step of r rows of so many requests costs, in the table's seconds."""
+        return self._pace.costs(context, requests)
 
     @property
     def level(self) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, combinations
 from statistics import median
 from time import perf_counter
 from typing import Protocol
@@ -99,9 +100,9 @@ class Survey:
         for drafter in self._drafters.values():
             near += [(drafter, rows, self._near) for rows in (1, _SOME_ROWS)]
         far: list[_Piece] = [(self._target, rows, self._far) for rows in _FAR_ROWS]
-        yield from near
-        yield from far
-        yield from near  # the first pass of so many rows takes a sixth longer than those that follow
+        for _ in range(2):  # the first pass of so many rows takes a sixth longer than those that follow
+            yield from near
+            yield from far
         yield from (piece for piece in near if self._is_disturbed(piece))
         again = int(_PASSES * self._least(near[0]) / (self._spent / 2)) if self._spent > 0 else _ROUNDS
         for _ in range(min(_ROUNDS - 2, again)):
@@ -125,26 +126,35 @@ class Survey:
             return self._in_parts(piece) if self._is_disturbed(piece) else self._least(piece)
 
         near = _undisturbed([of(self._target, rows) for rows in ROWS])
-        far_off = [self._least((self._target, rows, self._far)) for rows in _FAR_ROWS]
-        added = [max(0.0, s - near[ROWS.index(r)]) / r for r, s in zip(_FAR_ROWS, far_off, strict=True)]
-        attending = median(added)  # every row attends to its own past
-        far = [seconds + rows * attending for rows, seconds in zip(ROWS, near, strict=True)]
+        added = [self._least((self._target, rows, self._far)) - near[ROWS.index(rows)] for rows in _FAR_ROWS]
+        row, attending = _each_and_all(_FAR_ROWS, added)
+        far = [seconds + attending + rows * row for rows, seconds in zip(ROWS, near, strict=True)]
         drafting = {}
         for name, drafter in self._drafters.items():
             one, some = (of(drafter, rows) for rows in (1, _SOME_ROWS))
             row = max(0.0, some - one) / (_SOME_ROWS - 1)
             drafting[name] = DraftCost(_BEGIN_ROWS * row, one, some + row * (_RESUME_ROWS - _SOME_ROWS), row)
-        table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting)
+        table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting, attending=attending)
         if not self._steps:
             return table
-        overhead = min([s - table.pass_seconds(rows, context)[rows] for rows, context, s in self._steps])
-        return CostTable(ROWS, table.contexts, table.seconds, max(0.0, overhead), drafting)
+        # Plain ones: as many requests as rows.
+        passes = [table.pass_seconds(r, c)[r] + (r - 1) * table.further_request(c) for r, c, _ in self._steps]
+        overhead = min([seconds - taken for (_, _, seconds), taken in zip(self._steps, passes, strict=True)])
+        return replace(table, overhead=max(0.0, overhead))
 
     @property
     def spread(self) -> float:
         """How far the two least repetitions differ, in the median: how well what is believed was seen again."""
         least = [sorted(seconds)[:2] for seconds in self._samples.values() if len(seconds) > 1]
         return median((second - first) / (second or 1.0) for first, second in least)
+
+
+def _each_and_all(rows: Sequence[int], added: Sequence[float]) -> tuple[float, float]:
+    """What each row adds and what all of them together do, by what so many rows added. By medians: a disturbed timing
+    counts for nothing."""
+    points = list(zip(rows, added, strict=True))
+    each = max(0.0, median([(b - a) / (s - r) for (r, a), (s, b) in combinations(points, 2)]))
+    return each, max(0.0, median([more - each * r for r, more in points]))
 
 
 def _undisturbed(line: Sequence[float]) -> list[float]:

@@ -1,17 +1,18 @@
 """What a compiled pass costs, timed on a part of it: a few layers, and a slice of the vocabulary.
 
-The parts are others every time, so that weights stream from memory as they do in a pass, and they write to a cache of
-their own, so that no request notices.
+The parts are others every time, so that weights stream from memory as they do in a pass, and they read and write caches
+of their own, several by turns, so that those come from memory, too, and no request notices.
 """
 
 from __future__ import annotations
 
 from array import array
-from ctypes import Array, byref, pointer
+from ctypes import Array, byref, memset, pointer
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from outrider.models.memory import lazy_zeros
 from outrider.models.native.library import Layer, Matrix, Model, Pass, Strip
@@ -26,6 +27,10 @@ _SLICES = 8
 _LARGE = 8192
 _FEW_ROWS, _MORE_LAYERS = 4, 3
 """With few rows a layer takes so little that several are timed together."""
+_CACHES = 8
+"""By turns: what was timed in between has driven the first out of the processor's own."""
+_POSITIONS = 64
+"""Caches have room for whole times so many."""
 _STRIDE = 10_007
 """Between tokens: prime, so that they are from all over a vocabulary."""
 
@@ -38,8 +43,9 @@ class Timer:
         model, a = stack._model, stack.architecture
         self._layers = len(a.layers)
         self._turn = 0
-        shape = (2, a.kv_heads, model.shape.capacity * stack._depth)
-        self._cache = lazy_zeros(shape, stack.dtype, stack.device)
+        self._caches: dict[int, list[Tensor]] = {}
+        """By the positions there is room for: [2, kv heads, positions * depth of a head] each."""
+        self._layer = 0
         slices = _SLICES if model.head.columns >= _LARGE else 1
         self._columns = model.head.columns // slices // PAIR * PAIR
         self._slices = slices
@@ -49,12 +55,13 @@ class Timer:
     def seconds(self, rows: int, context: int) -> float:
         """Of a pass of `rows` rows behind `context` tokens."""
         context = min(context, self._stack._model.shape.capacity - rows)
+        room = -(-(context + rows) // _POSITIONS) * _POSITIONS
         self._turn += 1
         if self._features:
-            return self._time(*self._part(self._layers), rows, context, wanted=rows)
+            return self._time(*self._part(self._layers, room), rows, context, wanted=rows)
         count = min(self._layers, _MORE_LAYERS if rows <= _FEW_ROWS else 1)
-        layers = self._time(*self._part(count), rows, context, wanted=0)
-        vocabulary = self._time(*self._part(0), rows, context, wanted=rows)
+        layers = self._time(*self._part(count, room), rows, context, wanted=0)
+        vocabulary = self._time(*self._part(0, room), rows, context, wanted=rows)
         return layers * (self._layers / count) + vocabulary * self._whole
 
     def _time(self, model: Model, layers: Array[Layer], rows: int, context: int, wanted: int) -> float:
@@ -77,17 +84,26 @@ class Timer:
         first = self._turn * _STRIDE if a.experts else 0
         return array("i", [(first + i * _STRIDE) % a.vocab_size if a.experts else 0 for i in range(rows)])
 
-    def _part(self, count: int) -> tuple[Model, Array[Layer]]:
-        """The model with `count` of its layers and the cache of our own; with none, and a slice of its vocabulary."""
+    def _part(self, count: int, room: int) -> tuple[Model, Array[Layer]]:
+        """The model with `count` of its layers and caches of our own; with none, and a slice of its vocabulary."""
         model = Model.from_buffer_copy(self._stack._model)
         layers = (Layer * max(1, count))()
         for i in range(len(layers)):
             layers[i] = self._stack._layers[(self._turn * len(layers) + i) % self._layers]
-            layers[i].keys, layers[i].values = self._cache[0].data_ptr(), self._cache[1].data_ptr()
-        model.tap_count, model.shape.layers, model.layers = 0, count, layers
+            cache = self._next_cache(room)
+            layers[i].keys, layers[i].values = cache[0].data_ptr(), cache[1].data_ptr()
+        model.tap_count, model.shape.layers, model.layers, model.shape.capacity = 0, count, layers, room
         if not count and self._slices > 1:
             model.head = self._slice(model.head)
         return model, layers
+
+    def _next_cache(self, room: int) -> Tensor:
+        """The one that was read longest ago."""
+        stack, self._layer = self._stack, self._layer + 1
+        if room not in self._caches:
+            shape = (2, stack.architecture.kv_heads, room * stack._depth)
+            self._caches[room] = [_written(lazy_zeros(shape, stack.dtype, stack.device)) for _ in range(_CACHES)]
+        return self._caches[room][self._layer % _CACHES]
 
     def _slice(self, head: Matrix) -> Matrix:
         first = self._turn % self._slices * self._columns
@@ -99,3 +115,10 @@ class Timer:
         scales = head.scales + 2 * first * blocks(head.depth) if head.scales else None
         data = head.data + first * head.depth * size
         return Matrix(data, scales, None, self._columns, head.depth, head.inputs, None)
+
+
+def _written(zeros: Tensor) -> Tensor:
+    """The same, each page its own: what nobody has written is one page for all, which the processor would have at hand.
+    Not by PyTorch, whose threads would go on waiting for more to do while the next pass is timed."""
+    memset(zeros.data_ptr(), 0, zeros.nbytes)
+    return zeros
