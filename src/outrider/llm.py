@@ -19,7 +19,7 @@ from outrider.core.drafter import Drafter
 from outrider.core.model import LanguageModel
 from outrider.core.request import Chunk, Completion
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import available, build, build_router
+from outrider.drafters.registry import available, build, build_router, takes_own_head
 from outrider.engine.costs import Costs
 from outrider.engine.engine import Engine
 from outrider.engine.prepare import prepare
@@ -102,7 +102,8 @@ class LLM:
             gpu_memory=gpu_memory,
         )
         length = asked.draft_length(draft_length)
-        parts = TargetParts.load(asked.model_name(model), place, remember, progress)
+        own_head = others == "available" or any(map(takes_own_head, (drafter, *others)))
+        parts = TargetParts.load(asked.model_name(model), place, remember, progress, own_head)
         self.tokenizer = parts.target.tokenizer
         self.generation_config = parts.target.generation_config
         self.about = parts.about

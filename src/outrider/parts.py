@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from outrider.models.backend import Placement
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress
 from outrider.models.cpu import cpu_name
-from outrider.models.head.load import can_read, load_head
+from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.load import can_read, load_head, place_head, read_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import (
     about_quantised,
@@ -29,7 +31,7 @@ from outrider.models.native.library import built
 from outrider.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TargetParts:
     """A loaded target, and the networks that are loaded to draft for it (`drafters.registry.Parts`)."""
 
@@ -37,18 +39,23 @@ class TargetParts:
     place: Placement
     model: LanguageModel
     remember: bool
+    _own_head: Future[HeadCheckpoint] | None = None
+    """The head that comes with the package, read with the target, until it is placed beside it."""
 
     @staticmethod
-    def load(name: str, place: Placement, remember: bool, progress: Progress) -> TargetParts:
+    def load(name: str, place: Placement, remember: bool, progress: Progress, own_head: bool = False) -> TargetParts:
         """The target of this name, whose threads the process has from now on; `progress` is told what is not as one
-        might expect."""
+        might expect. `own_head`: the one that comes with the package will be wanted, and is read meanwhile."""
         checkpoint = open_checkpoint(name, progress)
         wished, place = place, settled(checkpoint, place)
         for note in (missing_kernels(place), about_quantised(checkpoint, wished, place)):
             if note:
                 progress.note(note)
         set_process_threads(place)
-        return TargetParts(checkpoint, place, load_model(checkpoint, place), remember)
+        folder = shipped_head(checkpoint.name) if own_head else None
+        with ThreadPoolExecutor(1) as beside:
+            head = None if folder is None else beside.submit(read_head, folder, checkpoint.tokenizer)
+            return TargetParts(checkpoint, place, load_model(checkpoint, place), remember, head)
 
     @property
     def about(self) -> str:
@@ -69,6 +76,9 @@ class TargetParts:
         return load_model(draft, beside(self.place, draft))
 
     def head(self, path: str) -> DraftHead:
+        if not path and self._own_head is not None:
+            read, self._own_head = self._own_head.result(), None
+            return place_head(read, self.model)
         folder = Path(path).expanduser() if path else shipped_head(self.target.name)
         if folder is None:
             raise DrafterError(

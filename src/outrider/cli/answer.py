@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from outrider.cli import report, trace
 from outrider.cli.attribution import Attribution
-from outrider.cli.memory import keep_for_good
+from outrider.cli.memory import importing, keep_for_good
 from outrider.cli.options import Settings
 from outrider.cli.screen import answers, note, notes, paint, wants_colour
 from outrider.errors import InvalidRequest
@@ -26,8 +26,9 @@ Verdict = Callable[["Completion", "Completion", str, str], str]
 
 def _open_llm(settings: Settings) -> LLM:
     """Load the model; from here on torch is imported."""
-    from outrider.cli.progress import RichProgress
-    from outrider.llm import LLM
+    with importing():
+        from outrider.cli.progress import RichProgress
+        from outrider.llm import LLM
 
     llm = LLM(
         settings.model,

@@ -53,6 +53,7 @@ DRAFTERS: Mapping[str, Callable[[str, Parts], Drafter]] = {
     "head+suffix": lambda path, parts: MixDrafter(HeadDrafter(parts.head(path), parts.vocab_size), _suffix(parts)),
 }
 
+HEADS = {"auto", "head", "head+suffix"}
 NEEDS_PATH, MAY_HAVE_PATH = {"model"}, {"model", "head", "head+suffix"}
 
 
@@ -67,6 +68,11 @@ def build(spec: str, parts: Parts) -> Drafter:
     if path and name not in MAY_HAVE_PATH:
         raise DrafterError(f"drafter {spec!r} is not complete: {name} takes no path")
     return DRAFTERS[name](path, parts)
+
+
+def takes_own_head(spec: str | Drafter) -> bool:
+    """Whether a drafter so named takes the head that comes with the package, where one does."""
+    return isinstance(spec, str) and spec.partition(":")[0] in HEADS and not spec.partition(":")[2]
 
 
 def available(parts: Parts) -> tuple[str, ...]:

@@ -22,14 +22,17 @@ def trim_malloc() -> None:
         trim(0)
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, full: bool = False) -> Tensor:
     """Zeros. On the CPU, pages straight from the system: they are committed only when first written, so that room for a
     long context costs nothing until it is used, and go back to it when dropped, so that weights being repacked never
-    count twice. An allocator would do neither."""
+    count twice. An allocator would do neither. `full`: all of it will be written soon."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape)
-    return torch.frombuffer(_pages(size * dtype.itemsize), dtype=dtype, count=size).view(shape)
+    pages = _pages(size * dtype.itemsize)
+    if full:
+        _make_huge(pages)
+    return torch.frombuffer(pages, dtype=dtype, count=size).view(shape)
 
 
 def _pages(size: int) -> mmap.mmap:
@@ -41,6 +44,13 @@ def _pages(size: int) -> mmap.mmap:
             f"the system does not give {size / 2**30:.1f} GiB of memory; lower max_batch or max_context, or use a "
             "smaller model"
         ) from error
+
+
+def _make_huge(pages: mmap.mmap) -> None:
+    """Committed 2 MB at a time: one fault instead of 512, which take some microseconds each on a virtual machine."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
 
 
 def available() -> int | None:
@@ -81,9 +91,7 @@ class Arena:
         """A new piece with room for `least` bytes; returns where its first huge page starts."""
         self._end = max(self._PIECE, -(-least // self._HUGE) * self._HUGE) + self._HUGE
         self._piece = _pages(self._end)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
-                self._piece.madvise(mmap.MADV_HUGEPAGE)
+        _make_huge(self._piece)
         return -torch.frombuffer(self._piece, dtype=torch.uint8).data_ptr() % self._HUGE
 
 

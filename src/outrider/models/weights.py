@@ -16,7 +16,8 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.models.architecture import Architecture, Rope
 from outrider.models.memory import lazy_zeros, trim_malloc
-from outrider.models.precision import blocks, quantise, quantise_channels
+from outrider.models.native.formats import requantise
+from outrider.models.precision import BLOCK, blocks, quantise, quantise_channels
 from outrider.models.rotary import paired
 from outrider.models.stored import Fp8, Stored
 
@@ -144,7 +145,10 @@ class _Place:
                 return
             tensor = tensor.wide()
         if isinstance(tensor, Stored):
-            self.stored[self.first] = tensor
+            if self.scales is None:
+                self.stored[self.first] = tensor
+            else:
+                requantise(tensor, self.values, self.scales, BLOCK)
         elif self.scales is None:
             self.values.copy_(tensor)
         elif self.scales.dim() == 1:
@@ -275,7 +279,7 @@ def _allocate(
         per_row = (blocks(columns),) if dtype == torch.int8 else ()
         quantised = form in (torch.int8, torch.float8_e4m3fn)
         scales = torch.empty(*shape, *per_row, device=device) if quantised else None
-        return _Matrix(lazy_zeros((*shape, columns), form, device), scales)
+        return _Matrix(lazy_zeros((*shape, columns), form, device, full=True), scales)
 
     embedding = matrix(a.vocab_size, a.hidden, form=looked_up or dtype)
     shared = a.tied and (looked_up or dtype) == (multiplied or dtype)

@@ -12,6 +12,7 @@ import torch
 
 from outrider.errors import ModelError, shown
 from outrider.models.checkpoints import catalog, hub
+from outrider.models.checkpoints.ahead import read_ahead
 from outrider.models.checkpoints.convert import GGUF_NAME
 from outrider.models.checkpoints.disk import HUB_ID
 from outrider.models.checkpoints.gguf_config import generation_config, model_config
@@ -58,7 +59,7 @@ class Checkpoint:
     progress: Progress
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter once, converted to `dtype`; needs memory for about one tensor beyond those kept."""
+        """Every parameter once, converted to `dtype`; needs memory for two of them or 64 MiB beyond those kept."""
         return self._shown(self.weights.tensors(dtype))
 
     def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
@@ -73,7 +74,7 @@ class Checkpoint:
 
     def _shown(self, tensors: Iterator[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         with self.progress.task(f"Loading {self.name}", self.weights.parameters) as advance:
-            for name, tensor in tensors:
+            for name, tensor in read_ahead(tensors):
                 yield name, tensor
                 advance(tensor.numel())
 
@@ -162,4 +163,4 @@ class _Converted:
         """A GGUF file has no such."""
 
     def _original(self) -> GGUFWeights:
-        return GGUFWeights(GGUFFile.open(self.gguf).without_vocabulary(), self.config)
+        return GGUFWeights(GGUFFile.open(self.gguf, vocabulary=False), self.config)

@@ -47,6 +47,8 @@ _MAX_DIMENSIONS = 4
 _CHUNK = 1 << 19
 """Elements dequantised at once, a multiple of every block size. One long row per call: `gguf` goes through
 many short rows 16 at a time in Python, which is slower and keeps threads from running side by side."""
+_PIECE = 1 << 18
+"""Bytes of a header that are read at once where it has many strings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,17 @@ class GGUFFile:
     tensors: dict[str, TensorInfo]
 
     @staticmethod
-    def open(path: Path) -> GGUFFile:
-        """Parse the header and check that every tensor is complete and of a type we can read."""
-        first = GGUFFile._open(path)
+    def open(path: Path, vocabulary: bool = True) -> GGUFFile:
+        """Parse the header and check that every tensor is complete and of a type we can read. Without the vocabulary
+        `metadata` has no lists."""
+        first = GGUFFile._open(path, vocabulary)
         return _joined(first) if first.metadata.get("split.count", 1) != 1 else first
 
     @staticmethod
-    def _open(path: Path) -> GGUFFile:
+    def _open(path: Path, vocabulary: bool) -> GGUFFile:
         try:
             with path.open("rb") as file:
-                return _parse(path, file)
+                return _parse(path, file, vocabulary)
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror or error}.") from error
         except (_Damaged, UnicodeDecodeError) as error:
@@ -174,7 +177,7 @@ def _joined(first: GGUFFile) -> GGUFFile:
         raise ModelError(f"{path} is the first of {count} files; missing beside it: {', '.join(missing)}.")
     tensors = dict(first.tensors)
     for number, part in enumerate(paths[1:], 1):
-        file = GGUFFile._open(part)
+        file = GGUFFile._open(part, vocabulary=False)
         if file.metadata.get("split.no") != number or file.metadata.get("split.count") != count:
             raise ModelError(f"{part} is not part {number + 1} of {count}, as its name says; fetch it again.")
         if twice := tensors.keys() & file.tensors.keys():
@@ -219,36 +222,47 @@ class _Header:
     def string(self) -> str:
         return self.take(self.number("Q")).decode("utf-8")
 
-    def _strings(self, count: int) -> list[str]:
-        """As `string`, so many times; a vocabulary has tens of thousands, in every file."""
-        found, left = list[str](), self.size - self.position
-        read, length_of = self.file.read, struct.Struct("<Q").unpack
+    def strings(self, count: int, wanted: bool) -> list[str]:
+        """As `string`, so many times; none of them where they are not wanted. A vocabulary has tens of thousands, in
+        every file: they are taken from larger pieces of it."""
+        found, length_of = list[str](), struct.Struct("<Q").unpack_from
+        piece, at = b"", 0
         for _ in range(count):
-            if left < 8:
-                raise self._ends()
-            (length,) = length_of(read(8))
-            left -= 8 + length
-            if left < 0:
-                raise self._ends()
-            found.append(read(length).decode("utf-8"))
-        self.position = self.size - left
+            if len(piece) - at < 8:
+                piece, at = self._more(piece[at:], 8), 0
+            start = at + 8
+            at = start + length_of(piece, at)[0]
+            if at > len(piece):
+                at -= start
+                piece, start = self._more(piece[start:], at), 0
+            if wanted:
+                found.append(str(piece[start:at], "utf-8"))
+        self.position -= len(piece) - at
+        self.file.seek(self.position)
         return found
+
+    def _more(self, piece: bytes, least: int) -> bytes:
+        """What is left of a piece and what follows it, at least so many bytes."""
+        missing = max(0, least - len(piece))
+        return piece + self.take(max(missing, min(_PIECE, self.size - self.position)))
 
     def _ends(self) -> _Damaged:
         return _Damaged(f"it ends at byte {self.size}, inside its header")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, lists: bool = True) -> Any:
+        """`lists`: whether anybody wants what is in one."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
             item, count = self.number("I"), self.number("Q")
             if item in _SCALARS:
                 dtype = np.dtype(_SCALARS[item])
-                return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
+                raw = self.take(count * dtype.itemsize)
+                return np.frombuffer(raw, dtype).tolist() if lists else []
             if item not in (_STRING, _ARRAY) or count > self.size - self.position:
                 raise _Damaged(f"bad array of type {item} at byte {self.position}")
             if item == _STRING:
-                return self._strings(count)
+                return self.strings(count, lists)
             return [self.value(item) for _ in range(count)]
         if kind not in _SCALARS:
             raise _Damaged(f"unknown value type {kind} at byte {self.position}")
@@ -256,7 +270,7 @@ class _Header:
         return np.frombuffer(self.take(dtype.itemsize), dtype)[0].item()
 
 
-def _parse(path: Path, file: BinaryIO) -> GGUFFile:
+def _parse(path: Path, file: BinaryIO, vocabulary: bool) -> GGUFFile:
     header = _Header(file)
     if header.take(4) != b"GGUF":
         raise _Damaged("it does not start with the letters GGUF")
@@ -269,7 +283,9 @@ def _parse(path: Path, file: BinaryIO) -> GGUFFile:
     metadata: dict[str, Any] = {}
     for _ in range(metadata_count):
         key = header.string()
-        metadata[key] = header.value(header.number("I"))
+        value = header.value(header.number("I"), vocabulary)
+        if vocabulary or not isinstance(value, list):
+            metadata[key] = value
     entries = [_tensor_entry(header) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0:

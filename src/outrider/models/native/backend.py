@@ -53,6 +53,8 @@ class NativeBackend(DecoderBackend):
 
 
 def _weights(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[str, Tensor | Stored]]:
+    if precision is INT8:  # from a file's blocks without the numbers between
+        return checkpoint.stored() or checkpoint.tensors(precision.source)
     if not precision.stored:
         return checkpoint.tensors(precision.source)
     if (stored := checkpoint.stored()) is None:

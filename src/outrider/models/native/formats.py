@@ -3,6 +3,9 @@ To the bit what those give."""
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.native.library import library
-from outrider.models.stored import KINDS
+from outrider.models.stored import KINDS, Stored
 
 
 def widened(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: str, out: np.ndarray[Any, np.dtype[np.float32]]) -> bool:
@@ -35,3 +38,34 @@ def quantised(weight: Tensor, values: Tensor, scales: Tensor, block: int) -> boo
     assert scales.shape == (rows, -(-inputs // block))
     kernels.outrider_quantise(weight.data_ptr(), rows, inputs, block, values.data_ptr(), scales.data_ptr())
     return True
+
+
+def requantise(matrix: Stored, values: Tensor, scales: Tensor, block: int) -> None:
+    """A matrix of a file as `quantised` would have its numbers, which nobody has to hold."""
+    kernels = library()
+    assert kernels is not None, "who reads matrices as a file stores them has kernels for them"
+    assert values.is_contiguous()
+    assert scales.is_contiguous()
+    kind, (rows, inputs), done = KINDS.index(matrix.kind), values.shape, 0
+    assert scales.shape == (rows, -(-inputs // block))
+
+    def fill(piece: Tensor, first: int) -> None:
+        source, pitch = piece.contiguous(), piece.shape[1]
+        place = source.data_ptr(), pitch, kind, len(source), inputs, block
+        kernels.outrider_requantise(*place, values[first:].data_ptr(), scales[first:].data_ptr())
+
+    filling = []
+    for piece in matrix.pieces(_ROWS):
+        filling.append(_threads().submit(fill, piece, done))
+        done += len(piece)
+    for each in filling:
+        each.result()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "quantising")
+
+
+_ROWS = 512
+"""Of a file, for one thread at once."""

@@ -240,6 +240,10 @@ def library() -> ctypes.CDLL | None:
     kernels.outrider_widen.restype = c_int32
     kernels.outrider_quantise.argtypes = [c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p]
     kernels.outrider_quantise.restype = None
+    kernels.outrider_requantise.argtypes = [c_void_p, c_int64, c_int32, c_int64, c_int32, c_int32, c_void_p, c_void_p]
+    kernels.outrider_requantise.restype = None
+    kernels.outrider_turn.argtypes = [c_void_p, c_int64, c_int32, c_void_p]
+    kernels.outrider_turn.restype = None
     kernels.outrider_has.argtypes = [c_int32]
     kernels.outrider_has.restype = c_int32
     return kernels

@@ -140,3 +140,31 @@ void outrider_quantise(const float *rows, int64_t count, int inputs, int block, 
         for (int start = 0; start < inputs; start += block)
             *scales++ = quantise_block(rows + start, inputs - start < block ? inputs - start : block, values + start);
 }
+
+/* Rows of a file, `pitch` bytes apart, in int8 as outrider_quantise has them: a block is a part of 256. */
+void outrider_requantise(const uint8_t *rows, int64_t pitch, int kind, int64_t count, int inputs, int block, int8_t *values,
+                         float *scales) {
+    const Kind k = kind_of(kind);
+    float wide[256];
+    for (int64_t row = 0; row < count; row++, rows += pitch, values += inputs)
+        for (int start = 0; start < inputs; start += 256) {
+            const int here = inputs - start < 256 ? inputs - start : 256;
+            row_of(rows + start / k.inputs * k.bytes, kind, here, wide);
+            for (int i = 0; i < here; i += block)
+                *scales++ = quantise_block(wide + i, here - i < block ? here - i : block, values + start + i);
+        }
+}
+
+/* Rows of 32-bit words to panels of PANEL rows, word by word; a whole number of panels, which hold zeros where rows are
+ * missing. Sixteen words of each row at a time, so that what is read and what is written both stay at hand. */
+void outrider_turn(const uint32_t *rows, int64_t count, int words, uint32_t *panels) {
+    for (int64_t first = 0; first < count; first += PANEL, panels += (int64_t)words * PANEL) {
+        const int here = count - first < PANEL ? (int)(count - first) : PANEL;
+        for (int start = 0; start < words; start += 16) {
+            const int end = words - start < 16 ? words : start + 16;
+            for (int row = 0; row < here; row++)
+                for (int word = start; word < end; word++)
+                    panels[word * PANEL + row] = rows[(first + row) * words + word];
+        }
+    }
+}

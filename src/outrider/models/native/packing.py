@@ -20,17 +20,23 @@ from outrider.models.weights import LayerWeights, MLPWeights, StoredRows
 PANEL = 16
 PAIR = 32
 DEPTH, INTEGER_DEPTH = 32, 64
-FOUR = 4
+FOUR = WORD = 4
+_WORDS = {torch.float32: torch.float32, torch.bfloat16: torch.int32}
+"""What a word of each is called."""
 
 
 def packed(weight: Tensor, arena: Arena) -> Tensor:
     """[columns, depth] in the order the kernel reads: fp32 [panel, depth, 16], bf16 [panel, depth/2, 16] with two
     neighbouring inputs in one int32, int8 [panel, depth/4, 16, 4]."""
-    weight = _filled(weight)
-    if weight.dtype == torch.int8:
-        return _copied(_in_fours(weight), arena)
-    lanes = weight if weight.dtype == torch.float32 else weight.view(torch.int32)
-    return _copied(lanes.view(-1, PANEL, lanes.shape[1]).transpose(1, 2), arena)
+    weight = _deepened(weight).contiguous()
+    rows, depth = weight.shape
+    words, panels = depth * weight.itemsize // WORD, -(-rows // PAIR) * PAIR // PANEL
+    dtype, lanes = (torch.int8, (FOUR,)) if weight.itemsize == 1 else (_WORDS[weight.dtype], ())
+    turned = arena.zeros((panels, words, PANEL, *lanes), dtype)
+    compiled = library()
+    assert compiled is not None, "ask unsupported_reason() first"
+    compiled.outrider_turn(weight.data_ptr(), rows, words, turned.data_ptr())
+    return turned
 
 
 def packed_codes(codes: Tensor, arena: Arena) -> Tensor:
@@ -59,6 +65,12 @@ def _filled(weight: Tensor) -> Tensor:
     """With zeros, to whole pairs of panels and steps over depth."""
     missing = (0, -weight.shape[1] % _step(weight), 0, -weight.shape[0] % PAIR)
     return pad(weight, missing) if any(missing) else weight  # padding copies even where there is nothing to pad
+
+
+def _deepened(weight: Tensor) -> Tensor:
+    """With zeros, to whole steps over depth."""
+    missing = -weight.shape[1] % _step(weight)
+    return pad(weight, (0, missing)) if missing else weight
 
 
 def _step(weight: Tensor) -> int:

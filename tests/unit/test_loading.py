@@ -1,0 +1,155 @@
+"""Loading a model: what is read ahead, rounded without the numbers between, and turned for the kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFWriter
+from tiny_gguf import blocks as encoded
+from torch import Tensor
+
+from outrider.models.checkpoints import ahead, gguf_file
+from outrider.models.checkpoints.ahead import read_ahead
+from outrider.models.checkpoints.gguf_file import GGUFFile
+from outrider.models.memory import Arena
+from outrider.models.native.formats import requantise, widened
+from outrider.models.native.packing import PAIR, PANEL, packed
+from outrider.models.precision import BLOCK, blocks, quantise
+from outrider.models.stored import KINDS, Stored
+
+WAIT = 60.0
+
+
+# -- read ahead
+
+
+@pytest.mark.parametrize("size", [1, 1 << 22, 1 << 25])
+def test_tensors_come_in_their_order_and_no_more_than_may_are_read_ahead(size: int) -> None:
+    read, most, wanted = 0, 0, 0
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        nonlocal read
+        for i in range(30):
+            read += 1
+            yield str(i), torch.empty(size, device="meta")
+
+    for name, _ in read_ahead(tensors()):
+        assert name == str(wanted)
+        wanted += 1
+        most = max(most, read - wanted)
+    assert wanted == 30
+    assert most <= max(1, min(8, ahead._NUMBERS // size))
+
+
+def test_the_next_tensor_is_read_while_one_is_put_in_its_place() -> None:
+    second = threading.Event()
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        yield "first", torch.zeros(1)
+        second.set()
+        yield "second", torch.zeros(1)
+
+    for _ in read_ahead(tensors()):
+        assert second.wait(WAIT)
+
+
+def test_what_reading_raises_is_raised_in_its_turn() -> None:
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        yield "good", torch.zeros(1)
+        yield "good", torch.zeros(1)
+        raise ValueError("it ends here")
+
+    found = read_ahead(tensors())
+    assert [next(found)[0], next(found)[0]] == ["good", "good"]
+    with pytest.raises(ValueError, match="it ends here"):
+        next(found)
+
+
+def test_who_stops_early_leaves_no_thread() -> None:
+    before = threading.active_count()
+    found = read_ahead((str(i), torch.zeros(1)) for i in range(1000))
+    next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+# -- int8 from a file's blocks
+
+
+def width_of(kind: str) -> int:
+    return 1280 if kind.endswith("_K") else 352
+
+
+def raw_rows(kind: str, rows: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    if kind.startswith("Q"):
+        return encoded(kind, rows, width_of(kind), 0.05)
+    numbers = torch.randn(rows, width_of(kind), generator=torch.Generator().manual_seed(3))
+    dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
+    return numbers.to(dtype).view(torch.uint8).numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_blocks_are_rounded_to_what_their_numbers_are(kind: str, turned: bool) -> None:
+    rows, width = 1100, width_of(kind)
+    raw = raw_rows(kind, rows)
+    numbers = np.empty(rows * width, np.float32)
+    assert widened(raw.reshape(-1), kind, numbers)
+    wide = torch.from_numpy(numbers).view(rows, width)
+    bytes_ = torch.from_numpy(raw)
+    stored = Stored(kind, (rows, width), lambda first, last: bytes_[first:last], lambda: bytes_)
+    if turned:
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(1))
+        stored, wide = stored[order], wide[order].contiguous()
+    found, expected = (
+        (torch.full((rows, width), 99, dtype=torch.int8), torch.full((rows, blocks(width)), -1.0)) for _ in range(2)
+    )
+    requantise(stored, *found, BLOCK)
+    quantise(wide, *expected)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+# -- panels
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 1), (16, 64), (33, 100), (70, 577)])
+def test_panels_hold_the_rows_word_by_word(dtype: torch.dtype, rows: int, inputs: int) -> None:
+    weight = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).mul(50).to(dtype)
+    panels = packed(weight, Arena())
+    step = 64 if dtype == torch.int8 else 32
+    whole = torch.zeros(-(-rows // PAIR) * PAIR, -(-inputs // step) * step, dtype=dtype)
+    whole[:rows, :inputs] = weight
+    lanes = 4 // dtype.itemsize
+    expected = whole.view(-1, PANEL, whole.shape[1] // lanes, lanes).transpose(1, 2)
+    assert torch.equal(panels.contiguous().view(dtype).view(expected.shape), expected)
+
+
+# -- a file's header
+
+
+@pytest.mark.parametrize("piece", [1, 7, 9, 64, 1 << 18])
+def test_strings_are_read_in_pieces_of_any_size(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_file, "_PIECE", piece)
+    words = ["", "a", "Ġthe", "ü" * 40, "x" * 300, *map(str, range(200))]
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_array("words", words)
+    writer.add_uint32("after", 7)
+    writer.add_array("numbers", [1, 2, 3])
+    writer.add_string("last", "one")
+    writer.add_tensor("t", np.ones((2, 4), np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    file = GGUFFile.open(tmp_path / "m.gguf")
+    assert (file.metadata["words"], file.metadata["numbers"]) == (words, [1, 2, 3])
+    without = GGUFFile.open(tmp_path / "m.gguf", vocabulary=False)
+    assert without == file.without_vocabulary()
+    assert without.metadata["after"] == 7
+    assert without.metadata["last"] == "one"
+    assert "words" not in without.metadata
