@@ -1,4 +1,4 @@
-"""Outrider: exact speculative decoding. The text your model would have written, several times sooner."""
+"""Outrider: exact speculative decoding. The text your model would have written, sooner."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from outrider.core.drafter import Drafter
 from outrider.core.model import LanguageModel
 from outrider.core.request import Chunk, Completion
 from outrider.drafters.none import NoDrafter
-from outrider.drafters.registry import available, build, build_router, takes_own_head
+from outrider.drafters.registry import available, build, build_router, check, takes_own_head
 from outrider.engine.costs import Costs
 from outrider.engine.engine import Engine
 from outrider.engine.prepare import prepare
@@ -88,6 +88,9 @@ class LLM:
     ) -> None:
         drafter = asked.drafter(drafter)
         others = also if also == "available" else asked.names("also", also)
+        for spec in (drafter, *(() if others == "available" else others)):
+            if isinstance(spec, str):
+                check(spec)
         flag("remember", remember)
         if kv_tokens is not None:
             whole("kv_tokens", kv_tokens, 1)

@@ -26,6 +26,7 @@ from outrider.models.load import (
     missing_kernels,
     set_process_threads,
     settled,
+    too_many_threads,
 )
 from outrider.models.native.library import built
 from outrider.version import __version__
@@ -48,7 +49,7 @@ class TargetParts:
         might expect. `own_head`: the one that comes with the package will be wanted, and is read meanwhile."""
         checkpoint = open_checkpoint(name, progress)
         wished, place = place, settled(checkpoint, place)
-        for note in (missing_kernels(place), about_quantised(checkpoint, wished, place)):
+        for note in (missing_kernels(place), too_many_threads(place), about_quantised(checkpoint, wished, place)):
             if note:
                 progress.note(note)
         set_process_threads(place)

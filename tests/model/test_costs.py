@@ -14,6 +14,9 @@ from outrider.control.costs import ROWS, CostTable
 from outrider.core.model import Rows
 from outrider.drafters.registry import build
 from outrider.engine.costs import Costs
+from outrider.models.architecture import Architecture
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.precision import BF16, FP32, INT8, Precision
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])
@@ -34,6 +37,23 @@ def test_measuring_changes_nothing_that_a_sequence_can_see(kind: str) -> None:
                     assert timed.measure(rows, context) > 0
         said.append(model.forward([Rows.chain(slot, [7, 8]) for slot in slots]))
     assert torch.equal(*said)
+
+
+@pytest.mark.parametrize("precision", [FP32, BF16, INT8])
+@pytest.mark.parametrize("room", [1, 8, 31, 32, 33, 64, 96])
+def test_measuring_writes_nothing_behind_its_workspace(room: int, precision: Precision) -> None:
+    """What lies behind the scores, made for this context and no more, stays as it was."""
+    source = reference("llama")
+    tensors = ((name, tensor.to(precision.source)) for name, tensor in source.state_dict().items())
+    shape = Architecture.from_config(source.config.to_dict())
+    model = NativeDecoder.load(shape, tensors, precision, max_batch=1, max_context=room, threads=1)
+    size = model._model.shape.threads * model._model.scores_size
+    scores = torch.full((size + 8192,), 123.0)
+    model._model.scores = scores.data_ptr()
+    for rows in (1, 4, 16, 32):
+        for context in (1, 64, 1024):
+            assert model.measure(rows, context) > 0
+    assert scores[size:].eq(123.0).all()
 
 
 def test_a_head_is_measured_too() -> None:

@@ -20,7 +20,7 @@ from outrider.cli.options import Dtype
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.cpu import has_bf16
 from outrider.models.dtypes import DTYPES, LONG, short_name
-from outrider.models.load import automatic, placement
+from outrider.models.load import automatic, placement, too_many_threads
 from outrider.models.precision import BF16, FP16, FP32, INT8, PRECISIONS
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.parts import TargetParts
@@ -171,3 +171,14 @@ def test_threads_are_asked_for_first_and_set_when_a_model_is_loaded() -> None:
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_more_threads_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    told = [
+        too_many_threads(
+            placement(device="cpu", dtype="bf16", bitwise=None, threads=threads, max_batch=1, max_context=64)
+        )
+        for threads in (1, 2, 3)
+    ]
+    assert told == [None, None, "3 threads take turns on 2 cores, slower than as many threads as cores"]

@@ -144,6 +144,8 @@ def test_impossible_requests_name_what_is_wrong(
         ({"max_batch": 0}, "max_batch must be"),
         ({"drafter": "oracle"}, "unknown drafter"),
         ({"drafter": "model"}, "names the draft model"),
+        ({"drafter": "oracle", "model": "nowhere"}, "unknown drafter"),  # before anything is loaded
+        ({"also": ["suffix:4"], "model": "nowhere"}, "takes no path"),
         ({"model": "smollm3"}, "no model 'smollm3'"),
     ],
 )

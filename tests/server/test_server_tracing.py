@@ -17,9 +17,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from outrider.server.tracing import Traces
+from outrider.errors import InvalidRequest
+from outrider.server.tracing import Traces, exported_to
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@pytest.mark.parametrize("address", ["nonsense", "", "localhost:4318", "file:///tmp/spans"])
+def test_spans_are_sent_to_web_addresses_only(address: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no http or https address"):
+        exported_to(address)
 
 
 def test_spans_say_what_the_log_says(tmp_path: Path) -> None:

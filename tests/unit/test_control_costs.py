@@ -13,7 +13,7 @@ from control_world import Predicts, Running, Stopwatch, World, always, exact, fl
 from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.pace import DraftPace, DraftRun, Pace
-from outrider.control.survey import Survey
+from outrider.control.survey import STEADY, Survey
 from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
@@ -247,6 +247,15 @@ def test_a_noisy_machine_is_surveyed_as_it_is() -> None:
         costs = Survey(Stopwatch(seconds), {}, 4096).whole().pass_seconds(32, 64)
         found.append(costs[16] / costs[1])
     assert max(abs(ratio - 1.3) for ratio in found) < 0.12
+
+
+@pytest.mark.parametrize(("noise", "steady"), [(0.02, True), (1.5, False)])
+def test_a_table_says_how_well_it_was_seen(noise: float, steady: bool) -> None:
+    draw = random.Random(1)
+    watch = Stopwatch(lambda rows, context: 0.001 * (1 + 0.1 * rows) * math.exp(noise * draw.gauss(0, 1)))
+    table = Survey(watch, {}, 4096).whole()
+    assert (table.spread <= STEADY) == steady
+    assert CostTable.from_json(table.to_json()).spread == table.spread
 
 
 def test_a_prediction_during_the_survey_pays_nobody() -> None:

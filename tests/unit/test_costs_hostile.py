@@ -83,6 +83,7 @@ def drafted(table: CostTable | None, count: int) -> int:
         {"attending": -1.0},
         {"attending": math.nan},
         {"attending": "much"},
+        {"spread": -0.1},
         {"rows": [1] * N},
         {"rows": [1], "seconds": [[1.0], [1.0]]},
         {"rows": list(ROWS)[::-1]},

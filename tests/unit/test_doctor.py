@@ -41,6 +41,15 @@ def ask(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
+def test_kernels_that_this_cpu_has_not_are_a_finding_among_others(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_KERNELS", "sse9")
+    done = ask("doctor")
+    assert done.exit_code == 1
+    assert "! kernels" in done.stdout
+    assert "this CPU has no 'sse9'" in done.stdout
+    assert "cache" in done.stdout
+
+
 def test_doctor_tells_of_every_part(cache: Path) -> None:
     done = ask("doctor", "--json")
     found = {each["part"]: each for each in json.loads(done.stdout)["findings"]}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from gguf import GGUFWriter
 from tiny_gguf import blocks as encoded
 from torch import Tensor
 
+from outrider.errors import ModelError
 from outrider.models.checkpoints import ahead, gguf_file
 from outrider.models.checkpoints.ahead import read_ahead
 from outrider.models.checkpoints.gguf_file import GGUFFile
@@ -153,3 +157,46 @@ def test_strings_are_read_in_pieces_of_any_size(piece: int, tmp_path: Path, monk
     assert without.metadata["after"] == 7
     assert without.metadata["last"] == "one"
     assert "words" not in without.metadata
+
+
+def test_lists_within_lists_are_no_header(tmp_path: Path) -> None:
+    """Each holds one list more, deeper than anything can be read."""
+    key, depth = b"deep", 100_000
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<I", 9)
+    (tmp_path / "deep.gguf").write_bytes(header + struct.pack("<IQ", 9, 1) * depth)
+    with pytest.raises(ModelError, match="lists within lists"):
+        GGUFFile.open(tmp_path / "deep.gguf")
+
+
+def test_a_file_that_goes_while_it_is_read_is_named(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("t", np.ones((2, 4), np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    file = GGUFFile.open(tmp_path / "m.gguf")
+    (tmp_path / "m.gguf").unlink()
+    with pytest.raises(ModelError, match=r"cannot read .*m\.gguf any more"):
+        file.read("t", torch.float32)
+
+
+def test_a_forked_child_rounds_blocks_too() -> None:
+    """It has none of its parent's threads."""
+    raw = torch.from_numpy(raw_rows("Q4_1", 1100))
+    stored = Stored("Q4_1", (1100, 352), lambda first, last: raw[first:last], lambda: raw)
+
+    def rounded() -> bytes:
+        values, scales = torch.empty(1100, 352, dtype=torch.int8), torch.empty(1100, blocks(352))
+        requantise(stored, values, scales, BLOCK)
+        return values.numpy().tobytes() + scales.numpy().tobytes()  # PyTorch would wait for threads of its own
+
+    expected = rounded()
+    if not (child := os.fork()):
+        os._exit(rounded() != expected)
+    deadline = time.monotonic() + WAIT
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("it waits for threads that it does not have")
+        time.sleep(0.01)
+    assert ended[1] == 0

@@ -96,3 +96,25 @@ def test_what_keeps_to_the_rules_is_passed_on() -> None:
     draft = Draft([7, 8, 7], [-1, -1, 1], [0.5, 0.4, 0.3], "mine")
     router, request = routed(Proposing(draft))
     assert router.propose([request], [Budget(NODES, NODES)]) == [draft]
+
+
+@pytest.mark.parametrize(("said", "meant"), [(-5, 0), (0, 0), (1, 1), (2, 2), (10**400, 2)])
+def test_nobody_lacks_more_than_there_is(said: int, meant: int) -> None:
+    class Lacking(Proposing):
+        def lacks(self, request: RequestView) -> int:
+            return said
+
+    router, request = routed(Lacking())
+    assert router.lacks(request) == meant
+
+
+@pytest.mark.parametrize("said", [None, "much", 1.5, float("nan")])
+def test_what_is_lacking_is_a_number_of_tokens(said: Any) -> None:
+    class Lacking(Proposing):
+        def lacks(self, request: RequestView) -> int:
+            found: int = said
+            return found
+
+    router, request = routed(Lacking())
+    with pytest.raises(DrafterError, match=r"^drafter 'mine': it lacks .*, which is no number of tokens"):
+        router.lacks(request)

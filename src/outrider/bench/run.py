@@ -193,12 +193,12 @@ def _prepared(arms: Sequence[Arm], results: Results, progress: Progress) -> Iter
 
 def _check(config: BenchConfig) -> None:
     others = [arm.text for arm in config.arms if not arm.is_ours]
+    if config.twin:
+        twin_shape(config.twin)
     if others and config.twin:
         raise InvalidRequest(f"twin: only arms of ours can run a cost twin, not {others[0]}")
     if others and config.synthetic_acceptance is not None:
         raise InvalidRequest(f"synthetic acceptance: only arms of ours can be told what to accept, not {others[0]}")
-    if config.twin:
-        twin_shape(config.twin)
     if config.cells and not config.one_by_one and others:
         raise InvalidRequest(f"concurrency: only arms of ours can be asked several things at a time, not {others[0]}")
     if config.cells and config.synthetic_acceptance is not None:

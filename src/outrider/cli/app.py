@@ -19,7 +19,7 @@ from outrider.cli.train import train
 
 app = typer.Typer(
     name="outrider",
-    help="Exact speculative decoding: the text your model would have written, several times sooner.",
+    help="Exact speculative decoding: the text your model would have written, sooner.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

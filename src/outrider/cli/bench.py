@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.bench.results import Results
     from outrider.bench.waves import Cell
 
-DEFAULT_ARMS, SHORT_ARMS = "plain,auto,suffix,transformers", "plain,auto"
+DEFAULT_ARMS, OWN_ARMS, SHORT_ARMS = "plain,auto,suffix,transformers", "plain,auto,suffix", "plain,auto"
 _QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_CONCURRENCY, _QUICK_REQUESTS = 7, 20, "1,4", 3
 
 _what = partial(typer.Option, rich_help_panel="What is measured")
@@ -48,7 +48,8 @@ def measure(
             help="plain, auto (what everybody gets by default), suffix, ngram, head, model:PATH; with a length as in "
             "suffix:8 or head:tree32; transformers, transformers-static, -lookup, -assisted:PATH; llama.cpp, openvino "
             "(each also -lookup); vllm, vllm-ngram. @DTYPE after any of them, as in plain@fp32, sets its number "
-            f"format. Not given: {DEFAULT_ARMS}; with --concurrency or --quick {SHORT_ARMS}.",
+            f"format. Not given: {DEFAULT_ARMS}; with --twin {OWN_ARMS}; with --concurrency or --quick "
+            f"{SHORT_ARMS}.",
         ),
     ] = None,
     questions: Annotated[
@@ -101,7 +102,8 @@ def measure(
     twin: Annotated[
         str | None,
         _where(
-            metavar="SHAPE", help="Measure a cost twin: the same text at the cost of a model of this shape (8b, 1b)."
+            metavar="SHAPE",
+            help="Measure a cost twin: the same text at the cost of a model of this shape (8b, 1b, tiny).",
         ),
     ] = None,
     synthetic_acceptance: Annotated[
@@ -132,7 +134,8 @@ def measure(
         from outrider.errors import InvalidRequest
 
         raise InvalidRequest(f"temperature: with --concurrency it is written --sampling t{temperature:g}")
-    wanted = arms or [SHORT_ARMS if only_cells or quick else DEFAULT_ARMS]
+    usual = SHORT_ARMS if only_cells or quick else OWN_ARMS if twin else DEFAULT_ARMS
+    wanted = arms or [usual]
     names = parse_all([*wanted, "endpoint"] if endpoint and "endpoint" not in ",".join(wanted) else wanted)
     chosen = read_questions(questions) if questions else builtin()
     cells = _cells(concurrency or "1", sampling or "greedy") if only_cells else []

@@ -105,11 +105,10 @@ def _lookup() -> Iterator[Finding]:
 
 def _library(part: str, load: Callable[[], object | None], told: Callable[[], str], without: str) -> Iterator[Finding]:
     try:
-        here = load() is not None
+        built = load() is not None
+        yield Finding(part, told()) if built else Finding(part, f"not built: {without}", good=False, advice=_BUILD)
     except OutriderError as error:
         yield Finding(part, str(error), good=False)
-        return
-    yield Finding(part, told()) if here else Finding(part, f"not built: {without}", good=False, advice=_BUILD)
 
 
 def _gpu() -> Iterator[Finding]:

@@ -98,9 +98,12 @@ def cost(
     """Measure what verifying more tokens per pass, and drafting them, costs on this machine: what `auto` goes by."""
     from outrider import LLM
     from outrider.cli.progress import RichProgress
+    from outrider.control.survey import STEADY
 
     llm = LLM(model, dtype=dtype, threads=threads, max_batch=1, progress=RichProgress())
     table = llm.costs()
+    if table.spread > STEADY:
+        note(f"timings of the same differed by {table.spread:.0%}: other work runs here, and these figures say little")
     if json:
         print(table.to_json())
         return

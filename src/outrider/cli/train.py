@@ -83,7 +83,12 @@ def train(
     ] = None,
     minutes: Annotated[
         float | None,
-        _how("--minutes", min=0.0, metavar="N", help="End after so long, at most 40% of it spent on writing."),
+        _how(
+            "--minutes",
+            min=0.0,
+            metavar="N",
+            help="Train for so long, at most 40% of it spent on writing; loading comes on top.",
+        ),
     ] = None,
     epochs: Annotated[
         int | None,

@@ -45,6 +45,8 @@ class CostTable:
     drafting: Mapping[str, DraftCost] = field(default_factory=dict)
     measured: bool = True
     attending: float = 0.0
+    spread: float = 0.0
+    """How far timings of the same differed, in the median; much where a machine did other things meanwhile."""
 
     def pass_seconds(self, most: int, context: float) -> list[float]:
         """At [r]: of a step of r rows of one request, up to `most`; never falls as rows grow ([0] is [1])."""
@@ -96,7 +98,7 @@ class CostTable:
         costs = [number for cost in drafting.values() for number in astuple(cost)]
         if not all(0 < number < _LONGEST for line in table.seconds for number in line):
             raise ValueError("a pass takes some time, and not for ever")
-        if not all(0 <= number < _LONGEST for number in (table.overhead, table.attending, *costs)):
+        if not all(0 <= number < _LONGEST for number in (table.overhead, table.attending, table.spread, *costs)):
             raise ValueError("nothing takes less than no time")
         return table
 

@@ -29,7 +29,7 @@ _ROUNDS, _PASSES = 6, 3
 noisy timings more are needed, and where rows cost little, more take little."""
 _SOME_STEPS = 3
 """Steps that a table is to rest on which is kept: one that was disturbed has time for everything after it."""
-_STEADY = 0.2
+STEADY = 0.2
 """A table whose repetitions differ by more, in the median, is used but not kept."""
 
 
@@ -59,7 +59,9 @@ class Survey:
         self._target = target
         self._drafters = drafters
         self._far = max(2, min(_FAR, max_context - max(_FAR_ROWS)))
-        self._near = min(_NEAR, self._far // 2)
+        self._near = min(_NEAR, self._far)
+        if self._far < 2 * self._near:  # no straight line is to be drawn through two contexts so close together
+            self._far = self._near
         self._keep = keep
         self._samples: dict[_Piece, list[float]] = {}
         self._spent = 0.0
@@ -76,7 +78,7 @@ class Survey:
             if perf_counter() - started > _SHARE * seconds:
                 return None
         table = self._table()
-        if self.spread <= _STEADY and len(self._steps) >= _SOME_STEPS:
+        if self.spread <= STEADY and len(self._steps) >= _SOME_STEPS:
             self._keep(table)
         return table
 
@@ -85,7 +87,7 @@ class Survey:
         for piece in self._pieces:
             self._time(piece)
         table = self._table()
-        if self.spread <= _STEADY:
+        if self.spread <= STEADY:
             self._keep(table)
         return table
 
@@ -134,7 +136,8 @@ class Survey:
             one, some = (of(drafter, rows) for rows in (1, _SOME_ROWS))
             row = max(0.0, some - one) / (_SOME_ROWS - 1)
             drafting[name] = DraftCost(_BEGIN_ROWS * row, one, some + row * (_RESUME_ROWS - _SOME_ROWS), row)
-        table = CostTable(ROWS, (self._near, self._far), (near, far), drafting=drafting, attending=attending)
+        contexts = self._near, self._far
+        table = CostTable(ROWS, contexts, (near, far), 0.0, drafting, attending=attending, spread=self.spread)
         if not self._steps:
             return table
         # Plain ones: as many requests as rows.

@@ -57,17 +57,21 @@ HEADS = {"auto", "head", "head+suffix"}
 NEEDS_PATH, MAY_HAVE_PATH = {"model"}, {"model", "head", "head+suffix"}
 
 
-def build(spec: str, parts: Parts) -> Drafter:
+def check(spec: str) -> None:
+    """Raises `DrafterError` where no drafter is called so, whatever the target is."""
     name, _, path = spec.partition(":")
-    if name == "auto" and not path:
-        return _best(parts)
-    if name not in DRAFTERS:
+    if name not in DRAFTERS and spec != "auto":
         raise DrafterError(f"unknown drafter {spec!r}; choose auto, {', '.join(DRAFTERS)} (model:PATH, head:PATH)")
     if name in NEEDS_PATH and not path:
         raise DrafterError(f"drafter {spec!r} is not complete: {name}:PATH names the draft model")
     if path and name not in MAY_HAVE_PATH:
         raise DrafterError(f"drafter {spec!r} is not complete: {name} takes no path")
-    return DRAFTERS[name](path, parts)
+
+
+def build(spec: str, parts: Parts) -> Drafter:
+    check(spec)
+    name, _, path = spec.partition(":")
+    return _best(parts) if name == "auto" else DRAFTERS[name](path, parts)
 
 
 def takes_own_head(spec: str | Drafter) -> bool:

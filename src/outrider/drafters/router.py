@@ -128,7 +128,13 @@ class RouterDrafter(Drafter):
         return self._route[request.id].paid(request)
 
     def lacks(self, request: RequestView) -> int:
-        return self._route[request.id].lacks(request)
+        drafter = self._route[request.id]
+        lacks = drafter.lacks(request)
+        if self._checked is not None and drafter is self._default:
+            if not isinstance(lacks, int):
+                raise DrafterError(f"drafter {drafter.name!r}: it lacks {shown(lacks)}, which is no number of tokens")
+            lacks = min(max(0, lacks), len(request.tokens))
+        return lacks
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = [Draft()] * len(requests)

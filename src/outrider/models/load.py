@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import torch
@@ -135,6 +136,16 @@ def beside(place: Placement, draft: Checkpoint) -> Placement:
     return place
 
 
+def too_many_threads(place: Placement) -> str | None:
+    """What to tell a person who asked for more threads than can run: each pass waits for the last of them."""
+    cores = os.cpu_count() or place.threads
+    if place.device.type != "cpu" or place.threads <= cores:
+        return None
+    return (
+        f"{place.threads} threads take turns on {cores} core{'s' * (cores > 1)}, slower than as many threads as cores"
+    )
+
+
 def missing_kernels(place: Placement) -> str | None:
     """What to tell a person whose CPU has to do without our kernels: that it is so, and what to do."""
     if place.device.type != "cpu" or library() is not None:
@@ -150,7 +161,7 @@ def described(place: Placement, model: LanguageModel) -> str:
     if place.device.type != "cpu":
         return f"{place.precision.name} on {torch.cuda.get_device_name(place.device)}"
     by = f"{model.kernels} kernels" if model.kernels else "PyTorch"
-    return f"{place.precision.name} on {cpu_name()}, {by}, {place.threads} threads"
+    return f"{place.precision.name} on {cpu_name()}, {by}, {place.threads} thread{'s' * (place.threads > 1)}"
 
 
 def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from outrider import __version__
+from outrider.errors import InvalidRequest, shown
 from outrider.server.records import Record
 
 _NAMES = {
@@ -35,6 +36,8 @@ _NAMES = {
 
 def exported_to(address: str) -> Traces:
     """Spans are sent there in batches, by OTLP over HTTP. What cannot be sent is dropped: nobody waits for it."""
+    if not address.startswith(("http://", "https://")):
+        raise InvalidRequest(f"otlp_traces: {shown(address)} is no http or https address")
     return Traces(BatchSpanProcessor(OTLPSpanExporter(address)))
 
 

@@ -71,4 +71,4 @@ def hub_cache() -> Path:
 
 
 def megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB"
+    return f"{size / 1e6:.0f} MB" if size >= 1e6 else f"{size / 1e3:.0f} KB"

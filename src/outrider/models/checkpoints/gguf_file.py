@@ -89,6 +89,8 @@ class GGUFFile:
                 return _parse(path, file, vocabulary)
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror or error}.") from error
+        except RecursionError as error:
+            raise ModelError(f"{path} is not a readable GGUF file (lists within lists); fetch it again.") from error
         except (_Damaged, UnicodeDecodeError) as error:
             raise ModelError(f"{path} is not a readable GGUF file ({error}); fetch it again.") from error
 
@@ -146,7 +148,10 @@ class GGUFFile:
 
 
 def _bytes(path: Path, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    raw = np.fromfile(path, np.uint8, count, offset=offset)
+    try:
+        raw = np.fromfile(path, np.uint8, count, offset=offset)
+    except OSError as error:
+        raise ModelError(f"cannot read {path} any more: {error.strerror or error}.") from error
     if len(raw) != count:
         raise ModelError(f"{path} became shorter while it was read; fetch it again.")
     return raw
@@ -273,7 +278,7 @@ class _Header:
 def _parse(path: Path, file: BinaryIO, vocabulary: bool) -> GGUFFile:
     header = _Header(file)
     if header.take(4) != b"GGUF":
-        raise _Damaged("it does not start with the letters GGUF")
+        raise ModelError(f"{path} is no GGUF file: it does not start with the letters GGUF.")
     version = header.number("I")
     if version & 0xFFFF == 0:
         raise _Damaged("it was written for big-endian machines")

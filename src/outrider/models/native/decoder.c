@@ -2,6 +2,7 @@
 #include "decoder.h"
 
 #include "cache.h"
+#include "isa.h"
 
 #include <string.h>
 
@@ -26,6 +27,12 @@ static int have_amx(void) {
 static int have_amx(void) { return 0; }
 #endif
 
+/* clang knew no name for it before 16. */
+static int have_f16c(void) {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+
 static int have_avxvnni(void) {
     unsigned a = 0, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
@@ -35,7 +42,7 @@ static int have_avxvnni(void) {
 int outrider_has(int kernels) {
     __builtin_cpu_init();
     const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-                   __builtin_cpu_supports("f16c");
+                   have_f16c();
     const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                    __builtin_cpu_supports("avx512cd");
@@ -49,7 +56,7 @@ int outrider_has(int kernels) {
         default: return 0;
     }
 }
-#elif defined(__aarch64__)
+#elif defined(ARM_EXTENSIONS)
 #if defined(__APPLE__)
 #include <sys/sysctl.h>
 
@@ -100,7 +107,7 @@ static Entries entries(int kernels) {
         case KERNELS_AVX512: return ENTRIES(avx512);
         case KERNELS_VNNI:
         case KERNELS_AMX: return ENTRIES(vnni);
-#elif defined(__aarch64__)
+#elif defined(ARM_EXTENSIONS)
         case KERNELS_DOTPROD: return ENTRIES(dotprod);
         case KERNELS_I8MM: return ENTRIES(i8mm);
         case KERNELS_BF16: return ENTRIES(bf16);

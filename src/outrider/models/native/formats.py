@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ def requantise(matrix: Stored, values: Tensor, scales: Tensor, block: int) -> No
     assert kernels is not None, "who reads matrices as a file stores them has kernels for them"
     assert values.is_contiguous()
     assert scales.is_contiguous()
-    kind, (rows, inputs), done = KINDS.index(matrix.kind), values.shape, 0
+    kind, (rows, inputs) = KINDS.index(matrix.kind), values.shape
     assert scales.shape == (rows, -(-inputs // block))
 
     def fill(piece: Tensor, first: int) -> None:
@@ -54,17 +53,15 @@ def requantise(matrix: Stored, values: Tensor, scales: Tensor, block: int) -> No
         place = source.data_ptr(), pitch, kind, len(source), inputs, block
         kernels.outrider_requantise(*place, values[first:].data_ptr(), scales[first:].data_ptr())
 
-    filling = []
-    for piece in matrix.pieces(_ROWS):
-        filling.append(_threads().submit(fill, piece, done))
-        done += len(piece)
+    pieces = matrix.pieces(_ROWS)
+    if rows <= _ROWS:
+        for piece in pieces:
+            fill(piece, 0)
+        return
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        filling = [pool.submit(fill, piece, i * _ROWS) for i, piece in enumerate(pieces)]
     for each in filling:
         each.result()
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "quantising")
 
 
 _ROWS = 512

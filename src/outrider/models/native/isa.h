@@ -10,6 +10,16 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+/* Before 16, which Apple calls 15, clang hides them where the whole file may not use them. */
+#if !defined(__clang__)
+#define ARM_EXTENSIONS
+#elif defined(__apple_build_version__)
+#if __clang_major__ >= 15
+#define ARM_EXTENSIONS
+#endif
+#elif __clang_major__ >= 16
+#define ARM_EXTENSIONS
+#endif
 #endif
 
 #endif

@@ -1,7 +1,7 @@
 /* The pass for aarch64 with integer dot products. */
 #include "isa.h"
 
-#if defined(__aarch64__)
+#if defined(ARM_EXTENSIONS)
 #define WITH_DOTPROD
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)

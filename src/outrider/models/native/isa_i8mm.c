@@ -1,7 +1,7 @@
 /* The pass for aarch64 with matrix products of integers. */
 #include "isa.h"
 
-#if defined(__aarch64__)
+#if defined(ARM_EXTENSIONS)
 #define WITH_DOTPROD
 #define WITH_I8MM
 #if defined(__clang__)

@@ -54,8 +54,9 @@ class Timer:
 
     def seconds(self, rows: int, context: int) -> float:
         """Of a pass of `rows` rows behind `context` tokens."""
-        context = min(context, self._stack._model.shape.capacity - rows)
-        room = -(-(context + rows) // _POSITIONS) * _POSITIONS
+        capacity = self._stack._model.shape.capacity
+        context = min(context, capacity - rows)
+        room = min(capacity, -(-(context + rows) // _POSITIONS) * _POSITIONS)  # there is a workspace for no more
         self._turn += 1
         if self._features:
             return self._time(*self._part(self._layers, room), rows, context, wanted=rows)
