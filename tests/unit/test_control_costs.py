@@ -283,3 +283,15 @@ def test_a_prediction_during_the_survey_pays_nobody() -> None:
     assert controller.belief.known
     controller.draft(both, [Running(1)], True, [100])
     assert controller.belief.drafting["head"] == pytest.approx(0.3, rel=0.1)
+
+
+def test_one_draft_without_luck_leaves_something_for_the_next() -> None:
+    """Of a drafter that claims to be always right: the first draft of a request costs little, however deep it looks
+    best, and one that has earned may draft deep."""
+    world = World(rows=rising(0.05), per_level=0.15, chance=lambda request, step: 0.0, claim=lambda chance: 0.9)
+    ran = world.run(world.auto(), 40)
+    drafts = [cost for cost, drafted in zip(ran.costs, ran.drafted, strict=True) if any(drafted)]
+    assert len(drafts) >= 2
+    assert max(drafts) < 1 + 0.5 * 2.0
+    lucky = World(rows=rising(0.05), per_level=0.15, chance=always(0.9))
+    assert max(sum(drafted) for drafted in lucky.run(lucky.auto(), 60).drafted) >= 6

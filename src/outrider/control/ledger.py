@@ -18,6 +18,9 @@ _LENT = 2.0
 """Passes beyond what it may lose that a request is lent by those it shares steps with."""
 _PATIENT = 1.0
 """Passes that it may lose by others' before any time has gone by."""
+_STAKE = 0.35
+"""Of what it may lose, that one draft of a request by itself may cost: before anything is known of it the deepest look
+best, and one without luck would end drafting for a hundred steps."""
 _MOST = 6.0
 """Earlier gains that count: who has gained much must not lose as much before it is noticed."""
 _RATE, _OVER = 1 / 4, 2.0
@@ -55,6 +58,10 @@ class Ledger:
     def may_lose(self) -> float:
         """After a loss, nothing before the time since has paid for it, or others lend."""
         return self.left + self.lent
+
+    def stake(self, requests: int) -> float:
+        """What one draft may cost, where so many share steps: several lend to each other."""
+        return self.may_lose if requests > 1 else _STAKE * self.may_lose
 
     def affords(self, charge: float) -> bool:
         """Whether so much may be lost now."""

@@ -233,7 +233,7 @@ class PaidDrafters:
     def _beside(self, found: Prospect, candidate: Candidate, name: str, shared: Shared, prices: Prices) -> Prospect:
         """What was found for it, and what a drafter's levels would bring beside that."""
         known, catching_up = self._gains(candidate.state, name), shared.cost.catching_up(candidate.state.idle)
-        most = min(candidate.limit, shared.levels(candidate.ledger.may_lose, catching_up))
+        most = min(candidate.limit, shared.levels(candidate.ledger.stake(shared.requests), catching_up))
         if (
             most <= 0
             or self._is_outdone(candidate, name, prices)

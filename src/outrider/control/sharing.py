@@ -28,10 +28,10 @@ class Shared:
         self._fixed, self._level = cost.fixed, cost.level(requests) + requests * self.row * prices.token
         self._most = _SPARE + (len(prices.passes) - 1) // requests  # a step has so many rows
 
-    def levels(self, may_lose: float, catching_up: float) -> int:
-        """As deep as one may lose, in plain passes, with rows to verify it. Catching up is lost once, and gained by for
+    def levels(self, stake: float, catching_up: float) -> int:
+        """As deep as one may cost, in plain passes, with rows to verify it. Catching up is lost once, and gained by for
         some steps."""
-        left = may_lose * self._pass - self._fixed - catching_up
+        left = stake * self._pass - self._fixed - catching_up
         return min(self._most, int(left / self._level)) if self._level else self._most
 
     def worthwhile(self, levels: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
