@@ -263,7 +263,7 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("hello, I am a text")
     with pytest.raises(ModelError, match="give the folder"):
         opened(tmp_path / "x.safetensors")
-    with pytest.raises(ModelError, match="not a readable GGUF"):
+    with pytest.raises(ModelError, match="is no GGUF file"):
         opened(tmp_path / "readme.txt")
     with pytest.raises(ModelError, match="not a model folder"):
         opened(tmp_path)
