@@ -78,7 +78,7 @@ class Survey:
             if perf_counter() - started > _SHARE * seconds:
                 return None
         table = self._table()
-        if self.spread <= STEADY and len(self._steps) >= _SOME_STEPS:
+        if table.spread <= STEADY and len(self._steps) >= _SOME_STEPS:
             self._keep(table)
         return table
 
@@ -87,7 +87,7 @@ class Survey:
         for piece in self._pieces:
             self._time(piece)
         table = self._table()
-        if self.spread <= STEADY:
+        if table.spread <= STEADY:
             self._keep(table)
         return table
 
@@ -137,7 +137,7 @@ class Survey:
             row = max(0.0, some - one) / (_SOME_ROWS - 1)
             drafting[name] = DraftCost(_BEGIN_ROWS * row, one, some + row * (_RESUME_ROWS - _SOME_ROWS), row)
         contexts = self._near, self._far
-        table = CostTable(ROWS, contexts, (near, far), 0.0, drafting, attending=attending, spread=self.spread)
+        table = CostTable(ROWS, contexts, (near, far), 0.0, drafting, attending=attending, spread=self._spread())
         if not self._steps:
             return table
         # Plain ones: as many requests as rows.
@@ -145,8 +145,7 @@ class Survey:
         overhead = min([seconds - taken for (_, _, seconds), taken in zip(self._steps, passes, strict=True)])
         return replace(table, overhead=max(0.0, overhead))
 
-    @property
-    def spread(self) -> float:
+    def _spread(self) -> float:
         """How far the two least repetitions differ, in the median: how well what is believed was seen again."""
         least = [sorted(seconds)[:2] for seconds in self._samples.values() if len(seconds) > 1]
         return median((second - first) / (second or 1.0) for first, second in least)
