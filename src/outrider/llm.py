@@ -294,6 +294,13 @@ class LLM:
             raise InvalidRequest(f"what passes of a {type(self.model).__name__} cost cannot be measured beforehand")
         return survey.whole()
 
+    def finish_costs(self, seconds: float = 0.25) -> None:
+        """Measure what is left of that now, for no longer than this, unless somebody is asking for something: for
+        programs that end soon, so that the next one knows."""
+        with self._turns.spare() as free:
+            if free:
+                self._costs.finish(seconds)
+
     @property
     def _parts(self) -> TargetParts:
         if self._loaded is None:

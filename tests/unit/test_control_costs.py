@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import pytest
 from control_world import Predicts, Running, Stopwatch, World, always, exact, flat, rising
@@ -141,20 +142,55 @@ def test_draft_cost_of_one_depth_is_right_at_that_depth() -> None:
     assert cost.fixed + 4 * cost.per_level == pytest.approx(0.8, rel=0.05)
 
 
-def test_a_survey_goes_on_between_steps_until_the_table_is_complete() -> None:
-    target = Stopwatch(lambda rows, context: 0.001 * (1 + 0.1 * rows + 1e-5 * rows * context))
-    head = Stopwatch(lambda rows, context: 0.0001)
+def test_a_survey_goes_on_between_steps_until_the_table_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a rough table soon, for as long as a pass takes; the rest takes a twenty-fifth of the steps at most."""
+    now = 0.0
+
+    def spend(seconds: float) -> float:
+        nonlocal now
+        now += seconds / 10  # only a part is timed
+        return seconds
+
+    monkeypatch.setattr("outrider.control.survey.perf_counter", lambda: now)
+    target = Stopwatch(lambda rows, context: spend(0.001 * (1 + 0.1 * rows + 1e-5 * rows * context)))
+    head = Stopwatch(lambda rows, context: spend(0.0001))
     kept: list[CostTable] = []
     survey = Survey(target, {"head": head}, 4096, kept.append)
     steps, table = 0, None
     while table is None:
-        table = survey.advance(1, 100, 0.00000001)  # no time for more than a piece
+        table = survey.advance(1, 1, 100, 0.00000001)  # no time for more than a piece
         steps += 1
         assert target.asked + head.asked <= steps
+    assert now < 0.0015
+    assert kept == []
+    rough = table.pass_seconds(16, 64)
+    assert rough[16] / rough[1] == pytest.approx(2.6 / 1.1, rel=0.1)
+    assert rough[12] / rough[1] == pytest.approx(2.2 / 1.1, rel=0.1)
+    spent, steps = now, 0
+    while not survey.over:
+        table = survey.advance(1, 1, 100, 0.0012)
+        steps += 1
+        assert now - spent <= 0.04 * steps * 0.0012 + 0.0005, "and the piece that was begun"
+    assert table is not None
     assert kept == [table]
     costs = table.pass_seconds(16, 1000)
-    assert costs[16] / costs[1] == pytest.approx((1 + 1.6 + 0.16) / (1 + 0.1 + 0.01), rel=0.1)
+    assert costs[16] / costs[1] == pytest.approx((1 + 1.6 + 0.16) / (1 + 0.1 + 0.01), rel=0.15)
     assert table.drafting["head"].per_level == pytest.approx(0.0001, rel=0.1)
+
+
+def test_what_is_left_of_a_survey_can_be_done_while_nobody_waits() -> None:
+    kept: list[CostTable] = []
+    survey = Survey(Stopwatch(lambda rows, context: 0.001), {}, 4096, kept.append)
+    survey.finish(10.0)
+    assert kept == [], "before anything was asked there is no rough one"
+    for _ in range(9):
+        survey.advance(1, 1, 100, 0.00000001)
+    survey.finish(0.0)
+    assert kept == []
+    survey.finish(10.0)
+    assert len(kept) == 1
+    assert survey.advance(1, 1, 100, 0.00000001) is not None
+    assert survey.over
 
 
 def test_a_survey_tells_a_past_from_the_rows_that_attend_to_it() -> None:
@@ -165,19 +201,22 @@ def test_a_survey_tells_a_past_from_the_rows_that_attend_to_it() -> None:
         return 0.001 * (1 + 0.1 * rows + (0.5 * requests + 0.05 * rows) * (context - 64) / 1000)
 
     survey, table = Survey(Stopwatch(seconds), {}, 4096), None
-    while table is None:
-        table = survey.advance(4, 1064, seconds(4, 1064, 4) + 0.0005)
-    assert table.overhead == pytest.approx(0.0005, rel=0.2)
+    while not survey.over:
+        table = survey.advance(4, 4, 1064, seconds(4, 1064, 4) + 0.0005)
+    assert table is not None
+    assert table.overhead == pytest.approx(0.0005, rel=0.5)
     for context, requests, rows in ((64, 1, 8), (1064, 1, 16), (1064, 4, 16), (2064, 8, 8)):
         step = table.pass_seconds(32, context)[rows] + (requests - 1) * table.further_request(context)
-        assert step == pytest.approx(seconds(rows, context, requests) + 0.0005, rel=0.06)
+        assert step == pytest.approx(seconds(rows, context, requests) + 0.0005, rel=0.1)
 
 
 def test_a_restless_survey_is_used_but_not_kept() -> None:
     draw = random.Random(0)
     kept: list[CostTable] = []
-    survey = Survey(Stopwatch(lambda rows, context: 0.001 * draw.uniform(0.4, 2)), {}, 4096, kept.append)
-    assert survey.advance(1, 100, 10.0) is not None
+    survey = Survey(Stopwatch(lambda rows, context: 0.001 * draw.uniform(0.2, 4)), {}, 4096, kept.append)
+    for _ in range(4):
+        assert survey.advance(1, 1, 100, 10.0) is not None or survey.over
+    assert survey.over
     assert kept == []
 
 
@@ -229,7 +268,8 @@ def test_a_survey_times_more_often_what_takes_little(row: float, dear: bool, mon
     Survey(Stopwatch(seconds), {}, 4096).whole()
     near = [asked[rows, 64] for rows in ROWS]
     assert min(near) >= 2, "the first of so many rows takes longer"
-    assert max(near) == 2 if dear else min(near) > 2
+    assert median(near) == 2 if dear else min(near) > 2, "some had been timed once for the rough table"
+    assert max(near) == 3 or not dear
     assert asked[16, 1024] >= 2
 
 

@@ -212,21 +212,28 @@ def test_plain_steps_come_often_until_they_tell_nothing_new() -> None:
 
 def test_a_survey_by_a_clock_that_stands_still() -> None:
     survey = Survey(Stopwatch(lambda rows, context: 0.0), {}, 4096)
-    assert survey.advance(1, 100, 1.0) is not None
+    assert survey.advance(1, 1, 100, 1.0) is not None
 
 
 def test_a_step_that_was_disturbed_is_no_overhead() -> None:
     """The machine slept through one: there was time for everything after it."""
     no_time, long = 1e-8, 3600.0  # for one piece, and for all of them
-    for steps in ((no_time, long), (no_time, no_time, long)):
+    for steps in ((no_time, long), (no_time, no_time, long), (long, long), (long, no_time, long)):
         kept_tables: list[CostTable] = []
         survey, table = Survey(Stopwatch(lambda rows, context: 0.001), {}, 4096, kept_tables.append), None
         for seconds in steps:
-            assert table is None
-            table = survey.advance(1, 100, seconds)
+            table = survey.advance(1, 1, 100, seconds) or table
         assert table is not None
-        assert table.overhead == 0
-        assert len(kept_tables) == len(steps) - 2, "not where it rests on so few"
+        assert no_time not in steps or table.overhead == 0
+        assert len(kept_tables) == (survey.over and len(steps) > 2), "not where it rests on so few"
+
+
+def test_steps_that_draft_say_nothing_of_a_plain_one() -> None:
+    survey, table = Survey(Stopwatch(lambda rows, context: 0.001), {}, 4096), None
+    for rows in (1, *[4] * 9, 1):
+        table = survey.advance(rows, 1, 100, 0.0012 if rows == 1 else 0.001) or table
+    assert table is not None
+    assert table.overhead == pytest.approx(0.0002, abs=0.0001)
 
 
 @pytest.mark.parametrize("seconds", [3600.0, 0.5, -1.0])

@@ -99,6 +99,8 @@ class Answerer:
             self._print_json(done, plain)
         else:
             self._print_summary(done, plain)
+        sys.stdout.flush()
+        self._llm.finish_costs()
 
     def _stream(self, prompt: Sequence[int]) -> Completion:
         tokenizer = self._llm.tokenizer

@@ -68,7 +68,8 @@ class AutoLength:
         acceptance: Mapping[str, Sequence[float]] | None = None,
         trees: Sequence[int] = (),
     ) -> None:
-        """Costs are known from a `table`, or will be from a `survey`, until when decoding is plain; with neither they
+        """Costs are known from a `table`, or will be from a `survey`, until when (a rough
+        one will do) decoding is plain; with neither they
         are guessed at and learned. `acceptance`: what is known beforehand of drafters, by name
         (`DraftHead.acceptance`). `trees`: nodes of those that a device may be asked for, beside chains of `nodes`."""
         if nodes < 1 or rows < 2:
@@ -234,8 +235,8 @@ class AutoLength:
         states = self._states.of(requests)
         timed = target_seconds > 0
         context = _context(requests) if issued is None or self._paid is None else 0.0
-        if timed and self._steps > 1 and self._paid is None:  # nobody waits longer for a first token
-            self._paid = self._paid_from(self._prices.survey(rows, context, target_seconds))
+        if timed and self._steps > 1 and not self._prices.surveyed:  # nobody waits longer for a first token
+            self._survey(rows, len(states), context, target_seconds)
         self._acceptance.tick()
         if self._paid is not None:
             self._paid.tick()
@@ -267,6 +268,13 @@ class AutoLength:
             state.paid.end_step()
             state.clear()
         self._prices.value(len(states), total, expected, self._steps)
+
+    def _survey(self, rows: int, requests: int, context: float, seconds: float) -> None:
+        table = self._prices.survey(rows, requests, context, seconds)
+        if self._paid is None:
+            self._paid = self._paid_from(table)
+        elif table is not None:
+            self._paid.reprice(table)
 
     def _charges(
         self,

@@ -50,7 +50,8 @@ class CostTable:
 
     def pass_seconds(self, most: int, context: float) -> list[float]:
         """At [r]: of a step of r rows of one request, up to `most`; never falls as rows grow ([0] is [1])."""
-        near, far = (self._line(line, most) for line in (self.seconds[0], self.seconds[-1]))
+        wanted = [max(r, 1) for r in range(most + 1)]
+        near, far = (straight(self.rows, line, wanted) for line in (self.seconds[0], self.seconds[-1]))
         part = self._part(context)
         line = [a + part * max(0.0, b - a) + self.overhead for a, b in zip(near, far, strict=True)]
         return list(accumulate(line, max))
@@ -68,15 +69,6 @@ class CostTable:
     def first(self) -> float:
         """Seconds of a pass of one row, behind a short context."""
         return self.pass_seconds(1, self.contexts[0])[1]
-
-    def _line(self, known: Sequence[float], most: int) -> list[float]:
-        line = []
-        for r in range(most + 1):
-            right = min(max(bisect_left(self.rows, max(r, 1)), 1), len(self.rows) - 1)
-            low, high = self.rows[right - 1], self.rows[right]
-            slope = (known[right] - known[right - 1]) / (high - low)
-            line.append(known[right - 1] + slope * (max(r, 1) - low))
-        return line
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -101,6 +93,18 @@ class CostTable:
         if not all(0 <= number < _LONGEST for number in (table.overhead, table.attending, table.spread, *costs)):
             raise ValueError("nothing takes less than no time")
         return table
+
+
+def straight(rows: Sequence[int], seconds: Sequence[float], wanted: Sequence[int]) -> list[float]:
+    """Seconds of so many rows each, where those of two `rows` at least are known: between them drawn straight, beyond
+    them as the last two go on."""
+    line = []
+    for r in wanted:
+        right = min(max(bisect_left(rows, r), 1), len(rows) - 1)
+        low, high = rows[right - 1], rows[right]
+        slope = (seconds[right] - seconds[right - 1]) / (high - low)
+        line.append(seconds[right - 1] + slope * (r - low))
+    return line
 
 
 def assumed(row: float) -> CostTable:

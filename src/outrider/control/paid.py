@@ -95,6 +95,10 @@ class PaidDrafters:
         """Of each drafter thought of so far, in the table's seconds."""
         return self._costs
 
+    def reprice(self, table: CostTable) -> None:
+        """Costs were measured better."""
+        self._table, self._costs = table, {}
+
     def tick(self) -> None:
         """A step is over, whoever drafted."""
         self._steps += 1

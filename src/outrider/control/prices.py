@@ -47,11 +47,18 @@ class Prices:
         self._since_plain = _PLAIN_EVERY
         self._plain_every = _PLAIN_SOON
 
-    def survey(self, rows: int, context: float, seconds: float) -> CostTable | None:
-        """After a step: measure a little more, where that is still to do; the table, once, when it is complete."""
-        table = self._survey.advance(rows, context, seconds) if self._survey else None
+    @property
+    def surveyed(self) -> bool:
+        """Whether nothing is left to be measured."""
+        return self._survey is None or self._survey.over
+
+    def survey(self, rows: int, requests: int, context: float, seconds: float) -> CostTable | None:
+        """After a step: measure a little more, where that is still to do; a table, when there is a better one."""
+        if self._survey is None or self._survey.over:
+            return None
+        table = self._survey.advance(rows, requests, context, seconds)
         if table is not None:
-            self.table, self._pace, self._survey = table, Pace(table, self._rows), None
+            self.table, self._pace = table, Pace(table, self._rows)
         return table
 
     def plain_due(self) -> bool:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations
+from math import inf
 from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.control.costs import ROWS, CostTable, DraftCost, straight
 
-_SHARE = 0.15
-"""Of a step, at most, that measuring takes after it (but one piece at least)."""
+_FIRST_SHARE, _SHARE = 0.5, 0.04
+"""Of a step, at most, that measuring takes after it (but one piece at least): until there is a table, which is what
+drafts wait for, and of all steps since then, until there is a better one."""
 _NEAR, _FAR = 64, 1024
 """Contexts measured; costs are drawn straight through both."""
 _FAR_ROWS = (1, 4, 16)
+_ROUGH_ROWS = (1, 2, 4, 8, 16)
+"""Of the passes that are timed first; between them and beyond them costs are drawn straight until the others are."""
 _SOME_ROWS = 8
 """Rows of a drafter's pass that is measured beside one of a single row; drawn straight through both."""
 _BEGIN_ROWS, _RESUME_ROWS = 2, 32
@@ -45,8 +49,9 @@ _Piece = tuple[Measurable, int, int]
 
 
 class Survey:
-    """Of one target and its drafters. Plain decoding goes on meanwhile. Each piece is timed on a part of a pass, so
-    that the whole takes as long as a few passes of one row where rows are cheap, and about ten where each costs."""
+    """Of one target and its drafters. Decoding goes on meanwhile, plainly until a few passes were timed once: that
+    makes a rough table, good enough to draft by, for as long as one pass takes, about. All are timed several times
+    then, while nobody notices, and make the table that is kept. Each is timed on a part of it."""
 
     def __init__(
         self,
@@ -66,28 +71,64 @@ class Survey:
         self._samples: dict[_Piece, list[float]] = {}
         self._spent = 0.0
         """Seconds, on timing."""
-        self._pieces = self._all_pieces()
-        self._steps: list[tuple[int, float, float]] = []
+        self._first, self._all = iter(self._near_pieces(_ROUGH_ROWS)), self._all_pieces()
+        self._is_rough = False
+        """Whether there is a table, and not yet the last one."""
+        self.over = False
+        """Whether the last table has been given."""
+        self._steps = 0
+        self._plain: list[tuple[int, float, float]] = []
+        """Steps: their rows, as many as requests, contexts and seconds."""
+        self._owed = 0.0
+        """Seconds that measuring may take by now, after the rough table."""
 
-    def advance(self, rows: int, context: float, seconds: float) -> CostTable | None:
-        """A step of so many rows took so long: measure a little more; the table, once it is complete."""
-        self._steps.append((rows, context, seconds))
-        started = perf_counter()
-        for piece in self._pieces:
-            self._time(piece)
-            if perf_counter() - started > _SHARE * seconds:
-                return None
-        table = self._table()
-        if table.spread <= STEADY and len(self._steps) >= _SOME_STEPS:
-            self._keep(table)
-        return table
+    def advance(self, rows: int, requests: int, context: float, seconds: float) -> CostTable | None:
+        """A step of so many rows took so long: measure a little more; a table whenever there is a better one, the last
+        time when this is `over`."""
+        if self.over:
+            return None
+        self._steps += 1
+        if rows == requests:
+            self._plain.append((rows, context, seconds))
+        if not self._is_rough:
+            self._is_rough = self._measure(self._first, _FIRST_SHARE * seconds)
+            return self._table() if self._is_rough else None
+        self._owed += _SHARE * seconds
+        before = self._spent
+        done = self._owed > 0 and self._measure(self._all, self._owed)
+        self._owed -= self._spent - before
+        return self._last_table() if done else None
 
     def whole(self) -> CostTable:
-        """Everything at once, for people who want to see it."""
-        for piece in self._pieces:
+        """Everything that is left at once, for people who want to see it."""
+        self._measure(self._first, inf)
+        self._measure(self._all, inf)
+        return self._last_table()
+
+    def finish(self, seconds: float) -> None:
+        """What is left to be timed again, as nobody waits, but no longer than this; the next step is given the table,
+        if there is one."""
+        if self._is_rough and not self.over and self._measure(self._all, seconds):
+            self._owed = inf
+            self._kept()
+
+    def _measure(self, pieces: Iterator[_Piece], seconds: float) -> bool:
+        """One piece at least, and no more once so long has passed. Whether none is left."""
+        started = perf_counter()
+        for piece in pieces:
             self._time(piece)
+            if perf_counter() - started > seconds:
+                return False
+        return True
+
+    def _last_table(self) -> CostTable:
+        self.over = True
+        return self._kept()
+
+    def _kept(self) -> CostTable:
+        """The table, which is kept if it was measured in peace."""
         table = self._table()
-        if table.spread <= STEADY:
+        if table.spread <= STEADY and self._steps not in range(1, _SOME_STEPS):
             self._keep(table)
         return table
 
@@ -98,9 +139,7 @@ class Survey:
         self._spent += perf_counter() - started
 
     def _all_pieces(self) -> Iterator[_Piece]:
-        near: list[_Piece] = [(self._target, rows, self._near) for rows in ROWS]
-        for drafter in self._drafters.values():
-            near += [(drafter, rows, self._near) for rows in (1, _SOME_ROWS)]
+        near = self._near_pieces(ROWS)
         far: list[_Piece] = [(self._target, rows, self._far) for rows in _FAR_ROWS]
         for _ in range(2):  # the first pass of so many rows takes a sixth longer than those that follow
             yield from near
@@ -109,6 +148,10 @@ class Survey:
         again = int(_PASSES * self._least(near[0]) / (self._spent / 2)) if self._spent > 0 else _ROUNDS
         for _ in range(min(_ROUNDS - 2, again)):
             yield from (*far, *near)
+
+    def _near_pieces(self, rows: Sequence[int]) -> list[_Piece]:
+        drafters = [(drafter, some, self._near) for drafter in self._drafters.values() for some in (1, _SOME_ROWS)]
+        return [(self._target, some, self._near) for some in rows] + drafters
 
     def _least(self, piece: _Piece) -> float:
         return min(self._samples[piece])  # what disturbs only ever takes longer
@@ -127,9 +170,11 @@ class Survey:
             piece = (model, rows, self._near)
             return self._in_parts(piece) if self._is_disturbed(piece) else self._least(piece)
 
-        near = _undisturbed([of(self._target, rows) for rows in ROWS])
-        added = [self._least((self._target, rows, self._far)) - near[ROWS.index(rows)] for rows in _FAR_ROWS]
-        row, attending = _each_and_all(_FAR_ROWS, added)
+        timed = [rows for rows in ROWS if (self._target, rows, self._near) in self._samples]
+        near = straight(timed, _undisturbed([of(self._target, rows) for rows in timed]), ROWS)
+        far_rows = [rows for rows in _FAR_ROWS if (self._target, rows, self._far) in self._samples]
+        added = [self._least((self._target, rows, self._far)) - near[ROWS.index(rows)] for rows in far_rows]
+        row, attending = _each_and_all(far_rows, added)
         far = [seconds + attending + rows * row for rows, seconds in zip(ROWS, near, strict=True)]
         drafting = {}
         for name, drafter in self._drafters.items():
@@ -138,23 +183,24 @@ class Survey:
             drafting[name] = DraftCost(_BEGIN_ROWS * row, one, some + row * (_RESUME_ROWS - _SOME_ROWS), row)
         contexts = self._near, self._far
         table = CostTable(ROWS, contexts, (near, far), 0.0, drafting, attending=attending, spread=self._spread())
-        if not self._steps:
+        if not self._plain:
             return table
-        # Plain ones: as many requests as rows.
-        passes = [table.pass_seconds(r, c)[r] + (r - 1) * table.further_request(c) for r, c, _ in self._steps]
-        overhead = min([seconds - taken for (_, _, seconds), taken in zip(self._steps, passes, strict=True)])
+        passes = [table.pass_seconds(r, c)[r] + (r - 1) * table.further_request(c) for r, c, _ in self._plain]
+        overhead = min([seconds - taken for (_, _, seconds), taken in zip(self._plain, passes, strict=True)])
         return replace(table, overhead=max(0.0, overhead))
 
     def _spread(self) -> float:
         """How far the two least repetitions differ, in the median: how well what is believed was seen again."""
         least = [sorted(seconds)[:2] for seconds in self._samples.values() if len(seconds) > 1]
-        return median((second - first) / (second or 1.0) for first, second in least)
+        return median([(second - first) / (second or 1.0) for first, second in least]) if least else 0.0
 
 
 def _each_and_all(rows: Sequence[int], added: Sequence[float]) -> tuple[float, float]:
     """What each row adds and what all of them together do, by what so many rows added. By medians: a disturbed timing
     counts for nothing."""
     points = list(zip(rows, added, strict=True))
+    if len(points) < 2:
+        return 0.0, 0.0
     each = max(0.0, median([(b - a) / (s - r) for (r, a), (s, b) in combinations(points, 2)]))
     return each, max(0.0, median([more - each * r for r, more in points]))
 

@@ -16,7 +16,7 @@ from outrider.control.trees import TREES
 from outrider.core.drafter import Drafter
 from outrider.core.model import CachedNetwork, LanguageModel
 
-_MEASURED = 4
+_MEASURED = 5
 """How tables are measured, by number: those of other ways are not believed."""
 
 
@@ -34,6 +34,8 @@ class Costs:
         self._folder = folder
         self._facts = facts
         self._quiet = quiet
+        self._surveys: list[Survey] = []
+        """Under way."""
 
     def controller(self, model: LanguageModel, drafter: Drafter) -> AutoLength:
         """One that knows what passes cost here, or finds out: at once, where it is quiet, else between the first
@@ -43,7 +45,14 @@ class Costs:
         if survey is not None and self._quiet is not None:
             with self._quiet():
                 table, survey = survey.whole(), None
+        if survey is not None:
+            self._surveys.append(survey)
         return AutoLength(table=table, survey=survey, acceptance=drafter.acceptance, trees=TREES)
+
+    def finish(self, seconds: float) -> None:
+        """Nobody waits at the moment: measure what is left, for so long."""
+        for survey in self._surveys:
+            survey.finish(seconds)
 
     def load(self, model: LanguageModel, drafter: Drafter) -> CostTable | None:
         """What an earlier process has measured."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Condition, get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -86,6 +87,20 @@ class Turns:
                     yield caller.unread.popleft()
         finally:
             self._leave(caller)
+
+    @contextmanager
+    def spare(self) -> Iterator[bool]:
+        """A turn that nobody else wants, for other work with the model: whether there is one."""
+        with self._changed:
+            free = self._turn is None and not self._coming and self._closed is None
+            free = free and (self._lent is None or self._lent.ended)
+            if free:
+                self._turn = get_ident()
+        try:
+            yield free
+        finally:
+            if free:
+                self._end_turn()
 
     def close(self, reason: str) -> None:
         """Whoever waits or runs is told of it (`InvalidRequest`), and so is everybody who comes later."""
