@@ -3,10 +3,11 @@ acceptance, and the cost of a pass by the number of rows; or what each sampling 
 
     python benchmarks/gpu_speed.py [--quick | --sampling] [--out benchmarks/results/gpu_speed.json]
     python benchmarks/gpu_speed.py --formats [--quick] [--out benchmarks/results/gpu_formats.json]
+    python benchmarks/gpu_speed.py --draft [--quick] [--out benchmarks/results/gpu_draft.json]
     python benchmarks/gpu_speed.py --plain 1,32,128 [--out benchmarks/results/gpu_plain.json]
 
-The second form is plain decoding alone, in fp8 beside bf16, at batches 1, 16 and 64; the third in bf16 at those given,
-twice over.
+The second form is plain decoding alone, in fp8 beside bf16, at batches 1, 16 and 64; the third the draft model alone,
+in fp8 and in bf16; the fourth plain decoding in bf16 at the batches given, twice over.
 
 256 random tokens in, 256 out, greedy unless said. Rates come from whole runs through the engine: tokens beyond the
 first 64 over the time they took, so prefill and first compilation cancel out; medians of three (--sampling: two).
@@ -177,11 +178,30 @@ def formats(batches: Sequence[int]) -> dict[str, object]:
     return {"rates": [asdict(r) for r in rates], "pass_ms_by_rows": passes}
 
 
+def drafting(big: CudaDecoder, batches: Sequence[int]) -> list[Rate]:
+    """With a draft model of the 1B shape, in eight bits (as it is loaded) and in as many as its target."""
+    rates = []
+    for precision in (FP8, BF16):
+        draft = decoder("1b", 16, precision)
+        rates.append(rate(f"1b plain, {precision.name}", Engine(draft, NoDrafter(), FixedLength(0)), 1))
+        for batch in batches:
+            controller, drafter = FixedLength(4), ModelDrafter(draft)
+            acceptance = SyntheticAcceptance(4, 3.0)
+            host = HostExecutor(big, drafter, controller, acceptance.rules())
+            stepper = ForcedStepper(big, draft, acceptance, big.vocab_size)
+            engine = Engine(big, drafter, controller, executor=DeviceExecutor(stepper, host, drafter.device_part))
+            rates.append(rate(f"8b + 1b draft in {precision.name}, K=4, L=3.0", engine, batch))
+    return rates
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="batch 1 only")
     parser.add_argument("--sampling", action="store_true", help="the 8b shape by sampling parameters, nothing else")
     parser.add_argument("--formats", action="store_true", help="plain decoding of the 8B shape in fp8 beside bf16")
+    parser.add_argument(
+        "--draft", action="store_true", help="the 8B shape with a draft model of the 1B shape, nothing else"
+    )
     parser.add_argument("--plain", help="batches: plain decoding of the 8B shape, twice over, nothing else")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -190,6 +210,9 @@ def main() -> None:
     if options.formats:
         found = formats([1] if options.quick else [1, 16, 64])
         write(options.out, {"provenance": provenance() | {"dtype": "bf16, fp8"}} | found)
+        return
+    if options.draft:
+        write(options.out, result | {"rates": [asdict(r) for r in drafting(decoder("8b", 16), batches)]})
         return
     if options.plain:
         asked = [int(batch) for batch in options.plain.split(",")]
@@ -209,15 +232,7 @@ def main() -> None:
     rates += [rate("8b plain", Engine(big, NoDrafter(), FixedLength(0)), batch) for batch in batches]
     rates.append(rate("8b plain T=1", Engine(big, NoDrafter(), FixedLength(0)), 1, temperature=1.0))
     result["8b_pass_ms_by_rows"] = pass_times(big, 300, [1, 2, 4, 8, 16, 32, 64])
-    draft = decoder("1b", 16)
-    rates.append(rate("1b plain", Engine(draft, NoDrafter(), FixedLength(0)), 1))
-    for batch in batches:
-        controller, drafter = FixedLength(4), ModelDrafter(draft)
-        acceptance = SyntheticAcceptance(4, 3.0)
-        host = HostExecutor(big, drafter, controller, acceptance.rules())
-        stepper = ForcedStepper(big, draft, acceptance, big.vocab_size)
-        engine = Engine(big, drafter, controller, executor=DeviceExecutor(stepper, host, drafter.device_part))
-        rates.append(rate("8b + 1b draft, K=4, L=3.0", engine, batch))
+    rates += drafting(big, batches)
     result["rates"] = [asdict(r) for r in rates]
     for shape in ("135m", "8b"):
         times = result[f"{shape}_pass_ms_by_rows"]

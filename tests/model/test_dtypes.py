@@ -17,10 +17,11 @@ import outrider
 from outrider import LLM, InvalidRequest
 from outrider.bench.names import parse, reference
 from outrider.cli.options import Dtype
+from outrider.models.checkpoints.checkpoint import open_checkpoint
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.cpu import has_bf16
 from outrider.models.dtypes import DTYPES, LONG, short_name
-from outrider.models.load import automatic, placement, too_many_threads
+from outrider.models.load import automatic, beside, placement, too_many_threads
 from outrider.models.precision import BF16, FP16, FP32, INT8, PRECISIONS
 from outrider.models.torch_decoder import TorchDecoder
 from outrider.parts import TargetParts
@@ -182,3 +183,32 @@ def test_more_threads_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> N
         for threads in (1, 2, 3)
     ]
     assert told == [None, None, "3 threads take turns on 2 cores, slower than as many threads as cores"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "width", "expected"),
+    [
+        ("bf16", "cpu", 64, INT8),
+        ("bf16", "cpu", 24, BF16),  # a width that the kernels do not have
+        ("native", "cpu", 64, INT8),  # the draft model is not quantised
+        ("int8", "cpu", 64, INT8),
+        ("fp32", "cpu", 64, FP32),
+        ("fp16", "cpu", 64, FP16),
+    ],
+)
+def test_a_draft_model_runs_in_eight_bits_beside_one_in_sixteen(
+    dtype: str, device: str, width: int, expected: object, tmp_path: Path
+) -> None:
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=300,
+    )
+    path = tmp_path / "draft.gguf"
+    write_hf_model(path, AutoModelForCausalLM.from_config(config), bpe_metadata())
+    place = placement(device=device, dtype=dtype, bitwise=None, threads=None, max_batch=1, max_context=None)
+    assert beside(place, open_checkpoint(str(path), SilentProgress())).precision is expected

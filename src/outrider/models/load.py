@@ -17,7 +17,7 @@ from outrider.models.cpu import cpu_name, has_bf16
 from outrider.models.dtypes import short_name
 from outrider.models.memory import available
 from outrider.models.native.library import library
-from outrider.models.precision import BF16, FP8, FP32, NATIVE, PRECISIONS, Precision
+from outrider.models.precision import BF16, FP8, FP32, INT8, NATIVE, PRECISIONS, Precision
 
 _MOST_THREADS, _MOST_BATCH = 1024, 65536
 """Beyond any machine; PyTorch and the caches would rather break than refuse."""
@@ -130,10 +130,17 @@ _LARGE = 1.0
 
 
 def beside(place: Placement, draft: Checkpoint) -> Placement:
-    """Where a draft model runs: as its target does, but for one that is not quantised beside one that stays so."""
-    if place.precision.stored and draft.weights.stored() is None:
-        return replace(place, precision=BF16)
-    return place
+    """Where a draft model runs: as its target does, but in eight bits where that computes in sixteen, and is not told
+    to compute in fewer. Its passes cost about half then, and whatever it drafts is verified. What a file quantised
+    stays so where its target's does."""
+    on_cpu = place.device.type == "cpu"
+    stays = place.precision.stored and draft.weights.stored() is not None
+    if stays or not (place.precision.stored or place.precision is BF16):
+        return place
+    eighth = replace(place, precision=INT8 if on_cpu else FP8)
+    backend = NATIVE_BACKEND if on_cpu else CUDA_BACKEND
+    against = backend.unsupported_reason(draft.config, eighth)
+    return eighth if against is None else replace(place, precision=BF16)
 
 
 def too_many_threads(place: Placement) -> str | None:
