@@ -75,7 +75,7 @@ def test_tables_are_kept_by_all_that_costs_depend_on(tmp_path: Path) -> None:
     table = survey.whole()
     assert list(table.rows) == list(ROWS)
     assert set(table.drafting) == {"head"}
-    costs._save(drafter, table)  # a restless machine may not have kept it
+    costs.save(model, drafter, table)  # a restless machine may not have kept it
     kept = costs.load(model, drafter)
     assert kept is not None
     assert kept.pass_seconds(32, 50) == table.pass_seconds(32, 50)
@@ -89,7 +89,7 @@ def test_a_broken_table_is_measured_again(tmp_path: Path, text: str) -> None:
     model = decoder_of(source, "native")
     drafter = build("suffix", TinyParts(source, model))
     costs = Costs(tmp_path, {})
-    costs._save(drafter, CostTable(ROWS, (1, 2), ([1.0] * len(ROWS),) * 2))
+    costs.save(model, drafter, CostTable(ROWS, (1, 2), ([1.0] * len(ROWS),) * 2))
     assert costs.load(model, drafter) is not None
     (path,) = tmp_path.iterdir()
     path.write_text(text)
@@ -102,5 +102,5 @@ def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
     model = decoder_of(source, "native")
     drafter = build("suffix", TinyParts(source, model))
     costs = Costs(tmp_path / "costs", {})
-    costs._save(drafter, CostTable(ROWS, (1, 2), ([1.0] * len(ROWS),) * 2))
+    costs.save(model, drafter, CostTable(ROWS, (1, 2), ([1.0] * len(ROWS),) * 2))
     assert costs.load(model, drafter) is None

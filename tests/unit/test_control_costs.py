@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
 from statistics import median
+from typing import ClassVar, cast
 
 import pytest
 from control_world import Predicts, Running, Stopwatch, World, always, exact, flat, rising
@@ -16,8 +21,10 @@ from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.pace import DraftPace, DraftRun, Pace
 from outrider.control.survey import STEADY, Survey
 from outrider.core.draft import Budget, Draft, Speculation
-from outrider.core.drafter import VerifiedDraft
+from outrider.core.drafter import Drafter, VerifiedDraft
+from outrider.core.model import LanguageModel
 from outrider.core.request import RequestView
+from outrider.engine.costs import Costs
 
 
 def stairs(rows: int) -> float:
@@ -335,3 +342,65 @@ def test_one_draft_without_luck_leaves_something_for_the_next() -> None:
     assert max(drafts) < 1 + 0.5 * 2.0
     lucky = World(rows=rising(0.05), per_level=0.15, chance=always(0.9))
     assert max(sum(drafted) for drafted in lucky.run(lucky.auto(), 60).drafted) >= 6
+
+
+def test_a_survey_that_was_interrupted_goes_on_with_the_same_piece() -> None:
+    """Ctrl-C anywhere: what was being timed is timed again, and a table comes as soon as it would have."""
+
+    class Interrupted(Stopwatch):
+        def __init__(self, when: int) -> None:
+            super().__init__(lambda rows, context: 0.001 * rows)
+            self.when: int | None = when
+
+        def measure(self, rows: int, context: int) -> float:
+            if self.asked == self.when:
+                self.when = None
+                raise KeyboardInterrupt
+            return super().measure(rows, context)
+
+    for when in range(5):
+        watch, tables, steps = Interrupted(when), 0, 0
+        survey = Survey(watch, {}, 4096)
+        while not tables:
+            steps += 1
+            try:
+                tables += survey.advance(1, 1, 100, 1e-8) is not None
+            except KeyboardInterrupt:
+                continue
+        assert watch.when is None
+        assert steps <= 7
+
+
+def test_a_table_is_kept_for_the_drafters_and_contexts_it_was_measured_with(tmp_path: Path) -> None:
+    """A small draft model says nothing of a large one, nor a context of 40 tokens of one of 4,096."""
+    found = set()
+    for key, context in product(("small", "large"), (40, 4096)):
+        network, model = Network(key, 4096), Network("target", context)
+        found.add(Costs(tmp_path, {})._path(cast("LanguageModel", model), cast("Drafter", Drafts({"model": network}))))
+    assert len(found) == 4
+
+
+def test_costs_hold_nobody_who_is_gone(tmp_path: Path) -> None:
+    costs, model = Costs(tmp_path, {}), Network("target", 4096)
+    controller = costs.controller(cast("LanguageModel", model), cast("Drafter", Drafts({})))
+    gone = weakref.ref(model)
+    costs.finish(1.0)
+    del controller, model
+    gc.collect()
+    assert gone() is None
+    costs.finish(1.0)
+
+
+class Network(Stopwatch):
+    measurable = True
+
+    def __init__(self, key: str, max_context: int) -> None:
+        super().__init__(lambda rows, context: 0.001)
+        self.cost_key, self.max_context = key, max_context
+
+
+class Drafts:
+    acceptance: ClassVar[Mapping[str, Sequence[float]]] = {}
+
+    def __init__(self, networks: Mapping[str, Network]) -> None:
+        self.networks = networks

@@ -36,7 +36,7 @@ class Guesses(Drafter):
 
 
 class Kept(Costs):
-    def _path(self, drafter: object) -> Path | None:
+    def _path(self, model: object, drafter: object) -> Path | None:
         assert self._folder is not None
         return self._folder / "table.json"
 
@@ -109,6 +109,7 @@ def test_nested_too_deeply(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_the_tables_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    model: Any = SimpleNamespace(measurable=True, max_context=4096)
     (tmp_path / "table.json").mkdir()
-    Kept(tmp_path, {})._save(NoDrafter(), GOOD)
+    Kept(tmp_path, {}).save(model, NoDrafter(), GOOD)
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]

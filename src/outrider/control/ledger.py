@@ -19,8 +19,8 @@ _LENT = 2.0
 _PATIENT = 1.0
 """Passes that it may lose by others' before any time has gone by."""
 _STAKE = 0.35
-"""Of what it may lose, that one draft of a request by itself may cost: before anything is known of it the deepest look
-best, and one without luck would end drafting for a hundred steps."""
+"""Of what it may lose, that the levels of one draft of a request by itself may cost: before anything is known of it the
+deepest look best, and one without luck would end drafting for a hundred steps."""
 _MOST = 6.0
 """Earlier gains that count: who has gained much must not lose as much before it is noticed."""
 _RATE, _OVER = 1 / 4, 2.0
@@ -59,9 +59,11 @@ class Ledger:
         """After a loss, nothing before the time since has paid for it, or others lend."""
         return self.left + self.lent
 
-    def stake(self, requests: int) -> float:
-        """What one draft may cost, where so many share steps: several lend to each other."""
-        return self.may_lose if requests > 1 else _STAKE * self.may_lose
+    @staticmethod
+    def stake(requests: int) -> float:
+        """The part of what it may lose that one draft's levels may cost, where so many share steps: several lend to
+        each other."""
+        return 1.0 if requests > 1 else _STAKE
 
     def affords(self, charge: float) -> bool:
         """Whether so much may be lost now."""

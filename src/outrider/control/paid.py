@@ -46,6 +46,10 @@ _LEAST = 1e-6
 """Tokens that a pass for a node that is right is taken to gain, at least."""
 _ROWS_EACH = 4
 """Rows of a request in a step, at most, where it is asked whether a prompt should be read."""
+_KNOWN = 16
+"""Drafts, those that a guess counts for among them, after which it is known what a drafter brings."""
+_FIND_OUT = 0.05
+"""Of an answer's plain time, what running its prompt by a drafter may take before that is known."""
 _UNREAD = 0.85
 """How often a level is right where its prompt was not read, of how often it is where it was, before that was seen."""
 _FIRM = 1 / 64, 4.0
@@ -237,7 +241,7 @@ class PaidDrafters:
     def _beside(self, found: Prospect, candidate: Candidate, name: str, shared: Shared, prices: Prices) -> Prospect:
         """What was found for it, and what a drafter's levels would bring beside that."""
         known, catching_up = self._gains(candidate.state, name), shared.cost.catching_up(candidate.state.idle)
-        most = min(candidate.limit, shared.levels(candidate.ledger.stake(shared.requests), catching_up))
+        most = min(candidate.limit, shared.levels(candidate.ledger, catching_up))
         if (
             most <= 0
             or self._is_outdone(candidate, name, prices)
@@ -260,6 +264,8 @@ class PaidDrafters:
         prompt is read."""
         if state.lacks <= LONG_PAUSE:
             return True
+        if state.invests is None and self._newcomer(name, True).weight < _KNOWN:
+            state.invests = state.lacks * shared.cost.reading <= _FIND_OUT * self._answer * prices.plain_step
         if state.invests is None:
             passes = self._table.pass_seconds(_ROWS_EACH * shared.requests, self._table.contexts[0])
             saved = self._brings(name, True, passes, min(1.0, prices.efficiency), shared.requests)

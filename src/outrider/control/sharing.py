@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.control.ledger import Ledger
 from outrider.control.pace import DraftPace
 from outrider.control.prices import Prices
 
+_FEW = 2
+"""Levels that are drafted where they cost more than is staked: of one alone little can be had."""
 _SPARE = 1
 """Levels that are looked at beyond those for which a step has rows, were all alike."""
 
@@ -28,11 +31,13 @@ class Shared:
         self._fixed, self._level = cost.fixed, cost.level(requests) + requests * self.row * prices.token
         self._most = _SPARE + (len(prices.passes) - 1) // requests  # a step has so many rows
 
-    def levels(self, stake: float, catching_up: float) -> int:
-        """As deep as one may cost, in plain passes, with rows to verify it. Catching up is lost once, and gained by for
-        some steps."""
-        left = stake * self._pass - self._fixed - catching_up
-        return min(self._most, int(left / self._level)) if self._level else self._most
+    def levels(self, ledger: Ledger, catching_up: float) -> int:
+        """As deep as one may cost, with rows to verify it: by what its levels stake of what is left beside beginning it
+        and catching up, which is lost once and gained by for some steps; or a few, where that is left for them."""
+        if not self._level:
+            return self._most
+        left = (ledger.may_lose * self._pass - self._fixed - catching_up) / self._level
+        return min(self._most, max(int(left * ledger.stake(self.requests)), min(int(left), _FEW)))
 
     def worthwhile(self, levels: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
         """Tokens and rows of the first levels, up to one that is not worth its rows."""

@@ -63,15 +63,14 @@ class Survey:
         """`keep` is given the table once it is complete, if it was measured in peace."""
         self._target = target
         self._drafters = drafters
-        self._far = max(2, min(_FAR, max_context - max(_FAR_ROWS)))
-        self._near = min(_NEAR, self._far)
-        if self._far < 2 * self._near:  # no straight line is to be drawn through two contexts so close together
-            self._far = self._near
+        self._near, self._far = contexts(max_context)
         self._keep = keep
         self._samples: dict[_Piece, list[float]] = {}
         self._spent = 0.0
         """Seconds, on timing."""
         self._first, self._all = iter(self._near_pieces(_ROUGH_ROWS)), self._all_pieces()
+        self._interrupted: _Piece | None = None
+        """Being timed, or to be timed again (Ctrl-C)."""
         self._is_rough = False
         """Whether there is a table, and not yet the last one."""
         self.over = False
@@ -91,8 +90,10 @@ class Survey:
         if rows == requests:
             self._plain.append((rows, context, seconds))
         if not self._is_rough:
-            self._is_rough = self._measure(self._first, _FIRST_SHARE * seconds)
-            return self._table() if self._is_rough else None
+            if not self._measure(self._first, _FIRST_SHARE * seconds):
+                return None
+            table, self._is_rough = self._table(), True
+            return table
         self._owed += _SHARE * seconds
         before = self._spent
         done = self._owed > 0 and self._measure(self._all, self._owed)
@@ -115,8 +116,10 @@ class Survey:
     def _measure(self, pieces: Iterator[_Piece], seconds: float) -> bool:
         """One piece at least, and no more once so long has passed. Whether none is left."""
         started = perf_counter()
-        for piece in pieces:
+        while (piece := self._interrupted or next(pieces, None)) is not None:
+            self._interrupted = piece
             self._time(piece)
+            self._interrupted = None
             if perf_counter() - started > seconds:
                 return False
         return True
@@ -135,7 +138,8 @@ class Survey:
     def _time(self, piece: _Piece) -> None:
         model, rows, context = piece
         started = perf_counter()
-        self._samples.setdefault(piece, []).append(model.measure(rows, context))
+        seconds = model.measure(rows, context)
+        self._samples.setdefault(piece, []).append(seconds)
         self._spent += perf_counter() - started
 
     def _all_pieces(self) -> Iterator[_Piece]:
@@ -193,6 +197,14 @@ class Survey:
         """How far the two least repetitions differ, in the median: how well what is believed was seen again."""
         least = [sorted(seconds)[:2] for seconds in self._samples.values() if len(seconds) > 1]
         return median([(second - first) / (second or 1.0) for first, second in least]) if least else 0.0
+
+
+def contexts(max_context: int) -> tuple[int, int]:
+    """Those that are measured where a request may have so many tokens; one twice where no straight line is to be drawn
+    through two so close together."""
+    far = max(2, min(_FAR, max_context - max(_FAR_ROWS)))
+    near = min(_NEAR, far)
+    return near, near if far < 2 * near else far
 
 
 def _each_and_all(rows: Sequence[int], added: Sequence[float]) -> tuple[float, float]:

@@ -112,6 +112,11 @@ class CachedNetwork(ABC):
         closed, unless it is closed and no other is left: then it is opened itself."""
         raise NotImplementedError
 
+    @property
+    def cost_key(self) -> str:
+        """What its costs depend on, besides the machine: two networks that differ in it are measured apart."""
+        return type(self).__name__
+
     def measure(self, rows: int, context: int) -> float:
         """Seconds of a pass of so many rows behind so many tokens, timed on a part of it. Changes nothing that any
         request can see, and takes but a fraction of that pass."""

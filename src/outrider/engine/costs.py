@@ -7,16 +7,19 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
+from time import perf_counter
+from weakref import WeakSet
 
 from outrider.control.auto import AutoLength
 from outrider.control.costs import CostTable
-from outrider.control.survey import Survey
+from outrider.control.survey import Survey, contexts
 from outrider.control.trees import TREES
 from outrider.core.drafter import Drafter
 from outrider.core.model import CachedNetwork, LanguageModel
 
-_MEASURED = 5
+_MEASURED = 6
 """How tables are measured, by number: those of other ways are not believed."""
 
 
@@ -34,8 +37,8 @@ class Costs:
         self._folder = folder
         self._facts = facts
         self._quiet = quiet
-        self._surveys: list[Survey] = []
-        """Under way."""
+        self._surveys = WeakSet[Survey]()
+        """Those under way: of controllers that are still there."""
 
     def controller(self, model: LanguageModel, drafter: Drafter) -> AutoLength:
         """One that knows what passes cost here, or finds out: at once, where it is quiet, else between the first
@@ -46,17 +49,18 @@ class Costs:
             with self._quiet():
                 table, survey = survey.whole(), None
         if survey is not None:
-            self._surveys.append(survey)
+            self._surveys.add(survey)
         return AutoLength(table=table, survey=survey, acceptance=drafter.acceptance, trees=TREES)
 
     def finish(self, seconds: float) -> None:
         """Nobody waits at the moment: measure what is left, for so long."""
-        for survey in self._surveys:
-            survey.finish(seconds)
+        until = perf_counter() + seconds
+        for survey in list(self._surveys):
+            survey.finish(until - perf_counter())
 
     def load(self, model: LanguageModel, drafter: Drafter) -> CostTable | None:
         """What an earlier process has measured."""
-        path = self._path(drafter)
+        path = self._path(model, drafter)
         if path is None or not model.measurable:
             return None
         try:
@@ -68,10 +72,11 @@ class Costs:
         """What will find out, and keep it; None where nothing can be measured."""
         if not model.measurable:
             return None
-        return Survey(model, _networks(drafter), model.max_context, lambda table: self._save(drafter, table))
+        return Survey(model, _networks(drafter), model.max_context, partial(self.save, model, drafter))
 
-    def _save(self, drafter: Drafter, table: CostTable) -> None:
-        path = self._path(drafter)
+    def save(self, model: LanguageModel, drafter: Drafter, table: CostTable) -> None:
+        """For later processes."""
+        path = self._path(model, drafter)
         if path is None:
             return
         beside = path.with_suffix(f".{os.getpid()}")
@@ -83,10 +88,12 @@ class Costs:
             finally:
                 beside.unlink(missing_ok=True)
 
-    def _path(self, drafter: Drafter) -> Path | None:
+    def _path(self, model: LanguageModel, drafter: Drafter) -> Path | None:
         if self._folder is None:
             return None
-        facts = {**self._facts, "drafters": sorted(_networks(drafter)), "measured": _MEASURED}
+        drafters = {name: network.cost_key for name, network in _networks(drafter).items()}
+        measured = {"measured": _MEASURED, "contexts": contexts(model.max_context)}
+        facts = {**self._facts, "drafters": drafters, **measured}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
         return self._folder / f"{digest.hexdigest()[:32]}.json"
 

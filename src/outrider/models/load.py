@@ -17,7 +17,7 @@ from outrider.models.cpu import cpu_name, has_bf16
 from outrider.models.dtypes import short_name
 from outrider.models.memory import available
 from outrider.models.native.library import library
-from outrider.models.precision import BF16, FP8, FP32, INT8, NATIVE, PRECISIONS, Precision
+from outrider.models.precision import BF16, FP8, FP16, FP32, INT8, NATIVE, PRECISIONS, Precision
 
 _MOST_THREADS, _MOST_BATCH = 1024, 65536
 """Beyond any machine; PyTorch and the caches would rather break than refuse."""
@@ -135,7 +135,7 @@ def beside(place: Placement, draft: Checkpoint) -> Placement:
     stays so where its target's does."""
     on_cpu = place.device.type == "cpu"
     stays = place.precision.stored and draft.weights.stored() is not None
-    if stays or not (place.precision.stored or place.precision is BF16):
+    if stays or place.precision in (FP32, FP16):
         return place
     eighth = replace(place, precision=INT8 if on_cpu else FP8)
     backend = NATIVE_BACKEND if on_cpu else CUDA_BACKEND

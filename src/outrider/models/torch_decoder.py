@@ -72,6 +72,10 @@ class TorchDecoder(StaticCache, LanguageModel):
         weights = load_weights(architecture, tensors, dtype, device, lambda layer: layer)
         return TorchDecoder(architecture, weights, max_batch=max_batch, max_context=max_context, bitwise=bitwise)
 
+    @property
+    def cost_key(self) -> str:
+        return f"{self.dtype} {self.architecture}"
+
     def _move(self, slot: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = (torch.tensor(side, device=self.device) for side in (sources, targets))
         for cache in (self._keys, self._values):

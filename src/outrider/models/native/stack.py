@@ -99,6 +99,7 @@ class NativeStack(StaticCache):
         self.device = torch.device("cpu")
         self._results, self._hidden = Recycled(), Recycled()
         self._timer: Timer | None = None
+        self._weight_bytes = 0
         self._kept: list[Tensor] = []
         """Everything the C side points into."""
         capacity = -(-max_context // PAIR) * PAIR
@@ -136,6 +137,11 @@ class NativeStack(StaticCache):
     def kernels(self) -> str:
         """The instruction set in use."""
         return KERNELS[self._model.shape.kernels]
+
+    @property
+    def cost_key(self) -> str:
+        integers = bool(self._model.shape.integers)
+        return f"{self.kernels} {self.dtype} integers={integers} {self._weight_bytes} {self.architecture}"
 
     def measure(self, rows: int, context: int) -> float:
         """Seconds of a pass of so many rows behind so many tokens, timed on a part of it."""
@@ -250,6 +256,7 @@ class NativeStack(StaticCache):
         )
 
     def _matrix(self, matrix: PackedMatrix) -> Matrix:
+        self._weight_bytes += sum([part.nbytes for part in (matrix.data, matrix.scales) if part is not None])
         return Matrix(
             data=self._keep(matrix.data),
             scales=self._keep(matrix.scales),
