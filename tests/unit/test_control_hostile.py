@@ -359,3 +359,21 @@ def test_more_that_was_drawn_than_there_are_rows_leaves_none() -> None:
     chances = [draft.confidence for draft in drafts]
     nodes, _ = kept(drafts, chances, [16] * 4, [0] * 4, costs, 0.25, [Ledger() for _ in drafts])
     assert [len(mine) for mine in nodes] == [13, 13, 13, 0]
+
+
+@pytest.mark.parametrize(("begin", "least"), [(0.5, 6.0), (1.5, 4.0), (2.0, 3.0)])
+def test_a_drafter_that_is_dear_to_begin_and_nearly_always_right_is_not_starved(begin: float, least: float) -> None:
+    """What a single draft may stake is of its levels: one alone would never be reached beside a dear beginning."""
+    world = World(flat, always(0.999), per_level=0.02, besides=lambda draft: begin)
+    line = [PASS * flat(r) for r in ROWS]
+    cost = DraftCost(PASS * begin, PASS * 0.02, PASS * begin)
+    world.table = CostTable(ROWS, (0, 1), (line, line), 0.0, {"world": cost})
+    ran = world.run(world.auto(), 1500)
+    assert ran.rate > least * world.plain(1500)
+
+
+@pytest.mark.parametrize("level", [0.4, 0.8])
+def test_a_useless_dear_drafter_costs_little_in_short_answers(level: float) -> None:
+    world = World(flat, always(0.0), per_level=level, claim=lambda chance: 0.8)
+    ran = world.run(world.auto(), 1000, length=40)
+    assert ran.rate > 0.96 * world.plain(1000)

@@ -240,13 +240,11 @@ class PaidDrafters:
 
     def _beside(self, found: Prospect, candidate: Candidate, name: str, shared: Shared, prices: Prices) -> Prospect:
         """What was found for it, and what a drafter's levels would bring beside that."""
+        if not self._invests(candidate.state, name, shared, prices):
+            return found
         known, catching_up = self._gains(candidate.state, name), shared.cost.catching_up(candidate.state.idle)
         most = min(candidate.limit, shared.levels(candidate.ledger, catching_up))
-        if (
-            most <= 0
-            or self._is_outdone(candidate, name, prices)
-            or not self._invests(candidate.state, name, shared, prices)
-        ):
+        if most <= 0 or self._is_outdone(candidate, name, prices):
             return found
         tokens, rows = shared.worthwhile(known.verified(most, shared.row))
         if not tokens:
@@ -327,7 +325,7 @@ class PaidDrafters:
                     rows[level] += 1
         seen = SeenLevels(best, tokens, rows, runs, first)
         self._gains(state, name).observe(seen, _AFTER_PAUSE if state.idle > 1 else 0.0)
-        read = state.read is not False
+        read = _has_read(state)
         self._newcomers.setdefault((name, read), self._newcomer(name, read)).observe(seen)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
@@ -368,7 +366,7 @@ class PaidDrafters:
     def _gains(self, state: PaidState, name: str) -> PricedLevels:
         gains = state.gains.get(name)
         if gains is None:
-            gains = state.gains[name] = self._newcomer(name, state.read is not False).copy(rate=1 / 16, weight=3)
+            gains = state.gains[name] = self._newcomer(name, _has_read(state)).copy(rate=1 / 16, weight=3)
         return gains
 
     def _newcomer(self, name: str, read: bool) -> PricedLevels:
@@ -376,6 +374,11 @@ class PaidDrafters:
         if known is None and read:
             known = self._newcomers[name, True] = PricedLevels.hoped(self._known.get(name, ()), self._nodes, *_FIRM)
         return known or self._newcomer(name, True).copy(*_FIRM, _UNREAD)
+
+
+def _has_read(state: PaidState) -> bool:
+    """Whether its drafter knows the prompt, when it drafts: it was read for it, or the drafter runs it by itself."""
+    return state.read is not False or state.invests is True
 
 
 def _run(paid: Sequence[PaidState]) -> DraftRun:

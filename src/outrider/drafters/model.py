@@ -21,6 +21,10 @@ from outrider.sampling.history import History
 from outrider.sampling.random_source import KeyedRandom
 
 
+_HOPED = (0.75,) * 4
+"""How often its levels are taken to be right before any was seen: who drafts with a model chose one that is often."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDrafterConfig:
     """`branching`: most children per node; 1 drafts chains. Trees need a budget and model that allow them."""
@@ -85,6 +89,10 @@ class ModelDrafter(CachedDrafter[_Held]):
             if not plans:
                 return
             logits = self._run_level(plans)
+
+    @property
+    def acceptance(self) -> Mapping[str, Sequence[float]]:
+        return {self.name: _HOPED}
 
     def lacks(self, request: RequestView) -> int:
         return len(request.tokens) - self._held[request.id].committed
