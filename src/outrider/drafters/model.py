@@ -20,7 +20,6 @@ from outrider.errors import DrafterError
 from outrider.sampling.history import History
 from outrider.sampling.random_source import KeyedRandom
 
-
 _HOPED = (0.75,) * 4
 """How often its levels are taken to be right before any was seen: who drafts with a model chose one that is often."""
 
