@@ -68,9 +68,8 @@ class AutoLength:
         acceptance: Mapping[str, Sequence[float]] | None = None,
         trees: Sequence[int] = (),
     ) -> None:
-        """Costs are known from a `table`, or will be from a `survey`, until when (a rough
-        one will do) decoding is plain; with neither they
-        are guessed at and learned. `acceptance`: what is known beforehand of drafters, by name
+        """Costs are known from a `table`, or will be from a `survey`: decoding is plain until they are, roughly; with
+        neither they are guessed at and learned. `acceptance`: what is known beforehand of drafters, by name
         (`DraftHead.acceptance`). `trees`: nodes of those that a device may be asked for, beside chains of `nodes`."""
         if nodes < 1 or rows < 2:
             raise InvalidRequest(f"nodes={nodes} must be at least 1 and rows={rows} at least 2.")
@@ -235,7 +234,7 @@ class AutoLength:
         states = self._states.of(requests)
         timed = target_seconds > 0
         context = _context(requests) if issued is None or self._paid is None else 0.0
-        if timed and self._steps > 1 and not self._prices.surveyed:  # nobody waits longer for a first token
+        if timed and self._steps > 1:  # nobody waits longer for a first token
             self._survey(rows, len(states), context, target_seconds)
         self._acceptance.tick()
         if self._paid is not None:

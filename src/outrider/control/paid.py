@@ -258,16 +258,17 @@ class PaidDrafters:
 
     def _invests(self, state: PaidState, name: str, shared: Shared, prices: Prices) -> bool:
         """Whether drafts are expected to save more by the end of an answer than its drafter takes to run what it lacks,
-        where that is more than a pause leaves: a draft model has seen nothing of a new prompt. Asked once, as whether a
-        prompt is read."""
+        where that is more than a pause leaves: a draft model has seen nothing of a new prompt. Of one that nobody knows
+        yet it is found out, where that takes little of an answer. Asked once, as whether a prompt is read."""
         if state.lacks <= LONG_PAUSE:
             return True
-        if state.invests is None and self._newcomer(name, True).weight < _KNOWN:
-            state.invests = state.lacks * shared.cost.reading <= _FIND_OUT * self._answer * prices.plain_step
         if state.invests is None:
-            passes = self._table.pass_seconds(_ROWS_EACH * shared.requests, self._table.contexts[0])
-            saved = self._brings(name, True, passes, min(1.0, prices.efficiency), shared.requests)
-            state.invests = saved > state.lacks * shared.cost.reading
+            takes = state.lacks * shared.cost.reading
+            if self._newcomer(name, True).weight < _KNOWN:
+                state.invests = takes <= _FIND_OUT * self._answer * prices.plain_step
+            else:
+                passes = self._table.pass_seconds(_ROWS_EACH * shared.requests, self._table.contexts[0])
+                state.invests = self._brings(name, True, passes, min(1.0, prices.efficiency), shared.requests) > takes
         return state.invests
 
     def _least(self, name: str, known: PricedLevels, token: float) -> float:

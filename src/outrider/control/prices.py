@@ -47,16 +47,13 @@ class Prices:
         self._since_plain = _PLAIN_EVERY
         self._plain_every = _PLAIN_SOON
 
-    @property
-    def surveyed(self) -> bool:
-        """Whether nothing is left to be measured."""
-        return self._survey is None or self._survey.over
-
     def survey(self, rows: int, requests: int, context: float, seconds: float) -> CostTable | None:
         """After a step: measure a little more, where that is still to do; a table, when there is a better one."""
-        if self._survey is None or self._survey.over:
+        if self._survey is None:
             return None
         table = self._survey.advance(rows, requests, context, seconds)
+        if self._survey.over:
+            self._survey = None
         if table is not None:
             self.table, self._pace = table, Pace(table, self._rows)
         return table

@@ -71,8 +71,8 @@ class Survey:
         self._first, self._all = iter(self._near_pieces(_ROUGH_ROWS)), self._all_pieces()
         self._interrupted: _Piece | None = None
         """Being timed, or to be timed again (Ctrl-C)."""
-        self._is_rough = False
-        """Whether there is a table, and not yet the last one."""
+        self._is_known = False
+        """Whether there is a table, be it rough."""
         self.over = False
         """Whether the last table has been given."""
         self._steps = 0
@@ -89,10 +89,10 @@ class Survey:
         self._steps += 1
         if rows == requests:
             self._plain.append((rows, context, seconds))
-        if not self._is_rough:
+        if not self._is_known:
             if not self._measure(self._first, _FIRST_SHARE * seconds):
                 return None
-            table, self._is_rough = self._table(), True
+            table, self._is_known = self._table(), True
             return table
         self._owed += _SHARE * seconds
         before = self._spent
@@ -107,9 +107,9 @@ class Survey:
         return self._last_table()
 
     def finish(self, seconds: float) -> None:
-        """What is left to be timed again, as nobody waits, but no longer than this; the next step is given the table,
-        if there is one."""
-        if self._is_rough and not self.over and self._measure(self._all, seconds):
+        """What is left to be timed, as nobody waits, but no longer than this and a piece. A table that this completes
+        is kept, and the next step is given it, whatever measuring may take then."""
+        if self._is_known and not self.over and self._measure(self._all, seconds):
             self._owed = inf
             self._kept()
 

@@ -130,9 +130,9 @@ _LARGE = 1.0
 
 
 def beside(place: Placement, draft: Checkpoint) -> Placement:
-    """Where a draft model runs: as its target does, but in eight bits where that computes in sixteen, and is not told
-    to compute in fewer. Its passes cost about half then, and whatever it drafts is verified. What a file quantised
-    stays so where its target's does."""
+    """Where a draft model runs: beside a target in fp32 or fp16 as that does, else in eight bits, for its passes cost
+    about half then, and whatever it drafts is verified. What a file quantised stays so where its target's does; what
+    our kernels cannot compute in eight bits runs in bf16."""
     on_cpu = place.device.type == "cpu"
     stays = place.precision.stored and draft.weights.stored() is not None
     if stays or place.precision in (FP32, FP16):

@@ -140,8 +140,7 @@ class NativeStack(StaticCache):
 
     @property
     def cost_key(self) -> str:
-        integers = bool(self._model.shape.integers)
-        return f"{self.kernels} {self.dtype} integers={integers} {self._weight_bytes} {self.architecture}"
+        return f"{self.dtype} {self._weight_bytes} {self.architecture}"
 
     def measure(self, rows: int, context: int) -> float:
         """Seconds of a pass of so many rows behind so many tokens, timed on a part of it."""
