@@ -1,7 +1,8 @@
 """What `auto` gains on machines that are not at hand: real texts, drafts and tokens, in virtual time.
 
     python benchmarks/virtual_machine.py [--machine amx-4] [--concurrency 1,4,16] [--sampling greedy]
-                                         [--fixed head:3] [--rounds 2] [--max-tokens 48] [--out FILE.json]
+                                         [--fixed head:3] [--rounds 2] [--max-tokens 48] [--questions FILE]
+                                         [--out FILE.json]
 
 Every pass takes what a table of the machine says, and nothing else takes any time: there is no noise, the same run
 gives the same figures, and other work does not disturb it. The controller surveys that machine, believes its costs, and
@@ -31,7 +32,7 @@ from rich.table import Table
 
 from outrider import LLM
 from outrider.bench.concurrency import Prompt, begins_with, requests_of, serve
-from outrider.bench.questions import builtin, interleaved
+from outrider.bench.questions import builtin, interleaved, read_questions
 from outrider.bench.sampling import SamplingMethod, parse_all
 from outrider.bench.waves import parse_concurrency
 from outrider.core.model import Rows
@@ -153,7 +154,10 @@ def cell(
     drafting: dict[str, Any] = {"drafter": drafter} | ({"draft_length": int(length)} if length else {})
     arms = {"plain": LLM(MODEL, drafter="none", **settings), "drafting": LLM(MODEL, **drafting, **settings)}
     llm = arms["plain"]
-    prompts = [Prompt(q.id, llm.encode_chat([{"role": "user", "content": q.turns[0]}])) for q in interleaved(builtin())]
+    questions = read_questions(options.questions) if options.questions else builtin()
+    prompts = [
+        Prompt(q.id, llm.encode_chat([{"role": "user", "content": q.turns[0]}])) for q in interleaved(questions)
+    ]
     asked = requests_of(prompts, concurrency, sampling, options.max_tokens, 0)
     ratios: list[float] = []
     requests: list[list[float]] = [[] for _ in asked]
@@ -192,6 +196,7 @@ def main() -> None:
     parser.add_argument("--fixed", help="DRAFTER:LENGTH instead of auto")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--questions", type=Path, help="in Spec-Bench's format, instead of the built-in suite")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     machine = MACHINES[options.machine]

@@ -113,8 +113,30 @@ def test_before_anything_is_known_drafts_bring_something_without_reading_too() -
     cost = DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)
     paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 16, Acceptance(), {})
     whole = next(prompt for prompt in range(100, 10**5, 100) if not paid.pays(1.0, 1, prompt))
-    passes = paid._table.pass_seconds(4, 64)
-    assert whole * paid._cost("head").reading < 0.6 * paid._brings("head", True, passes, 1.0, 1)
+    assert whole * paid._cost("head").reading < 0.6 * paid._brings("head", True, 1.0, 1)
+
+
+def test_wide_drafts_are_not_taken_to_be_short() -> None:
+    """Where a prompt was read several nodes a level are worth their rows, elsewhere one is; and right less often."""
+    line = [1.0 + 0.005 * rows for rows in ROWS]
+    cost = DraftCost(0.02, 0.02, 0.02 + 32 * 0.001)
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 16, Acceptance(), {})
+    wide = Draft([1, 2, 3, 4, 5, 6], [-1, -1, 0, 0, 2, 2], [0.6, 0.1, 0.36, 0.06, 0.2, 0.03], "head")
+    narrow = Draft([1, 3, 5], [-1, 0, 1], [0.5, 0.25, 0.12], "head")
+    for read, draft in ((True, wide), (False, narrow)) * 50:
+        state = PaidState(read, drafter="head", levels=3, passes=3, rows=3)
+        paid.rate(state, draft, draft.confidence, range(len(draft)))
+    assert paid.pays(1.0, 1, 50)
+
+
+def test_what_drafts_gain_does_not_make_them_worth_less() -> None:
+    """A prompt is read for what a token costs without the drafts that reading is for; what is looked up anyhow counts."""
+    asked, finds = World(flat, per_level=0.05), World(flat, free=True)
+    paid, looked_up = asked.auto(), finds.auto()
+    asked.run(paid, 200)
+    finds.run(looked_up, 200)
+    assert paid._prices.efficiency < 0.6 and paid._prices.unpaid == 1.0
+    assert looked_up._prices.efficiency < 0.6 and looked_up._prices.unpaid < 0.6
 
 
 def test_what_is_learned_of_drafts_holds_without_reading_too() -> None:

@@ -120,6 +120,7 @@ class AutoLength:
         known = forced_of_all(requests, room, self.rows - len(requests))
         found = self._looked_up(drafter, requests, limits, known, tree)
         chances = self._acceptance.chances(found, [state.leanings for state in states])
+        self._prices.found(len(states), chances)
         drafts = self._paid_for(drafter, requests, states, limits, found, chances, tree)
         if tree:
             worthwhile = floor(self._prices.row, self._prices.token, 1.0)
@@ -350,7 +351,7 @@ class AutoLength:
         undecided = [i for i, state in enumerate(states) if state.paid.read is None]
         if undecided and self._paid is not None:  # once for a whole prompt: what is read of a part is of little use
             length = fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
-            reads = self._paid.pays(self._prices.efficiency, running, length)
+            reads = self._paid.pays(self._prices.unpaid, running, length)
             for i in undecided:
                 states[i].paid.read = reads
         return any(state.paid.read is not False for state in states)

@@ -44,8 +44,9 @@ _DEEP = 2
 """Levels after which a drafter about ends: by so many its claims are off, if they are."""
 _LEAST = 1e-6
 """Tokens that a pass for a node that is right is taken to gain, at least."""
-_ROWS_EACH = 4
-"""Rows of a request in a step, at most, where it is asked whether a prompt should be read."""
+_ROWS_EACH = 8
+"""Rows of a request in a step, at most, where it is asked whether a prompt should be read: with too few, drafts that are
+known to be wide look as if they had to be short."""
 _KNOWN = 16
 """Drafts, those that a guess counts for among them, after which it is known what a drafter brings."""
 _FIND_OUT = 0.05
@@ -111,31 +112,29 @@ class PaidDrafters:
         """An answer has, with so many."""
         self._answer += _LATELY * (tokens - self._answer)
 
-    def pays(self, efficiency: float, requests: int, prompt: float) -> bool:
+    def pays(self, unpaid: float, requests: int, prompt: float) -> bool:
         """Whether some drafter is expected to gain newcomers more than it costs, and than reading a prompt of so many
-        tokens does, where a token costs `efficiency` of what it costs plainly and so many requests run together; also
-        where nothing is known of any."""
-        names, efficiency = self._table.drafting, min(1.0, efficiency)
+        tokens does, where without any a token costs `unpaid` of what it costs plainly (`Prices.unpaid`) and so many
+        requests run together; also where nothing is known of any."""
+        names = self._table.drafting
         if not names:
             return True
-        passes = self._table.pass_seconds(_ROWS_EACH * requests, self._table.contexts[0])
         # What drafts bring without is no measure of them: now and then a prompt is read all the same.
-        brings = any(self._gains_by_reading(name, passes, efficiency, requests, prompt) for name in names)
+        brings = any(self._gains_by_reading(name, unpaid, requests, prompt) for name in names)
         reads = brings or self._unread >= _READ_ANYWAY
         self._unread = 0 if reads else self._unread + 1
         return reads
 
-    def _gains_by_reading(
-        self, name: str, passes: Sequence[float], efficiency: float, requests: int, prompt: float
-    ) -> bool:
-        read, unread = (self._brings(name, how, passes, efficiency, requests) for how in (True, False))
+    def _gains_by_reading(self, name: str, unpaid: float, requests: int, prompt: float) -> bool:
+        read, unread = (self._brings(name, how, unpaid, requests) for how in (True, False))
         return read - unread > prompt * self._cost(name).reading
 
-    def _brings(self, name: str, read: bool, passes: Sequence[float], efficiency: float, requests: int) -> float:
+    def _brings(self, name: str, read: bool, unpaid: float, requests: int) -> float:
         """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer.
-        Decided as each step will be: what is read for and then not asked would cost and bring nothing."""
+        A token is worth what it would cost without them: two ways to go on are compared here, not two steps."""
+        passes = self._table.pass_seconds(_ROWS_EACH * requests, self._table.contexts[0])
         known, cost, plain = self._newcomer(name, read), self._cost(name), passes[requests] / requests
-        token, row = efficiency * plain, (passes[-1] - passes[requests]) / (len(passes) - 1 - requests)
+        token, row = unpaid * plain, (passes[-1] - passes[requests]) / (len(passes) - 1 - requests)
         tokens, rows = zip(*known.verified(self._nodes, row / token), strict=True)
         wide = self._widths[name].at(self._least(name, known, token))
         alike = Prospect(inf, (), tokens, rows, known.runs(self._nodes), 0.0, wide)
@@ -267,8 +266,7 @@ class PaidDrafters:
             if self._newcomer(name, True).weight < _KNOWN:
                 state.invests = takes <= _FIND_OUT * self._answer * prices.plain_step
             else:
-                passes = self._table.pass_seconds(_ROWS_EACH * shared.requests, self._table.contexts[0])
-                state.invests = self._brings(name, True, passes, min(1.0, prices.efficiency), shared.requests) > takes
+                state.invests = self._brings(name, True, prices.unpaid, shared.requests) > takes
         return state.invests
 
     def _least(self, name: str, known: PricedLevels, token: float) -> float:

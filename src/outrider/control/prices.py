@@ -13,6 +13,8 @@ _CHEAP_ROW = 0.02
 _PLAIN_SOON, _PLAIN_EVERY = 8, 128
 """Drafting steps in a row before a plain one: what that takes, all else is compared with. At first, and where it came
 out other than expected, and at most: every time that it came out so, twice as many."""
+_LATELY = 1 / 32
+"""How much a step counts at least."""
 _EXPECTED = 0.2
 """What a plain step may differ from what was expected beside any of the others (log)."""
 
@@ -42,6 +44,8 @@ class Prices:
         """At [r]: what a pass of r rows costs, as of the last step that might have drafted."""
         self.efficiency = 1.0
         """What a token costs now, of what it costs plainly."""
+        self.unpaid = 1.0
+        """What it would cost if nothing but what is looked up were drafted, at most 1."""
         self._survey = survey
         self._pace = Pace(self.table or assumed(_CHEAP_ROW), rows)
         self._since_plain = _PLAIN_EVERY
@@ -96,7 +100,14 @@ class Prices:
         `expected` tokens were expected of them."""
         # By what was expected, not by what came: luck must not make everything look dear.
         relative = (requests + charged) / (requests + expected)
-        self.efficiency += max(1 / 32, 1 / (steps + 1)) * (relative - self.efficiency)
+        self.efficiency += max(_LATELY, 1 / (steps + 1)) * (relative - self.efficiency)
+
+    def found(self, requests: int, chances: Sequence[Sequence[float]]) -> None:
+        """What would be worth its row in this step, of what costs nothing to find."""
+        least = self.row / self.token
+        worth = [chance for mine in chances for chance in mine if chance > least]
+        relative = (requests + len(worth) * self.row / self.plain_token) / (requests + sum(worth))
+        self.unpaid += _LATELY * (min(1.0, relative) - self.unpaid)
 
     def costs(self, context: float, requests: int) -> Sequence[float]:
         """At [r]: what a step of r rows of so many requests costs, in the table's seconds."""
