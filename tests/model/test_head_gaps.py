@@ -232,9 +232,10 @@ def test_a_long_pause_costs_few_accepted_tokens(monkeypatch: pytest.MonkeyPatch)
 def test_a_prompt_may_be_left_unread(
     source: Any, model: NativeDecoder, words: int, away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no drafts are expected only its end waits, and where none will be for long not even what follows it. Drafts
-    asked for all the same come, and the text is the same."""
+    """Where no drafts are expected only its first tokens are read, and its end waits; where none will be for long not
+    even what follows it. Drafts asked for all the same come, and the text is the same."""
     monkeypatch.setattr(head_module, "WAITING", WAITING)
+    monkeypatch.setattr(head_module, "FIRST", 3)
     drafter = drafter_for("head", source, model)
     assert isinstance(drafter, HeadDrafter)
     rows, controller = counted(drafter), Pausing(4, 0, 6)
@@ -244,12 +245,33 @@ def test_a_prompt_may_be_left_unread(
     engine.add(asked)
     while asked.generated < 6:
         engine.step()
-    assert rows == [], "nothing was read"
+    assert rows == [3]
     controller.away = False
     finish(engine)
     assert max(rows) <= WAITING + 1
     assert asked.drafted > 0
     assert asked.tokens[words:] == alone(model, request(0, text(words, 2), limit=25))
+
+
+def test_prompts_that_begin_as_an_unread_one_have_no_gap(
+    source: Any, model: NativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a system prompt: were its rows missing, drafts would be worse for all that reuse it, for good."""
+    monkeypatch.setattr(head_module, "WAITING", WAITING)
+    drafter = drafter_for("head", source, model)
+    assert isinstance(drafter, HeadDrafter)
+    controller = FixedLength(4)
+    engine, common = Engine(model, drafter, controller), text(20, 2)
+    for number, pays in enumerate((False, True)):
+        monkeypatch.setattr(controller, "pays", lambda requests, prompt, pays=pays: pays)
+        asked = request(number, [*common, *text(60, 3 + number)], limit=12)
+        engine.add(asked)
+        while asked.generated < 3:
+            engine.step()
+        held = drafter._held[number]
+        assert (held.whole is None) == pays
+    assert asked.reused == len(common)
+    finish(engine)
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -31,10 +31,10 @@ def test_prompts_are_read_only_for_answers_that_bring_it_in() -> None:
     line = [1.0 + 0.01 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
     paid = PaidDrafters(table, 16, Acceptance(), {})
-    assert [paid.pays(1.0, 1, prompt) for prompt in (100, 800, 30_000)] == [True, True, False]
+    assert [paid.pays(1.0, 1, prompt) for prompt in (100, 250, 30_000)] == [True, True, False]
     for _ in range(100):
         paid.ended(8)
-    assert [paid.pays(1.0, 1, prompt) for prompt in (50, 800, 30_000)] == [True, False, False]
+    assert [paid.pays(1.0, 1, prompt) for prompt in (15, 250, 30_000)] == [True, False, False]
 
 
 def test_what_is_there_of_a_prompt_is_not_read_again() -> None:

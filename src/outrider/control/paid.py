@@ -51,8 +51,9 @@ _KNOWN = 16
 """Drafts, those that a guess counts for among them, after which it is known what a drafter brings."""
 _FIND_OUT = 0.05
 """Of an answer's plain time, what running its prompt by a drafter may take before that is known."""
-_UNREAD = 0.85
-"""How often a level is right where its prompt was not read, of how often it is where it was, before that was seen."""
+_UNREAD = 0.95
+"""How often a level is right where of its prompt but the first and last tokens were read, of how often it is where all
+was, before that was seen."""
 _FIRM = 1 / 64, 4.0
 """How firmly it is believed what drafts bring newcomers: what each counts for at least, and like how many a guess."""
 _STAYS = 8
