@@ -155,9 +155,7 @@ def cell(
     arms = {"plain": LLM(MODEL, drafter="none", **settings), "drafting": LLM(MODEL, **drafting, **settings)}
     llm = arms["plain"]
     questions = read_questions(options.questions) if options.questions else builtin()
-    prompts = [
-        Prompt(q.id, llm.encode_chat([{"role": "user", "content": q.turns[0]}])) for q in interleaved(questions)
-    ]
+    prompts = [Prompt(q.id, llm.encode_chat([{"role": "user", "content": q.turns[0]}])) for q in interleaved(questions)]
     asked = requests_of(prompts, concurrency, sampling, options.max_tokens, 0)
     ratios: list[float] = []
     requests: list[list[float]] = [[] for _ in asked]

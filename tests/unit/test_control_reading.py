@@ -130,13 +130,15 @@ def test_wide_drafts_are_not_taken_to_be_short() -> None:
 
 
 def test_what_drafts_gain_does_not_make_them_worth_less() -> None:
-    """A prompt is read for what a token costs without the drafts that reading is for; what is looked up anyhow counts."""
+    """A prompt is read for what a token costs without the drafts it is read for; what is looked up anyhow counts."""
     asked, finds = World(flat, per_level=0.05), World(flat, free=True)
     paid, looked_up = asked.auto(), finds.auto()
     asked.run(paid, 200)
     finds.run(looked_up, 200)
-    assert paid._prices.efficiency < 0.6 and paid._prices.unpaid == 1.0
-    assert looked_up._prices.efficiency < 0.6 and looked_up._prices.unpaid < 0.6
+    assert paid._prices.efficiency < 0.6
+    assert paid._prices.unpaid == 1.0
+    assert looked_up._prices.efficiency < 0.6
+    assert looked_up._prices.unpaid < 0.6
 
 
 def test_what_is_learned_of_drafts_holds_without_reading_too() -> None:

@@ -45,8 +45,8 @@ _DEEP = 2
 _LEAST = 1e-6
 """Tokens that a pass for a node that is right is taken to gain, at least."""
 _ROWS_EACH = 8
-"""Rows of a request in a step, at most, where it is asked whether a prompt should be read: with too few, drafts that are
-known to be wide look as if they had to be short."""
+"""Rows of a request in a step, at most, where it is asked whether a prompt should be read: with too few, drafts that
+are known to be wide look as if they had to be short."""
 _KNOWN = 16
 """Drafts, those that a guess counts for among them, after which it is known what a drafter brings."""
 _FIND_OUT = 0.05

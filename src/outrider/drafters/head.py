@@ -185,7 +185,8 @@ class HeadDrafter(CachedDrafter[Backlog]):
         alike, as with a system prompt, can begin with those rows and have no gap."""
         for held in all_held:
             if tokens := held.tokens[: min(FIRST, len(held.tokens) - 1)]:
-                self._head.forward([Rows.chain(held.slot, tokens, logits=[])], features=joined([held.take(len(tokens))]))
+                first = Rows.chain(held.slot, tokens, logits=[])
+                self._head.forward([first], features=joined([held.take(len(tokens))]))
                 self._head.commit(held.slot, range(len(tokens)))
 
     def observe(self, verified: Sequence[VerifiedDraft]) -> None:
