@@ -274,6 +274,27 @@ def test_prompts_that_begin_as_an_unread_one_have_no_gap(
     finish(engine)
 
 
+def test_what_is_read_first_may_come_in_pieces(
+    source: Any, model: NativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts share the rows of a step: the first piece of one may be of a few tokens."""
+    monkeypatch.setattr(head_module, "WAITING", WAITING)
+    monkeypatch.setattr(head_module, "FIRST", 12)
+    monkeypatch.setattr(model, "chunk", 5)
+    drafter = drafter_for("head", source, model)
+    assert isinstance(drafter, HeadDrafter)
+    rows, controller = counted(drafter), FixedLength(4)
+    monkeypatch.setattr(controller, "pays", lambda requests, prompt: False)
+    engine, asked = Engine(model, drafter, controller), request(0, text(60, 2), limit=12)
+    engine.add(asked)
+    while not asked.generated:
+        engine.step()
+    assert sum(rows) == 12
+    assert drafter._held[0].whole == 12
+    finish(engine)
+    assert asked.tokens[60:] == alone(model, request(0, text(60, 2), limit=12))
+
+
 @pytest.mark.parametrize("left", [True, False])
 def test_a_conversation_that_goes_on_has_no_gaps(source: Any, model: NativeDecoder, left: bool) -> None:
     """Every turn begins with all that was said before. Were only the last token of each missing, the next would begin

@@ -88,12 +88,15 @@ class World:
                 tokens = (*[7] * taken, 7 if right > taken else 8)  # the drafter says 7, the target 8 where it is wrong
                 verified.append(VerifiedDraft(request, draft, tuple(range(taken)), tokens))
             rows = requests + sum(len(d) for d in drafts)
-            target, drafting = self.rows(rows), self.per_level * drafter.levels + self.thinking * drafter.thoughts
+            target, proposing = self.rows(rows), self.per_level * drafter.levels
             if drafter.levels:
-                drafting, made = drafting + self.besides(made), made + 1
+                proposing, made = proposing + self.besides(made), made + 1
+            drafting = proposing + self.thinking * drafter.thoughts
             # The speed of the machine swings by `drift`, with hiccups on top.
             speed = PASS * math.exp(math.log(self.drift) * math.sin(step / 90) / 2 + draw.gauss(0, self.noise))
             hiccup = 4.0 if draw.random() < 0.01 else 1.0
+            if isinstance(controller, AutoLength) and controller._paid is not None:
+                controller._paid.seconds = proposing * speed  # as its clock would say, which stands still here
             controller.observe(verified, rows, drafting * speed, target * speed * hiccup)
             ran.note(
                 target + drafting, [len(c.tokens) for c in verified], [len(draft) for draft in drafts], drafter.levels

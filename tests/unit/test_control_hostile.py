@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from control_world import PASS, Ran, Stopwatch, World, always, exact, flat, rising
+from control_world import PASS, Drafts, Ran, Running, Stopwatch, World, always, exact, flat, rising
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,14 +16,16 @@ from outrider.control.auto import AutoLength
 from outrider.control.choice import kept
 from outrider.control.costs import ROWS, CostTable, DraftCost, assumed
 from outrider.control.ledger import Ledger, lend
-from outrider.control.pace import DraftPace, DraftRun, Pace
+from outrider.control.pace import LONG_PAUSE, DraftPace, DraftRun, Pace
 from outrider.control.paid import PaidDrafters
 from outrider.control.paid_state import Candidate, PaidState
 from outrider.control.prices import Prices
 from outrider.control.survey import Survey
 from outrider.control.thrift import Thrift
 from outrider.control.together import Prospect, together
-from outrider.core.draft import Draft
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import VerifiedDraft
+from outrider.core.request import RequestView
 
 
 def measured(rows: Callable[[int], float], level: float = 0.005, resume: float = 0.0) -> CostTable:
@@ -106,7 +109,7 @@ def test_rows_that_are_no_longer_run_cost_at_last_what_was_measured() -> None:
         cost.observe(DraftRun(2, 20), seconds)
     assert cost.row > 0.1
     for _ in range(300):
-        cost.observe(DraftRun(1, 1), 0.05, idle=15)
+        cost.observe(DraftRun(1, 1), 0.05, behind=15)
     assert cost.row == pytest.approx(0.001, rel=0.5)
 
 
@@ -119,9 +122,9 @@ def test_nothing_costs_less_than_nothing_whatever_drafts_took(
     known: tuple[float, float, float, float], drafts: list[tuple[int, int, float, int]]
 ) -> None:
     cost = DraftPace(DraftCost(*known))
-    for levels, more, seconds, idle in drafts:
-        cost.observe(DraftRun(levels, levels + more), seconds, idle)
-        parts = (cost.fixed, cost.per_level, cost.row, cost.catching_up(idle))
+    for levels, more, seconds, behind in drafts:
+        cost.observe(DraftRun(levels, levels + more), seconds, behind)
+        parts = (cost.fixed, cost.per_level, cost.row, cost.catching_up(behind))
         assert all(0 <= part < float("inf") for part in parts), parts
 
 
@@ -137,9 +140,61 @@ def test_catching_up_is_learned() -> None:
     cost = DraftPace(DraftCost(0.0, 0.1))
     assert cost.catching_up(32) == 0
     for _ in range(30):
-        cost.observe(DraftRun(1, 1), 1.1, idle=64)
+        cost.observe(DraftRun(1, 1), 1.1, behind=32)
     assert cost.catching_up(32) == pytest.approx(1.0, rel=0.05)
     assert cost.level(1) == pytest.approx(0.1)
+
+
+def test_catching_up_for_many_is_none_of_their_levels() -> None:
+    """Newcomers come one after the other, whose prompts were not read: before each first draft 32 rows are run."""
+    cost = DraftPace(DraftCost(0.0, 0.1, 0.42, 0.01))
+    for step in range(200):
+        newcomers = step % 3
+        seconds = 0.2 + 8 * 0.01 + newcomers * 0.42
+        cost.observe(DraftRun(2, 10), seconds, behind=32 * newcomers)
+    assert cost.row == pytest.approx(0.01, rel=0.5)
+    assert cost.fixed + 2 * cost.level(5) == pytest.approx(0.28, rel=0.1)
+    assert cost.catching_up(64) == pytest.approx(0.84, rel=0.1)
+
+
+def test_a_prompt_that_is_not_read_leaves_something_to_catch_up_with() -> None:
+    state = PaidState()
+    state.is_read(False)
+    assert state.behind == LONG_PAUSE
+    state.end_step()
+    assert state.behind == LONG_PAUSE
+    state.drafter = "head"
+    state.end_step()
+    assert state.behind == 0
+
+
+def test_many_draft_no_more_than_a_step_has_rows_for() -> None:
+    """What is drafted takes the host's time, whether it is verified or not."""
+    asked: list[int] = []
+
+    class Noting(Drafts):
+        def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+            asked.extend([budget.nodes for budget in budgets if budget.nodes])
+            return super().propose(requests, budgets)
+
+    world = World(flat, always(0.8))
+    controller = world.auto(16, 64)
+    requests = [Running(i) for i in range(16)]
+    for _ in range(50):
+        drafts = controller.draft(Noting(world, 0, 16), requests, True, [1000] * 16)
+        pairs = zip(requests, drafts, strict=True)
+        verified = [VerifiedDraft(r, d, tuple(range(len(d))), (*[7] * len(d), 8)) for r, d in pairs]
+        controller.observe(verified, 16 + sum(map(len, drafts)), 0.0, PASS * flat(16 + sum(map(len, drafts))))
+    assert asked
+    assert max(asked) <= 4
+
+
+def test_a_table_of_times_that_nothing_takes_is_none() -> None:
+    table = CostTable(ROWS, (64, 1024), ([1e-3] * len(ROWS), [1e-3] * len(ROWS)), 0.0, {"head": DraftCost(0.0, 1e-4)})
+    assert CostTable.from_json(table.to_json()).first == 1e-3
+    for small in (replace(table, seconds=([5e-324] * len(ROWS),) * 2), replace(table, overhead=5e-324)):
+        with pytest.raises(ValueError, match=r"time"):
+            CostTable.from_json(small.to_json())
 
 
 def test_the_same_surprise_twice_is_the_tables_fault() -> None:

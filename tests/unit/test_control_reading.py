@@ -12,6 +12,7 @@ from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
 from outrider.control.paid import PaidDrafters
 from outrider.control.paid_state import PaidState
+from outrider.control.prices import Prices
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
@@ -153,6 +154,27 @@ def test_what_is_learned_of_drafts_holds_without_reading_too() -> None:
             PaidState(True, drafter="head", levels=1, passes=1, rows=1), Draft([7], [-1], [0.4], "head"), [0.4], [0]
         )
     assert paid.pays(1.0, 1, 10)
+
+
+def test_what_a_draft_model_brings_is_known_whatever_was_decided_of_prompts() -> None:
+    """It runs them by itself, and was once asked whether that pays: nothing it drafts is without its prompt."""
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"model": DraftCost(0.02, 0.1, 0.02 + 32 * 0.02)})
+    paid = PaidDrafters(table, 4, Acceptance(), {})
+    before = paid._newcomer("model", True).weight
+    for _ in range(20):
+        state = PaidState(False, drafter="model", levels=1, passes=1, rows=1, invests=False)
+        paid.rate(state, Draft([7], [-1], [0.9], "model"), [0.9], [0])
+    assert paid._newcomer("model", True).weight == before + 20
+
+
+def test_what_is_looked_up_is_worth_no_more_rows_than_a_step_has() -> None:
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    prices = Prices(8, CostTable(ROWS, (64, 1024), (line, line)), None)
+    prices.step(4, 64)
+    for _ in range(300):
+        prices.found(4, [[0.9] * 16] * 4)
+    assert prices.unpaid == pytest.approx((4 + 4 * 0.01 / (1.04 / 4)) / (4 + 4 * 0.9), rel=0.02)
 
 
 class Lacking(Drafts):

@@ -54,7 +54,7 @@ def test_a_survey_goes_on_between_steps_until_the_table_is_complete(monkeypatch:
     while not survey.over:
         table = survey.advance(1, 1, 100, 0.0012)
         steps += 1
-        assert now - spent <= 0.04 * steps * 0.0012 + 0.0005, "and the piece that was begun"
+        assert now - spent <= 0.04 * steps * 0.0012 + 0.001, "and the piece that was begun"
     assert table is not None
     assert kept == [table]
     costs = table.pass_seconds(16, 1000)
@@ -88,7 +88,7 @@ def test_a_survey_tells_a_past_from_the_rows_that_attend_to_it() -> None:
     while not survey.over:
         table = survey.advance(4, 4, 1064, seconds(4, 1064, 4) + 0.0005)
     assert table is not None
-    assert table.overhead == pytest.approx(0.0005, rel=0.5)
+    assert table.overhead == pytest.approx(0.0005, abs=0.0003), "of passes of 4 ms, timed with noise"
     for context, requests, rows in ((64, 1, 8), (1064, 1, 16), (1064, 4, 16), (2064, 8, 8)):
         step = table.pass_seconds(32, context)[rows] + (requests - 1) * table.further_request(context)
         assert step == pytest.approx(seconds(rows, context, requests) + 0.0005, rel=0.1)

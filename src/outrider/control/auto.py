@@ -61,7 +61,7 @@ class AutoLength:
     def __init__(
         self,
         nodes: int = 16,
-        rows: int = 32,
+        rows: int = 64,
         *,
         table: CostTable | None = None,
         survey: Survey | None = None,
@@ -253,9 +253,10 @@ class AutoLength:
                 state.clear()
             return
         self._prices.observe(len(states), rows, context, target_seconds)
-        if self._thinking and not any(state.paid.drafter for state in states):
-            self._thrift.observe(draft_seconds, self._prices.plain_step * self._prices.level)
-        charged = self._charges(self._paid, states, context, rows, draft_seconds, target_seconds)
+        drafting = self._paid.seconds if any(state.paid.drafter for state in states) else 0.0
+        if self._thinking:
+            self._thrift.observe(max(0.0, draft_seconds - drafting), self._prices.plain_step * self._prices.level)
+        charged = self._charges(self._paid, states, context, rows, drafting, target_seconds)
         total, expected = sum(charged), sum([state.expected for state in states])
         if self._thinking:
             self._thrift.value((expected - total) / len(states))
@@ -290,8 +291,7 @@ class AutoLength:
         if rows == len(states) and not any(asked):
             return [0.0] * len(states)
         drafters, level = [state.paid for state in states], self._prices.level
-        thinking = self._thrift.cost * self._prices.plain_step  # which is done whoever is paid
-        paid.observe(drafters, max(0.0, drafting / level - thinking))
+        paid.observe(drafters, drafting / level)
         nodes, costs = [state.nodes for state in states], self._prices.costs(context, len(states))
         shared = [paid.tries or mine for mine in asked]  # what is only tried, all pay for
         expected = charges(nodes, shared, paid.expected_seconds(drafters), rows, costs)
@@ -353,7 +353,7 @@ class AutoLength:
             length = fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
             reads = self._paid.pays(self._prices.unpaid, running, length)
             for i in undecided:
-                states[i].paid.read = reads
+                states[i].paid.is_read(reads)
         return any(state.paid.read is not False for state in states)
 
     @property

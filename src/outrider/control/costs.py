@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import accumulate
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32)
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 64)
 """Row counts that are measured; between them costs are drawn straight, beyond them as the last two go on. 17: many
 kernels multiply rows by sixteens, so that one more is a step, just where sixteen requests begin to draft."""
 
 
-_LONGEST = 1e4
-"""Seconds that nothing takes."""
+_SHORTEST, _LONGEST = 1e-12, 1e4
+"""Seconds that nothing takes: so little, unless it is nothing, and so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,10 @@ class CostTable:
         if [len(line) for line in table.seconds] != [len(ROWS)] * 2:
             raise ValueError("not a line for each context")
         costs = [number for cost in drafting.values() for number in astuple(cost)]
-        if not all(0 < number < _LONGEST for line in table.seconds for number in line):
+        if not all(_SHORTEST < number < _LONGEST for line in table.seconds for number in line):
             raise ValueError("a pass takes some time, and not for ever")
-        if not all(0 <= number < _LONGEST for number in (table.overhead, table.attending, table.spread, *costs)):
+        others = (table.overhead, table.attending, table.spread, *costs)
+        if not all(number == 0 or _SHORTEST < number < _LONGEST for number in others):
             raise ValueError("nothing takes less than no time")
         return table
 

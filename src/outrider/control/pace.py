@@ -141,6 +141,8 @@ _LATE = 0.3
 """How much what it took to catch up before the last draft counts."""
 _CHEAP = 0.7
 """Of what drafts take without catching up: less is not by chance, and whoever took less did not catch up for long."""
+_FEW_PAUSES = 0.25
+"""Tokens to catch up with, in long pauses, up to which a draft tells of levels and rows as well."""
 _FAR_LESS = 0.25
 """Of the same: where the first draft after a pause takes no more, what was believed before is given up."""
 
@@ -178,26 +180,29 @@ class DraftPace:
         # ... and a little for ever, so that what no draft tells apart has an answer.
         self._known = [[value * _FOR_EVER for value in line] for line in self._sums]
 
-    def observe(self, run: DraftRun, seconds: float, idle: int = 0) -> None:
-        """Drafts took so long that ran this, after so many steps without. A hiccup counts, but for little more than an
-        ordinary draft, and the first draft of all, which finds nothing ready, not at all: what looks too dear is hardly
-        asked again, and that would stay. What takes as long twice within a few drafts is none."""
+    def observe(self, run: DraftRun, seconds: float, behind: int = 0) -> None:
+        """Drafts took so long that ran this, behind catching up with so many tokens. A hiccup counts, but for little
+        more than an ordinary draft, and the first draft of all, which finds nothing ready, not at all: what looks too
+        dear is hardly asked again, and that would stay. What takes as long twice within a few drafts is none."""
         if self._is_first:
             self._is_first = False
             return
-        usual, late, fade = self.seconds(run), self.catching_up(idle), self._FADE
+        usual, late, fade, pauses = self.seconds(run), self.catching_up(behind), self._FADE, behind / LONG_PAUSE
         if usual + late > 0:
             most = max([_HICCUP, *self._off])
             self._off.append(seconds / (usual + late))
             seconds = min(seconds, most * (usual + late))
-        late_alone = idle and seconds > _CHEAP * usual  # which tells of catching up, and nothing of levels and rows
-        if late_alone:
-            self._catching_up = max(0.0, self._catching_up + _LATE * (seconds - usual - late))
-        elif idle and seconds < _FAR_LESS * usual:
+        caught_up = behind and seconds > _CHEAP * usual
+        if caught_up:  # of a few tokens little is learned: what is not theirs would count for as many times more
+            error = (seconds - usual - late) * min(pauses, 1 / pauses)
+            self._catching_up = max(0.0, self._catching_up + _LATE * error)
+        elif behind and seconds < _FAR_LESS * usual:
             fade, self._catching_up = (seconds / usual) ** 2, min(self._catching_up, seconds)
         self._sums = [[fade * value for value in line] for line in self._sums]
-        if not late_alone:
+        if not caught_up:
             self._add(run, seconds)
+        elif pauses < _FEW_PAUSES:
+            self._add(run, max(0.0, seconds - late))
         sums = [list(map(add, *lines)) for lines in zip(self._sums, self._known, strict=True)]
         _, per_level, row = _solved(sums)
         weight, all_levels, all_rows, all_seconds = sums[0]
@@ -216,9 +221,9 @@ class DraftPace:
         """Of so many rows; `fixed` before the first, whose pass reads what was accepted meanwhile."""
         return self.per_level + self.row * (rows - 1)
 
-    def catching_up(self, idle: int) -> float:
-        """What it takes before a draft after so many steps without one."""
-        return self._catching_up * min(1.0, idle / LONG_PAUSE)
+    def catching_up(self, behind: int) -> float:
+        """What it takes before drafts of requests that are so many tokens behind, all together."""
+        return self._catching_up * behind / LONG_PAUSE
 
     def _add(self, run: DraftRun, seconds: float) -> None:
         told = (1.0, run.levels, run.rows - run.levels, seconds)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from operator import mul
+from time import perf_counter
 
 from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import floor, joined
@@ -62,8 +63,6 @@ _MARGIN = 0.1
 """Plain tokens that a draft must be expected to gain beyond its cost: of many estimates the best flatter."""
 _REST = 4
 """Steps for which one that was not paid for need not be thought of: little changes in a step."""
-_MANY = 8
-"""Requests from which on each rests for itself; fewer are thought of together, or not at all."""
 _DEAR = 2.0
 """How many times as long as `SHARE` asks for nobody has drafted when one is tried whose price no ledger bears."""
 _AFTER_PAUSE = 0.3
@@ -95,6 +94,8 @@ class PaidDrafters:
         """And in which it was last asked at all."""
         self.tries = False
         """Whether somebody is tried in the step under way."""
+        self.seconds = 0.0
+        """That drafters took in it."""
 
     @property
     def costs(self) -> Mapping[str, DraftPace]:
@@ -163,6 +164,7 @@ class PaidDrafters:
         drafters have not seen the last step, as nobody was to be paid for long, and can draft in the next."""
         for request, candidate in zip(requests, candidates, strict=True):
             candidate.state.lacks = drafter.lacks(request) if candidate.drafter and candidate.limit else 0
+        self.seconds = 0.0
         budgets, tried = self._budgets(candidates, prices, tree)
         if not any(budget.nodes for budget in budgets):
             return []
@@ -173,7 +175,9 @@ class PaidDrafters:
         self._tried.update(tried)
         self.tries = bool(tried)
         left = [candidate.left(budget) for candidate, budget in zip(candidates, budgets, strict=True)]
+        began = perf_counter()
         proposed = drafter.propose(requests, budgets)
+        self.seconds = perf_counter() - began
         for candidate, budget, draft in zip(candidates, budgets, proposed, strict=True):
             self._count(candidate.state, budget, draft)
         return [joined(*pair, tree) for pair in zip(left, map(allowed, requests, proposed), strict=True)]
@@ -200,11 +204,8 @@ class PaidDrafters:
             if not (candidate.drafter and candidate.limit):
                 state.rest = _REST
         for name in sorted({c.drafter for c in candidates if c.drafter and c.limit}):
-            eligible = [i for i, c in enumerate(candidates) if c.drafter == name and c.limit]
-            asked = [i for i in eligible if len(eligible) < _MANY or candidates[i].state.rest <= 0]
-            if not asked:
-                continue
-            shared = Shared(self._cost(name), len(eligible), prices)
+            asked = [i for i, c in enumerate(candidates) if c.drafter == name and c.limit]
+            shared = Shared(self._cost(name), len(asked), prices)
             paid = self._worthwhile(name, candidates, asked, shared, prices)
             sharing = sum(map(bool, paid))
             for i in asked:
@@ -242,7 +243,7 @@ class PaidDrafters:
         """What was found for it, and what a drafter's levels would bring beside that."""
         if not self._invests(candidate.state, name, shared, prices):
             return found
-        known, catching_up = self._gains(candidate.state, name), shared.cost.catching_up(candidate.state.idle)
+        known, catching_up = self._gains(candidate.state, name), shared.cost.catching_up(candidate.state.behind)
         most = min(candidate.limit, shared.levels(candidate.ledger, catching_up))
         if most <= 0 or self._is_outdone(candidate, name, prices):
             return found
@@ -284,7 +285,9 @@ class PaidDrafters:
         cost, worth = self._cost(name), self._worth(name, self._gains(candidate.state, name), prices.token)
         least = floor(prices.row, prices.token, max(1.0, self._acceptance.truth(name)))
         further = min(1.0, cost.level(sharing) / sharing / worth)
-        return Budget(candidate.limit, levels, least, tree, cost.row / worth, further)
+        # No more than a step has rows for, were all alike: each takes the host time, whether it is verified or not.
+        most = min(candidate.limit, max(levels, (len(prices.passes) - 1) // sharing))
+        return Budget(most, levels, least, tree, cost.row / worth, further)
 
     def _is_tried(self, candidate: Candidate, name: str, sharing: int, shared: Shared, prices: Prices) -> bool:
         """Whether one that is not expected to pay is asked all the same, to find out; so many others are. All in the
@@ -293,7 +296,7 @@ class PaidDrafters:
         the time in which it was not asked pays for it at last. Where not even drafts that are always right would pay,
         there is only that to find out, and no hurry."""
         state, cost = candidate.state, shared.cost
-        late = state.lacks * cost.reading if state.lacks > LONG_PAUSE else cost.catching_up(state.idle)
+        late = state.lacks * cost.reading if state.lacks > LONG_PAUSE else cost.catching_up(state.behind)
         takes = late + (cost.row if sharing else cost.fixed + cost.level(1))
         charge, since = takes / prices.plain_step, self._steps - self._tried.get(name, 0)
         due = min(LATEST, max(SOONEST, charge / SHARE)) if shared.could_pay else LATEST
@@ -333,7 +336,7 @@ class PaidDrafters:
         took = 0.0
         for name, paid in by_drafter(states).items():
             cost = self._cost(name)
-            took += cost.seconds(_run(paid)) + max([cost.catching_up(s.idle) for s in paid])
+            took += cost.seconds(_run(paid)) + cost.catching_up(_behind(paid))
         return took
 
     def observe(self, states: Sequence[PaidState], seconds: float) -> None:
@@ -341,8 +344,7 @@ class PaidDrafters:
         drafters = by_drafter(states)
         for name, paid in drafters.items():
             if len(drafters) == 1:
-                idle = max([state.idle for state in paid])
-                self._cost(name).observe(_run(paid), seconds, idle)
+                self._cost(name).observe(_run(paid), seconds, _behind(paid))
 
     def _is_outdone(self, candidate: Candidate, name: str, prices: Prices) -> bool:
         """Whether what was found is better than its draft would be, where only one of both can be verified."""
@@ -377,8 +379,14 @@ class PaidDrafters:
 
 
 def _has_read(state: PaidState) -> bool:
-    """Whether its drafter knows the prompt, when it drafts: it was read for it, or the drafter runs it by itself."""
-    return state.read is not False or state.invests is True
+    """Whether its drafter knows the prompt, when it drafts: it was read for it, or the drafter is one of those that run
+    what they lack by themselves."""
+    return state.read is not False or state.invests is not None
+
+
+def _behind(paid: Sequence[PaidState]) -> int:
+    """Tokens that its drafter runs for all of them before it drafts."""
+    return sum([state.behind for state in paid])
 
 
 def _run(paid: Sequence[PaidState]) -> DraftRun:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from outrider.control.ledger import Ledger
 from outrider.control.levels import PricedLevels
+from outrider.control.pace import LONG_PAUSE
 from outrider.core.draft import Budget, Draft
 
 _EMPTY = Draft()
@@ -30,6 +31,8 @@ class PaidState:
     """Of these passes."""
     idle: int = 0
     """Steps since somebody was paid to draft for it, or it came."""
+    behind: int = 0
+    """Tokens, about, that its drafter runs to catch up before it drafts, as far as it does not leave them out."""
     rest: int = 0
     """Steps for which nobody need be asked whether to pay."""
     lacks: int = 0
@@ -39,11 +42,17 @@ class PaidState:
     away: bool = False
     """Whether nobody was paid for it for some time, nor will be for long."""
 
+    def is_read(self, read: bool) -> None:
+        """Whether its prompt will be: where it is not, its end waits to be."""
+        self.read = read
+        self.behind = 0 if read else LONG_PAUSE
+
     def end_step(self) -> None:
         if self.drafter is None:
             self.idle += 1
+            self.behind = min(LONG_PAUSE, self.behind + 1)
         else:
-            self.drafter, self.levels, self.passes, self.rows, self.idle = None, 0, 0, 0, 0
+            self.drafter, self.levels, self.passes, self.rows, self.idle, self.behind = None, 0, 0, 0, 0, 0
 
 
 class Candidate(NamedTuple):

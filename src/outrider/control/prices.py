@@ -105,7 +105,8 @@ class Prices:
     def found(self, requests: int, chances: Sequence[Sequence[float]]) -> None:
         """What would be worth its row in this step, of what costs nothing to find."""
         least = self.row / self.token
-        worth = [chance for mine in chances for chance in mine if chance > least]
+        worth = sorted([chance for mine in chances for chance in mine if chance > least], reverse=True)
+        worth = worth[: max(0, self._rows - requests)]
         relative = (requests + len(worth) * self.row / self.plain_token) / (requests + sum(worth))
         self.unpaid += _LATELY * (min(1.0, relative) - self.unpaid)
 

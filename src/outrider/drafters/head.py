@@ -176,7 +176,7 @@ class HeadDrafter(CachedDrafter[Backlog]):
             self._catch_up(prompts)
             keep_last(prompts)
         else:
-            self._read_first([held for held in prompts if held.whole is None and not self._head.length(held.slot)])
+            self._read_first([held for held in prompts if held.whole is None])
         for held in prompts:
             held.forget(WAITING, self._head.length(held.slot))
 
@@ -184,7 +184,8 @@ class HeadDrafter(CachedDrafter[Backlog]):
         """Of texts of which no more may be read: all that follows attends to their first tokens, and texts that begin
         alike, as with a system prompt, can begin with those rows and have no gap."""
         for held in all_held:
-            if tokens := held.tokens[: min(FIRST, len(held.tokens) - 1)]:
+            missing = FIRST - self._head.length(held.slot)
+            if tokens := held.tokens[: max(0, min(missing, len(held.tokens) - 1))]:
                 first = Rows.chain(held.slot, tokens, logits=[])
                 self._head.forward([first], features=joined([held.take(len(tokens))]))
                 self._head.commit(held.slot, range(len(tokens)))
