@@ -2,21 +2,24 @@
 
     python benchmarks/virtual_machine.py [--machine amx-4] [--concurrency 1,4,16] [--sampling greedy]
                                          [--fixed head:3] [--rounds 2] [--max-tokens 48] [--questions FILE]
-                                         [--out FILE.json]
+                                         [--host 1.3] [--out FILE.json]
 
 Every pass takes what a table of the machine says, and nothing else takes any time: there is no noise, the same run
 gives the same figures, and other work does not disturb it. The controller surveys that machine, believes its costs, and
-decides by its clock. What it cannot show is what the tables leave out, above all the host's own work. `--fixed` runs
-drafter and length as given instead of `auto`, to see what was possible.
+decides by its clock. What it cannot show is what the tables leave out. `--fixed` runs drafter and length as given
+instead of `auto`, to see what was possible. With `--host 1.3` the processor time of everything but passes counts, too,
+1.3 times what it takes here, and takes the place of the set times of a step and a lookup: with many in flight that is
+what tells ways to decide apart. Then the same run gives nearly the same figures.
 
-Passes were measured (benchmarks/results/cpu_xeon_*_2threads.json, docs/log/cpu-kernels.md), but those of 17 and 64
-rows, which are drawn from their neighbours; amx-4 is scaled by the plain speed of four threads. A head's passes are of
-docs/log/drafters.md on AMX, elsewhere estimates.
+Passes were measured (benchmarks/results/cpu_xeon_*_2threads.json, docs/log/cpu-kernels.md; amx-h200-2 by the survey of
+two idle cores of an H200's host), but those of 17 and 64 rows, which are drawn from their neighbours; amx-4 is scaled
+by the plain speed of four threads. A head's passes are of docs/log/drafters.md on AMX, elsewhere estimates.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from bisect import bisect_left
@@ -25,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from time import thread_time
 from typing import Any
 
 from rich.console import Console
@@ -35,13 +39,16 @@ from outrider.bench.concurrency import Prompt, begins_with, requests_of, serve
 from outrider.bench.questions import builtin, interleaved, read_questions
 from outrider.bench.sampling import SamplingMethod, parse_all
 from outrider.bench.waves import parse_concurrency
-from outrider.core.model import Rows
+from outrider.core.model import Rows, WantedTree
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.costs import Costs
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.head import NativeHead
 from outrider.models.native.timing import Timer
 from outrider.provenance import provenance
+
+Grown = tuple[list[int], list[int], list[float]]
+"""A tree that a head grew by itself: tokens, parents, confidence."""
 
 MODEL = "smollm2-135m"
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 64)
@@ -61,6 +68,9 @@ class Machine:
 
 MACHINES = {
     "amx-2": Machine((10.4, 10.9, 11.1, 11.2, 11.5, 11.7, 12.5, 13.1, 14.8, 15.5, 18.1, 31.0), (0.75, 0.9, 1.05, 2.2)),
+    "amx-h200-2": Machine(
+        (9.4, 9.9, 10.4, 10.5, 11.0, 11.0, 11.0, 11.5, 12.1, 13.0, 14.0, 20.5), (0.5, 0.6, 0.75, 1.8)
+    ),
     "amx-4": Machine((6.2, 6.4, 6.5, 6.6, 6.8, 7.0, 7.6, 8.0, 9.2, 9.6, 11.0, 18.0), (0.5, 0.6, 0.7, 1.4)),
     "vnni-2": Machine((12.1, 13.0, 13.0, 13.4, 14.5, 15.5, 21.4, 29.4, 31.0, 38.9, 54.3, 108.0), (0.9, 1.1, 1.3, 3.0)),
     "vnni-2-int8": Machine(
@@ -78,15 +88,18 @@ MACHINES = {
 
 
 class Clock:
-    """Stands still but for what is spent."""
+    """Stands still but for what is spent, and `host` times the processor time of everything but passes."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, host: float) -> None:
         self.now = 0.0
         self.spent: defaultdict[str, float] = defaultdict(float)
-        self._machine = machine
+        self._machine = machine if not host else dataclasses.replace(machine, lookup=0.0, step=0.0)
+        self._host = host
+        self._free = 0.0
+        """Processor time of passes, which take what the machine's take instead."""
 
     def __call__(self) -> float:
-        return self.now
+        return self.now + self._host * (thread_time() - self._free if self._host else 0.0)
 
     def spend(self, what: str, milliseconds: float) -> None:
         self.now += milliseconds / 1e3
@@ -103,13 +116,38 @@ class Clock:
         for name, module in list(sys.modules.items()):
             if name.startswith("outrider.") and "perf_counter" in vars(module):
                 replace(module, "perf_counter", self)
+        for owner, name in ((NativeDecoder, "forward"), (NativeHead, "forward"), (NativeHead, "rank")):
+            self._uncounted(owner, name)
         before(NativeDecoder, "forward", self._target_pass)
         before(NativeHead, "forward", lambda batch: self.spend("head: reading", self.head(total(batch))))
         before(NativeHead, "rank", lambda batch: self.spend("head: drafting", self.head(total(batch))))
         before(SuffixDrafter, "look_up", lambda asked: self.spend("lookup", self._machine.lookup * len(asked)))
         replace(Timer, "seconds", lambda timer, rows, _: (self.head if timer._features else self.target)(rows) / 1e3)
-        replace(NativeHead, "drafts_trees", False)  # level by level, so that every pass is seen
+        if self._host:
+            self._uncounted(NativeHead, "draft")
+            after(NativeHead, "draft", self._drafted)
+        else:
+            replace(NativeHead, "drafts_trees", False)  # level by level, so that every pass is seen
         replace(Costs, "_path", lambda *_: None)  # nothing measured before is believed, and nothing kept
+
+    def _uncounted(self, owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            began = thread_time()
+            try:
+                return method(*given, **named)
+            finally:
+                self._free += thread_time() - began
+
+        replace(owner, name, timed)
+
+    def _drafted(self, batch: Sequence[Rows], wanted: Sequence[WantedTree], drafts: Sequence[Grown]) -> None:
+        """Trees that the head grew by itself: a pass a level, of the nodes of the level before."""
+        self.spend("head: drafting", self.head(total(batch)))
+        for level in range(max(tree.depth for tree in wanted) - 1):
+            if rows := sum(depths(parents).count(level) for _, parents, _ in drafts):
+                self.spend("head: drafting", self.head(rows))
 
     def _target_pass(self, batch: Sequence[Rows]) -> None:
         rows, plain = total(batch), len(batch)
@@ -144,6 +182,26 @@ def before(owner: type, name: str, spend: Callable[[Any], None]) -> None:
         return method(self, first, *rest, **named)
 
     replace(owner, name, timed)
+
+
+def after(owner: type, name: str, spend: Callable[[Any, Any, Any], None]) -> None:
+    """`spend` is told of the first two arguments of every call, and of its result."""
+    method = getattr(owner, name)
+
+    def timed(self: Any, first: Any, second: Any, *rest: Any, **named: Any) -> Any:
+        result = method(self, first, second, *rest, **named)
+        spend(first, second, result)
+        return result
+
+    replace(owner, name, timed)
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Of nodes, by their parents' places; -1 has none."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent < 0 else found[parent] + 1)
+    return found
 
 
 def cell(
@@ -195,10 +253,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--questions", type=Path, help="in Spec-Bench's format, instead of the built-in suite")
+    parser.add_argument("--host", type=float, default=0.0, help="how many times its processor time here counts")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     machine = MACHINES[options.machine]
-    clock = Clock(machine)
+    clock = Clock(machine, options.host)
     clock.install()
     cells = [cell(clock, machine, n, sampling, options) for n in options.concurrency for sampling in options.sampling]
     table = Table("in flight", "sampling", "ratio by round", "worst request", title=f"{options.machine}, virtual time")
