@@ -205,3 +205,30 @@ def test_a_draft_model_runs_a_prompt_only_where_that_pays(missing: int, drafts: 
         verified = VerifiedDraft(request, draft, tuple(range(len(draft))), (*[7] * len(draft), 7))
         controller.observe([verified], 1 + len(draft), took, 1.0 + 0.01 * len(draft))
     assert (drafter.missing == 1) == drafts
+
+
+@pytest.mark.parametrize("missing", [300, 400])
+def test_a_draft_model_that_is_good_is_asked_for_long_prompts_too(missing: int) -> None:
+    """Running those takes more than finding out may; and what it takes, once an answer, is no price of levels."""
+    line, reading = [1.0 + 0.01 * rows for rows in ROWS], 0.02
+    cost = DraftCost(0.005, 0.1, 0.005 + 32 * reading)
+    controller = AutoLength(table=CostTable(ROWS, (64, 1024), (line, line), drafting={"world": cost}))
+    spent, steps = 0.0, 0
+    for number in range(60):
+        drafter, request = Lacking(missing), Running(number, [0] * missing, prompt_length=missing)
+        controller.pays([request], 1)
+        while steps < 128 * (number + 1):
+            before = drafter.missing
+            drafter.levels = 0
+            (draft,) = controller.draft(drafter, [request], True, [1000])
+            took = 0.005 + 0.1 * drafter.levels + (before - drafter.missing) * reading if drafter.levels else 0.0
+            assert controller._paid is not None
+            controller._paid.seconds = took
+            verified = VerifiedDraft(request, draft, tuple(range(len(draft))), (*[7] * len(draft), 8))
+            controller.observe([verified], 1 + len(draft), took, 1.0 + 0.01 * len(draft))
+            if number >= 30:
+                spent += took + 1.0 + 0.01 * len(draft)
+            steps += 1 + len(draft)
+            request.tokens.extend(verified.tokens)
+        controller.forget(request)
+    assert (128 * 30) / spent > 1.2

@@ -340,11 +340,13 @@ class PaidDrafters:
         return took
 
     def observe(self, states: Sequence[PaidState], seconds: float) -> None:
-        """Drafting took so long in the step under way, in the table's seconds."""
+        """Drafting took so long in the step under way, in the table's seconds; also what running a prompt took, which a
+        request invests in (`_invests`) and is not charged for."""
         drafters = by_drafter(states)
         for name, paid in drafters.items():
             if len(drafters) == 1:
-                self._cost(name).observe(_run(paid), seconds, _behind(paid))
+                ran = sum([state.lacks if state.lacks > LONG_PAUSE else state.behind for state in paid])
+                self._cost(name).observe(_run(paid), seconds, ran)
 
     def _is_outdone(self, candidate: Candidate, name: str, prices: Prices) -> bool:
         """Whether what was found is better than its draft would be, where only one of both can be verified."""
