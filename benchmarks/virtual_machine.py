@@ -90,7 +90,7 @@ MACHINES = {
 class Clock:
     """Stands still but for what is spent, and `host` times the processor time of everything but passes."""
 
-    def __init__(self, machine: Machine, host: float) -> None:
+    def __init__(self, machine: Machine, host: float = 0.0) -> None:
         self.now = 0.0
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._machine = machine if not host else dataclasses.replace(machine, lookup=0.0, step=0.0)
