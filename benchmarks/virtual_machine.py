@@ -39,6 +39,8 @@ from outrider.bench.concurrency import Prompt, begins_with, requests_of, serve
 from outrider.bench.questions import builtin, interleaved, read_questions
 from outrider.bench.sampling import SamplingMethod, parse_all
 from outrider.bench.waves import parse_concurrency
+from outrider.control.acceptance import depths
+from outrider.core.draft import Draft
 from outrider.core.model import Rows, WantedTree
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.costs import Costs
@@ -146,7 +148,7 @@ class Clock:
         """Trees that the head grew by itself: a pass a level, of the nodes of the level before."""
         self.spend("head: drafting", self.head(total(batch)))
         for level in range(max(tree.depth for tree in wanted) - 1):
-            if rows := sum(depths(parents).count(level) for _, parents, _ in drafts):
+            if rows := sum(depths(Draft(*grown, "head")).count(level) for grown in drafts):
                 self.spend("head: drafting", self.head(rows))
 
     def _target_pass(self, batch: Sequence[Rows]) -> None:
@@ -194,14 +196,6 @@ def after(owner: type, name: str, spend: Callable[[Any, Any, Any], None]) -> Non
         return result
 
     replace(owner, name, timed)
-
-
-def depths(parents: Sequence[int]) -> list[int]:
-    """Of nodes, by their parents' places; -1 has none."""
-    found: list[int] = []
-    for parent in parents:
-        found.append(0 if parent < 0 else found[parent] + 1)
-    return found
 
 
 def cell(

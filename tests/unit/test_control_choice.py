@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
 import pytest
-from control_world import World, rising
+from control_world import PASS, Drafts, Running, World, always, flat, rising
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.control.choice import chosen, selected
 from outrider.control.controller import FixedLength
 from outrider.control.together import Prospect, together
+from outrider.core.draft import Budget, Draft
+from outrider.core.drafter import VerifiedDraft
+from outrider.core.request import RequestView
 
 LINEAR = [1 + 0.1 * r for r in range(40)]
 
@@ -177,3 +180,24 @@ def test_several_together_come_close_to_the_best_fixed_length(name: str) -> None
         fixed = max(world.run(FixedLength(n), 300, requests).rate for n in (0, 1, 2, 4))
         shares.append(world.run(world.auto(), 300, requests, length=60).rate / fixed)
     assert mean(shares) > 0.95
+
+
+def test_many_draft_no_more_than_a_step_has_rows_for() -> None:
+    """What is drafted takes the host's time, whether it is verified or not."""
+    asked: list[int] = []
+
+    class Noting(Drafts):
+        def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+            asked.extend([budget.nodes for budget in budgets if budget.nodes])
+            return super().propose(requests, budgets)
+
+    world = World(flat, always(0.8))
+    controller = world.auto(16, 64)
+    requests = [Running(i) for i in range(16)]
+    for _ in range(50):
+        drafts = controller.draft(Noting(world, 0, 16), requests, True, [1000] * 16)
+        pairs = zip(requests, drafts, strict=True)
+        verified = [VerifiedDraft(r, d, tuple(range(len(d))), (*[7] * len(d), 8)) for r, d in pairs]
+        controller.observe(verified, 16 + sum(map(len, drafts)), 0.0, PASS * flat(16 + sum(map(len, drafts))))
+    assert asked
+    assert max(asked) <= 4

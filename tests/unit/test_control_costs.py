@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from control_world import World, always, exact, flat, rising
@@ -145,3 +146,11 @@ def test_one_draft_without_luck_leaves_something_for_the_next() -> None:
     assert max(drafts) < 1 + 0.5 * 2.0
     lucky = World(rows=rising(0.05), per_level=0.15, chance=always(0.9))
     assert max(sum(drafted) for drafted in lucky.run(lucky.auto(), 60).drafted) >= 6
+
+
+def test_a_table_of_times_that_nothing_takes_is_none() -> None:
+    table = CostTable(ROWS, (64, 1024), ([1e-3] * len(ROWS), [1e-3] * len(ROWS)), 0.0, {"head": DraftCost(0.0, 1e-4)})
+    assert CostTable.from_json(table.to_json()).first == 1e-3
+    for small in (replace(table, seconds=([5e-324] * len(ROWS),) * 2), replace(table, overhead=5e-324)):
+        with pytest.raises(ValueError, match=r"time"):
+            CostTable.from_json(small.to_json())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from control_world import PASS, Drafts, Ran, Running, Stopwatch, World, always, exact, flat, rising
+from control_world import PASS, Ran, Stopwatch, World, always, exact, flat, rising
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,16 +15,14 @@ from outrider.control.auto import AutoLength
 from outrider.control.choice import kept
 from outrider.control.costs import ROWS, CostTable, DraftCost, assumed
 from outrider.control.ledger import Ledger, lend
-from outrider.control.pace import LONG_PAUSE, DraftPace, DraftRun, Pace
+from outrider.control.pace import DraftPace, DraftRun, Pace
 from outrider.control.paid import PaidDrafters
 from outrider.control.paid_state import Candidate, PaidState
 from outrider.control.prices import Prices
 from outrider.control.survey import Survey
 from outrider.control.thrift import Thrift
 from outrider.control.together import Prospect, together
-from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import VerifiedDraft
-from outrider.core.request import RequestView
+from outrider.core.draft import Draft
 
 
 def measured(rows: Callable[[int], float], level: float = 0.005, resume: float = 0.0) -> CostTable:
@@ -155,46 +152,6 @@ def test_catching_up_for_many_is_none_of_their_levels() -> None:
     assert cost.row == pytest.approx(0.01, rel=0.5)
     assert cost.fixed + 2 * cost.level(5) == pytest.approx(0.28, rel=0.1)
     assert cost.catching_up(64) == pytest.approx(0.84, rel=0.1)
-
-
-def test_a_prompt_that_is_not_read_leaves_something_to_catch_up_with() -> None:
-    state = PaidState()
-    state.is_read(False)
-    assert state.behind == LONG_PAUSE
-    state.end_step()
-    assert state.behind == LONG_PAUSE
-    state.drafter = "head"
-    state.end_step()
-    assert state.behind == 0
-
-
-def test_many_draft_no_more_than_a_step_has_rows_for() -> None:
-    """What is drafted takes the host's time, whether it is verified or not."""
-    asked: list[int] = []
-
-    class Noting(Drafts):
-        def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
-            asked.extend([budget.nodes for budget in budgets if budget.nodes])
-            return super().propose(requests, budgets)
-
-    world = World(flat, always(0.8))
-    controller = world.auto(16, 64)
-    requests = [Running(i) for i in range(16)]
-    for _ in range(50):
-        drafts = controller.draft(Noting(world, 0, 16), requests, True, [1000] * 16)
-        pairs = zip(requests, drafts, strict=True)
-        verified = [VerifiedDraft(r, d, tuple(range(len(d))), (*[7] * len(d), 8)) for r, d in pairs]
-        controller.observe(verified, 16 + sum(map(len, drafts)), 0.0, PASS * flat(16 + sum(map(len, drafts))))
-    assert asked
-    assert max(asked) <= 4
-
-
-def test_a_table_of_times_that_nothing_takes_is_none() -> None:
-    table = CostTable(ROWS, (64, 1024), ([1e-3] * len(ROWS), [1e-3] * len(ROWS)), 0.0, {"head": DraftCost(0.0, 1e-4)})
-    assert CostTable.from_json(table.to_json()).first == 1e-3
-    for small in (replace(table, seconds=([5e-324] * len(ROWS),) * 2), replace(table, overhead=5e-324)):
-        with pytest.raises(ValueError, match=r"time"):
-            CostTable.from_json(small.to_json())
 
 
 def test_the_same_surprise_twice_is_the_tables_fault() -> None:

@@ -10,6 +10,7 @@ from control_world import Drafts, Running, World, flat
 from outrider.control.acceptance import Acceptance
 from outrider.control.auto import AutoLength
 from outrider.control.costs import ROWS, CostTable, DraftCost
+from outrider.control.pace import LONG_PAUSE
 from outrider.control.paid import PaidDrafters
 from outrider.control.paid_state import PaidState
 from outrider.control.prices import Prices
@@ -175,6 +176,17 @@ def test_what_is_looked_up_is_worth_no_more_rows_than_a_step_has() -> None:
     for _ in range(300):
         prices.found(4, [[0.9] * 16] * 4)
     assert prices.unpaid == pytest.approx((4 + 4 * 0.01 / (1.04 / 4)) / (4 + 4 * 0.9), rel=0.02)
+
+
+def test_a_prompt_that_is_not_read_leaves_something_to_catch_up_with() -> None:
+    state = PaidState()
+    state.decide(False)
+    assert state.behind == LONG_PAUSE
+    state.end_step()
+    assert state.behind == LONG_PAUSE
+    state.drafter = "head"
+    state.end_step()
+    assert state.behind == 0
 
 
 class Lacking(Drafts):

@@ -353,7 +353,7 @@ class AutoLength:
             length = fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
             reads = self._paid.pays(self._prices.unpaid, running, length)
             for i in undecided:
-                states[i].paid.is_read(reads)
+                states[i].paid.decide(reads)
         return any(state.paid.read is not False for state in states)
 
     @property

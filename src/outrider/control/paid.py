@@ -95,7 +95,7 @@ class PaidDrafters:
         self.tries = False
         """Whether somebody is tried in the step under way."""
         self.seconds = 0.0
-        """That drafters took in it."""
+        """That drafters took when they were last asked."""
 
     @property
     def costs(self) -> Mapping[str, DraftPace]:
@@ -164,7 +164,6 @@ class PaidDrafters:
         drafters have not seen the last step, as nobody was to be paid for long, and can draft in the next."""
         for request, candidate in zip(requests, candidates, strict=True):
             candidate.state.lacks = drafter.lacks(request) if candidate.drafter and candidate.limit else 0
-        self.seconds = 0.0
         budgets, tried = self._budgets(candidates, prices, tree)
         if not any(budget.nodes for budget in budgets):
             return []

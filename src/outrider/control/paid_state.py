@@ -42,8 +42,8 @@ class PaidState:
     away: bool = False
     """Whether nobody was paid for it for some time, nor will be for long."""
 
-    def is_read(self, read: bool) -> None:
-        """Whether its prompt will be: where it is not, its end waits to be."""
+    def decide(self, read: bool) -> None:
+        """Whether its prompt is to be read: where it is not, its end waits to be."""
         self.read = read
         self.behind = 0 if read else LONG_PAUSE
 
