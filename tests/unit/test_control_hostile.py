@@ -95,8 +95,16 @@ def test_a_drafter_that_hung_for_a_while_is_asked_again() -> None:
     """By answers none of which lives long enough to bear what it is taken to cost by then."""
     world = World(flat, always(0.8), per_level=0.05, besides=lambda draft: 100.0 if draft in (20, 21) else 0.0)
     ran = world.run(world.auto(), 1200, length=100)
-    assert sum(map(bool, ran.levels[30:300])) < 10
+    assert sum(map(bool, ran.levels[30:250])) < 10
     assert times_plain(world, ran, 1000) > 2
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+def test_a_drafter_that_has_become_good_is_asked_by_answers_however_short(requests: int) -> None:
+    """Each ends before it would have been without drafts for long."""
+    world = World(flat, lambda _, step: 0.02 if step < 300 else 0.8, per_level=0.05)
+    ran = world.run(world.auto(), 3000, requests, 8)
+    assert times_plain(world, ran, 2000, requests) > 2
 
 
 def test_rows_that_are_no_longer_run_cost_at_last_what_was_measured() -> None:
@@ -304,14 +312,14 @@ def candidates(requests: int, left: float, drafter: str | None = "world") -> lis
 
 def test_nothing_is_paid_for_that_a_ledger_lets_nobody_verify() -> None:
     """A level costs each an eighth of a token, and a row a third."""
-    paid = PaidDrafters(measured(rising(0.1), 0.15), 16, Acceptance(), {"world": [0.95] * 16})
+    paid = PaidDrafters(measured(rising(0.1), 0.15), 16, 64, Acceptance(), {"world": [0.95] * 16})
     for left, drafts in ((0.3, False), (1.0, True)):
         budgets, _ = paid._budgets(candidates(4, left), prices_of(rising(0.1), 4), True)
         assert any(budget.nodes for budget in budgets) is drafts
 
 
 def test_whoever_has_no_drafter_need_not_be_thought_of() -> None:
-    paid = PaidDrafters(measured(flat, 5.0), 16, Acceptance(), {})
+    paid = PaidDrafters(measured(flat, 5.0), 16, 64, Acceptance(), {})
     mixed = [*candidates(2, 2.0), *candidates(2, 2.0, None)]
     paid._budgets(mixed, prices_of(flat, 4), True)
     assert [paid.rests([each.state for each in mixed]) for _ in range(5)] == [True] * 3 + [False] * 2
@@ -358,7 +366,7 @@ class Pays:
 def test_a_step_up_in_the_cost_does_not_hide_what_lies_behind_it() -> None:
     stairs = [1.0 if r <= 2 else 2.0 for r in range(33)]
     tokens = [0.95**k for k in range(1, 17)]
-    one = Prospect(9.0, (), tokens, [1.0] * 16, [1.0] * 16)
+    one = Prospect(9.0, 0, tokens, [1.0] * 16, [1.0] * 16)
     assert together([one], stairs, 0.5, Pays(), 0.0) == [16]
 
 

@@ -146,7 +146,7 @@ def test_a_drafter_that_agrees_with_a_lookup_is_no_worse_for_it() -> None:
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1)})
     rated = []
     for label in ("head", "suffix&head", "suffix"):
-        paid, state = PaidDrafters(table, 4, Acceptance(), {}), PaidState()
+        paid, state = PaidDrafters(table, 4, 64, Acceptance(), {}), PaidState()
         for _ in range(50):
             state.drafter, state.levels, state.passes = "head", 2, 1
             paid.rate(state, Draft([7], [-1], [0.9], sources=[label]), [0.9], [0])

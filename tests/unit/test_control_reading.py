@@ -32,7 +32,7 @@ def test_prompts_are_read_only_for_answers_that_bring_it_in() -> None:
     """Reading a token takes a hundredth of a pass, and drafts save half of one in a step."""
     line = [1.0 + 0.01 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
-    paid = PaidDrafters(table, 16, Acceptance(), {})
+    paid = PaidDrafters(table, 16, 64, Acceptance(), {})
     assert [paid.pays(1.0, 1, prompt) for prompt in (100, 250, 30_000)] == [True, True, False]
     for _ in range(100):
         paid.ended(8)
@@ -51,7 +51,7 @@ def test_what_is_there_of_a_prompt_is_not_read_again() -> None:
 def test_now_and_then_a_prompt_is_read_all_the_same() -> None:
     line = [1.0 + 0.01 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.9)})
-    paid = PaidDrafters(table, 16, Acceptance(), {})
+    paid = PaidDrafters(table, 16, 64, Acceptance(), {})
     assert 2 <= sum(paid.pays(1.0, 1, 100) for _ in range(100)) <= 5
 
 
@@ -60,7 +60,7 @@ def test_a_prompt_is_read_for_what_that_adds(unread: float, reads: bool) -> None
     """Not where drafts are as good without. Sixteen requests."""
     line = [1.0 + 0.005 * rows for rows in ROWS]
     cost = DraftCost(0.02, 0.05, resume=0.34, row=0.002)
-    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 4, Acceptance(), {})
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 4, 64, Acceptance(), {})
     for read, chance in ((True, 0.8), (False, unread)) * 50:
         state = PaidState(read, drafter="head", levels=1, passes=1, rows=1)
         paid.rate(state, Draft([7], [-1], [chance], "head"), [chance], [0])
@@ -92,6 +92,23 @@ def test_it_is_decided_once_for_all_pieces_of_a_prompt() -> None:
     assert controller.pays([read, unread], 24)
 
 
+def test_beside_one_that_is_read_so_is_a_newcomer() -> None:
+    """A pass is read as a whole: what was read must not be taken for what was not."""
+    controller = AutoLength(table=stairs())
+    read, beside = Running(1, prompt_length=100), Running(2, prompt_length=100)
+    assert controller.pays([read], 1)
+    assert controller.pays([read, beside], 24)
+    assert controller.pays([beside], 24)
+
+
+def test_no_prompt_is_read_where_a_step_has_no_row_for_a_draft() -> None:
+    line = [1.0 + 0.001 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
+    paid = PaidDrafters(table, 16, 64, Acceptance(), {})
+    assert paid.pays(1.0, 8, 100)
+    assert not any(paid.pays(1.0, 64, 100) for _ in range(50))
+
+
 def test_pieces_of_prompts_are_not_what_the_next_is_read_all_the_same_after() -> None:
     controller = AutoLength(table=stairs())
     prompt = Running(1, prompt_length=100)
@@ -113,16 +130,16 @@ def test_before_anything_is_known_drafts_bring_something_without_reading_too() -
     """Reading takes half of what drafts bring, which without is more than half: it is not worth it."""
     line = [1.0 + 0.01 * rows for rows in ROWS]
     cost = DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)
-    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 16, Acceptance(), {})
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 16, 64, Acceptance(), {})
     whole = next(prompt for prompt in range(100, 10**5, 100) if not paid.pays(1.0, 1, prompt))
-    assert whole * paid._cost("head").reading < 0.6 * paid._brings("head", True, 1.0, 1)
+    assert whole * paid._cost("head").reading < 0.6 * paid._brings("head", True, 1.0, 1, paid._passes(1))
 
 
 def test_wide_drafts_are_not_taken_to_be_short() -> None:
     """Where a prompt was read several nodes a level are worth their rows, elsewhere one is; and right less often."""
     line = [1.0 + 0.005 * rows for rows in ROWS]
     cost = DraftCost(0.02, 0.02, 0.02 + 32 * 0.001)
-    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 16, Acceptance(), {})
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 16, 64, Acceptance(), {})
     wide = Draft([1, 2, 3, 4, 5, 6], [-1, -1, 0, 0, 2, 2], [0.6, 0.1, 0.36, 0.06, 0.2, 0.03], "head")
     narrow = Draft([1, 3, 5], [-1, 0, 1], [0.5, 0.25, 0.12], "head")
     for read, draft in ((True, wide), (False, narrow)) * 50:
@@ -148,7 +165,7 @@ def test_what_is_learned_of_drafts_holds_without_reading_too() -> None:
     taken to be better for it."""
     line = [1.0 + 0.01 * rows for rows in ROWS]
     cost = DraftCost(0.02, 0.05)
-    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 4, Acceptance(), {})
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 4, 64, Acceptance(), {})
     assert paid.pays(1.0, 1, 10)
     for _ in range(100):
         paid.rate(
@@ -161,7 +178,7 @@ def test_what_a_draft_model_brings_is_known_whatever_was_decided_of_prompts() ->
     """It runs them by itself, and was once asked whether that pays: nothing it drafts is without its prompt."""
     line = [1.0 + 0.01 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"model": DraftCost(0.02, 0.1, 0.02 + 32 * 0.02)})
-    paid = PaidDrafters(table, 4, Acceptance(), {})
+    paid = PaidDrafters(table, 4, 64, Acceptance(), {})
     before = paid._newcomer("model", True).weight
     for _ in range(20):
         state = PaidState(False, drafter="model", levels=1, passes=1, rows=1, invests=False)

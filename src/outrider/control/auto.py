@@ -317,7 +317,7 @@ class AutoLength:
         return State(self._device.newcomer(request), bool(request.speculation.prediction))
 
     def _paid_from(self, table: CostTable | None) -> PaidDrafters | None:
-        return PaidDrafters(table, self.nodes, self._acceptance, self._known) if table else None
+        return PaidDrafters(table, self.nodes, self.rows, self._acceptance, self._known) if table else None
 
     # -- watching
 
@@ -351,7 +351,9 @@ class AutoLength:
         undecided = [i for i, state in enumerate(states) if state.paid.read is None]
         if undecided and self._paid is not None:  # once for a whole prompt: what is read of a part is of little use
             length = fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
-            reads = self._paid.pays(self._prices.unpaid, running, length)
+            # A pass that is read for one is for all of it.
+            beside = any(state.paid.read for state in states)
+            reads = beside or self._paid.pays(self._prices.unpaid, running, length)
             for i in undecided:
                 states[i].paid.decide(reads)
         return any(state.paid.read is not False for state in states)

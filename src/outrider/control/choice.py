@@ -149,7 +149,7 @@ def kept(
             lines.append(())
         else:
             lines.append(mine if len(mine) <= limit else sorted(mine, reverse=True)[:limit])
-    patience = [ledger.patience for ledger in ledgers]
+    patience = [ledger.bears for ledger in ledgers]
     left = max(len(drafts) + 1, len(costs) - drawn)  # what was drawn may be more than a step has room for
     sizes, row = chosen(lines, costs[:left], price, patience)
     own = costs[len(drafts)] / len(drafts)

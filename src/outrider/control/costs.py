@@ -18,6 +18,7 @@ kernels multiply rows by sixteens, so that one more is a step, just where sixtee
 
 _SHORTEST, _LONGEST = 1e-12, 1e4
 """Seconds that nothing takes: so little, unless it is nothing, and so much."""
+_LONGEST_CONTEXT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class CostTable:
             for name, cost in read.pop("drafting").items()
         }
         table = CostTable(drafting=drafting, **read)
-        if tuple(table.rows) != ROWS or len(table.contexts) != 2 or not 0 < table.contexts[0] <= table.contexts[1]:
+        if tuple(table.rows) != ROWS or len(table.contexts) != 2 or not _are_contexts(*table.contexts):
             raise ValueError("other rows or contexts than are measured")
         if [len(line) for line in table.seconds] != [len(ROWS)] * 2:
             raise ValueError("not a line for each context")
@@ -94,6 +95,10 @@ class CostTable:
         if not all(number == 0 or _SHORTEST < number < _LONGEST for number in others):
             raise ValueError("nothing takes less than no time")
         return table
+
+
+def _are_contexts(near: float, far: float) -> bool:
+    return 1 <= near <= far <= _LONGEST_CONTEXT
 
 
 def straight(rows: Sequence[int], seconds: Sequence[float], wanted: Sequence[int]) -> list[float]:

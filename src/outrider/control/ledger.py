@@ -18,6 +18,9 @@ _LENT = 2.0
 """Passes beyond what it may lose that a request is lent by those it shares steps with."""
 _PATIENT = 1.0
 """Passes that it may lose by others' before any time has gone by."""
+_UNEVEN = 3.0
+"""Passes beyond its patience that it may lose where each step's drafts are decided by what they are expected to bring
+whom: that goes up and down from step to step, and whoever of sixteen could bear no more would stop all."""
 _STAKE = 0.35
 """Of what it may lose, that the levels of one draft of a request by itself may cost: before anything is known of it the
 deepest look best, and one without luck would end drafting for a hundred steps."""
@@ -53,6 +56,11 @@ class Ledger:
         """So many steps without drafts are over."""
         self.left = min(_MOST, self.left + SHARE * steps)
         self.patience = min(_MOST, self.patience + PATIENCE * steps)
+
+    @property
+    def bears(self) -> float:
+        """How much longer than a plain one a step on the host may take for what others gain."""
+        return self.patience + _UNEVEN
 
     @property
     def may_lose(self) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
-from operator import mul
 from time import perf_counter
 
 from outrider.control.acceptance import Acceptance, covered, depths
@@ -57,7 +56,7 @@ _UNREAD = 0.95
 was, before that was seen."""
 _FIRM = 1 / 64, 4.0
 """How firmly it is believed what drafts bring newcomers: what each counts for at least, and like how many a guess."""
-_STAYS = 8
+_STAYS = 32
 """Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
 _MARGIN = 0.1
 """Plain tokens that a draft must be expected to gain beyond its cost: of many estimates the best flatter."""
@@ -71,12 +70,19 @@ _AFTER_PAUSE = 0.3
 
 class PaidDrafters:
     def __init__(
-        self, table: CostTable, nodes: int, acceptance: Acceptance, known: Mapping[str, Sequence[float]]
+        self,
+        table: CostTable,
+        nodes: int,
+        rows: int,
+        acceptance: Acceptance,
+        known: Mapping[str, Sequence[float]],
     ) -> None:
-        """Drafts of at most `nodes` nodes. Nobody is paid before there is a table: it is not known what they cost.
-        `known`: how often their levels are right, as far as that was measured before (`DraftHead.acceptance`)."""
+        """Drafts of at most `nodes` nodes, in steps of at most `rows` rows. Nobody is paid before there is a table: it
+        is not known what they cost. `known`: how often their levels are right, as far as that was measured before
+        (`DraftHead.acceptance`)."""
         self._table = table
         self._nodes = nodes
+        self._rows = rows
         self._acceptance = acceptance
         self._known = known
         self._costs: dict[str, DraftPace] = {}
@@ -114,6 +120,11 @@ class PaidDrafters:
         """An answer has, with so many."""
         self._answer += _LATELY * (tokens - self._answer)
 
+    @property
+    def _stays(self) -> float:
+        """Steps that one asked again shares what catching up takes among: about half an answer is still to come."""
+        return min(_STAYS, self._answer / 2)
+
     def pays(self, unpaid: float, requests: int, prompt: float) -> bool:
         """Whether some drafter is expected to gain newcomers more than it costs, and than reading a prompt of so many
         tokens does, where without any a token costs `unpaid` of what it costs plainly (`Prices.unpaid`) and so many
@@ -121,25 +132,33 @@ class PaidDrafters:
         names = self._table.drafting
         if not names:
             return True
+        if requests >= self._rows:
+            return False
         # What drafts bring without is no measure of them: now and then a prompt is read all the same.
-        brings = any(self._gains_by_reading(name, unpaid, requests, prompt) for name in names)
+        passes = self._passes(requests)
+        brings = any(self._gains_by_reading(name, unpaid, requests, prompt, passes) for name in names)
         reads = brings or self._unread >= _READ_ANYWAY
         self._unread = 0 if reads else self._unread + 1
         return reads
 
-    def _gains_by_reading(self, name: str, unpaid: float, requests: int, prompt: float) -> bool:
-        read, unread = (self._brings(name, how, unpaid, requests) for how in (True, False))
+    def _passes(self, requests: int) -> list[float]:
+        """Seconds of passes of as many rows as that many requests may have in a step."""
+        return self._table.pass_seconds(min(_ROWS_EACH * requests, self._rows), self._table.contexts[0])
+
+    def _gains_by_reading(
+        self, name: str, unpaid: float, requests: int, prompt: float, passes: Sequence[float]
+    ) -> bool:
+        read, unread = (self._brings(name, how, unpaid, requests, passes) for how in (True, False))
         return read - unread > prompt * self._cost(name).reading
 
-    def _brings(self, name: str, read: bool, unpaid: float, requests: int) -> float:
+    def _brings(self, name: str, read: bool, unpaid: float, requests: int, passes: Sequence[float]) -> float:
         """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer.
         A token is worth what it would cost without them: two ways to go on are compared here, not two steps."""
-        passes = self._table.pass_seconds(_ROWS_EACH * requests, self._table.contexts[0])
         known, cost, plain = self._newcomer(name, read), self._cost(name), passes[requests] / requests
         token, row = unpaid * plain, (passes[-1] - passes[requests]) / (len(passes) - 1 - requests)
         tokens, rows = zip(*known.verified(self._nodes, row / token), strict=True)
         wide = self._widths[name].at(self._least(name, known, token))
-        alike = Prospect(inf, (), tokens, rows, known.runs(self._nodes), 0.0, wide)
+        alike = Prospect(inf, 0, tokens, rows, known.runs(self._nodes), 0.0, wide)
         gained, saved = gain_of_many(alike, requests, passes, token, cost, _MARGIN * plain)
         return saved / requests * self._answer / (1 + gained)
 
@@ -229,7 +248,7 @@ class PaidDrafters:
     ) -> list[int]:
         """How deep a drafter is paid to draft for each; only for those `asked`."""
         prospects = [
-            Prospect(candidate.ledger.patience, [chance for chance in candidate.chances if chance > shared.least])
+            Prospect(candidate.ledger.bears, sum([chance > shared.least for chance in candidate.chances]))
             for candidate in candidates
         ]
         for i in asked:
@@ -246,15 +265,16 @@ class PaidDrafters:
         most = min(candidate.limit, shared.levels(candidate.ledger, catching_up))
         if most <= 0 or self._is_outdone(candidate, name, prices):
             return found
-        tokens, rows = shared.worthwhile(known.verified(most, shared.row))
+        levels = known.verified(most, shared.row)
+        if candidate.found.tokens:
+            left = [1 - chance for chance in covered(candidate.found, candidate.chances, most)]
+            levels = [(tokens * share, rows * share) for (tokens, rows), share in zip(levels, left, strict=True)]
+        tokens, rows = shared.worthwhile(levels)
         if not tokens:
             return found
-        if candidate.found.tokens:
-            left = [1 - chance for chance in covered(candidate.found, candidate.chances, len(tokens))]
-            tokens, rows = list(map(mul, tokens, left)), list(map(mul, rows, left))
-        mine = () if candidate.exclusive else found.found
+        mine = 0 if candidate.exclusive else found.found
         wide = self._widths[name].at(self._least(name, known, prices.token))
-        return Prospect(found.patience, mine, tokens, rows, known.runs(len(tokens)), catching_up / _STAYS, wide)
+        return Prospect(found.patience, mine, tokens, rows, known.runs(len(tokens)), catching_up / self._stays, wide)
 
     def _invests(self, state: PaidState, name: str, shared: Shared, prices: Prices) -> bool:
         """Whether drafts are expected to save more by the end of an answer than its drafter takes to run what it lacks,
@@ -267,7 +287,9 @@ class PaidDrafters:
             if self._newcomer(name, True).weight < _KNOWN:
                 state.invests = takes <= _FIND_OUT * self._answer * prices.plain_step
             else:
-                state.invests = self._brings(name, True, prices.unpaid, shared.requests) > takes
+                requests = shared.requests
+                saves = self._brings(name, True, prices.unpaid, requests, self._passes(requests))
+                state.invests = saves > takes
         return state.invests
 
     def _least(self, name: str, known: PricedLevels, token: float) -> float:
@@ -302,7 +324,7 @@ class PaidDrafters:
         state.away = state.idle >= SOONEST and due - since > LONG_PAUSE
         silent = self._steps - self._asked.get(name, 0)
         bears = candidate.ledger.affords(charge) or silent > max(LATEST, _DEAR * charge / SHARE)
-        if state.idle < SOONEST or since < due or not bears:
+        if max(state.idle, silent) < SOONEST or since < due or not bears:
             return False
         return not self._is_outdone(candidate, name, prices)
 

@@ -1,8 +1,9 @@
-"""How deep a drafter should draft for each request of a step: the levels that gain all of them most. Pure functions.
+"""How deep a drafter should draft in a step: one depth for all its requests, the one that gains them most. Pure
+functions.
 
-A drafter's passes are shared, and so is the target's: what a row adds depends on how many there are. So it is decided
-for all at once: with so many passes of the drafter, which rows would be worth verifying, and what is left of their
-worth when all is paid for?
+A drafter's passes are shared, and so is the target's: what a row adds depends on how many there are, and who drafts
+less does not wait less for the others. So it is decided for all at once; of what was drafted, the likeliest is verified
+(`choice`), whosever it is.
 """
 
 from __future__ import annotations
@@ -11,12 +12,8 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple, Protocol
 
-from outrider.control.choice import Worth, selected
-
 _SELDOM = 0.25
 """Of drafts that reach a level: no less is reckoned with, for a budget is spread over all levels allowed."""
-_DEPTHS = frozenset((1, 2, 3, 4, 6, 8, 12))
-"""Levels that are looked at, beside the most: it takes time, and one more or less hardly matters among many."""
 
 
 class DraftCosts(Protocol):
@@ -34,8 +31,8 @@ class Prospect(NamedTuple):
 
     patience: float
     """How much longer than a plain one the step may take for what this request does not gain by, in plain passes."""
-    found: Sequence[float] = ()
-    """How likely each node of that is, as far as it may be worth a row."""
+    found: int = 0
+    """Rows that what was found takes, as far as it may be worth them."""
     tokens: Sequence[float] = ()
     rows: Sequence[float] = ()
     """That those tokens take."""
@@ -50,75 +47,55 @@ class Prospect(NamedTuple):
 def together(
     prospects: Sequence[Prospect], costs: Sequence[float], price: float, drafting: DraftCosts, margin: float
 ) -> list[int]:
-    """The levels of each that are expected to gain most; none where that is not more than what was found gains by
-    itself, and `margin` times the root of the number of requests drafted for: errors of many partly cancel.
+    """The levels of each, as deep for all as is expected to gain most, where each has so many; none where that is not
+    more than `margin`.
 
     `costs[r]`: of a pass of r rows. `price`: what a token is worth."""
-    worth = _by_worth(prospects)
-    patience, most = [mine.patience for mine in prospects], [len(mine.tokens) for mine in prospects]
-    best, found, spent = 0.0, [0] * len(prospects), 0.0
-    ideal = selected(worth, costs, price, [float("inf")] * len(prospects)).gain
-    last = max(most, default=0)
-    for deepest in range(last + 1):
-        if deepest:
-            spent += _level(prospects, most, deepest - 1, drafting)
-            if best >= ideal - spent:  # nothing deeper gains more, whoever bears it
-                break
-            if deepest not in _DEPTHS and deepest < last:
-                continue
-        given = [each for each in worth if each[3] <= deepest]
-        verified = selected(given, costs, price, patience, spent)
-        if verified.gain > best:
-            levels = [0] * len(prospects)
-            for place in verified.places:
-                _, _, request, passes = given[place]
-                levels[request] = max(levels[request], passes)
-            net = verified.gain - sum([_level(prospects, levels, level, drafting) for level in range(max(levels))])
-            net -= margin * (len(levels) - levels.count(0)) ** 0.5
-            if net > best:
-                best, found = net, levels
-    return found
+    plain, most = len(prospects), [len(mine.tokens) for mine in prospects]
+    room = len(costs) - 1
+    begin = min(room, plain + sum([mine.found for mine in prospects]))
+    bears = [mine.patience for mine in prospects]
+    best, depth, tokens, rows, spent = margin, 0, 0.0, 0.0, 0.0
+    for level in range(max(most, default=0)):
+        some = [mine for mine in prospects if len(mine.tokens) > level]
+        further = sum([mine.rows[level] for mine in some])
+        part = min(1.0, (room - begin - rows) / further)  # who is verified where not all can be, shows afterwards
+        if part <= 0:
+            break
+        tokens += part * sum([mine.tokens[level] for mine in some])
+        rows += part * further
+        spent += _level(some, level, drafting)
+        bears = [
+            left + part * mine.tokens[level] if len(mine.tokens) > level else left
+            for left, mine in zip(bears, prospects, strict=True)
+        ]
+        added = costs[ceil(begin + rows)] - costs[begin]
+        gain = tokens * price - added - spent
+        if gain > best and (added + spent) / costs[plain] <= min(bears):
+            best, depth = gain, level + 1
+    return [min(depth, levels) for levels in most]
 
 
 def gain_of_many(
     mine: Prospect, requests: int, costs: Sequence[float], price: float, drafting: DraftCosts, margin: float
 ) -> tuple[float, float]:
     """Tokens that a step brings each of so many requests like this one, and seconds that it saves all of them: as
-    `together`, where all draft as deep."""
+    `together`."""
     everybody, best, found = [mine] * requests, 0.0, 0.0
-    tokens, rows, spent = 0.0, float(requests), margin * requests**0.5
+    tokens, rows, spent = 0.0, float(requests), margin
     for level, (more, further) in enumerate(zip(mine.tokens, mine.rows, strict=True)):
         tokens, rows = tokens + more, rows + requests * further
         if rows > len(costs) - 1:
             break
-        spent += _level(everybody, [level + 1] * requests, level, drafting)
+        spent += _level(everybody, level, drafting)
         saved = requests * tokens * price - (costs[ceil(rows)] - costs[requests]) - spent
         if saved > best:
             best, found = saved, tokens
     return found, best
 
 
-def _by_worth(prospects: Sequence[Prospect]) -> list[Worth]:
-    """Of all levels and of what was found, what brings more for a row first; of what brings the same, what takes fewer
-    passes."""
-    worth: list[tuple[float, int, int, float, float]] = []
-    for request, mine in enumerate(prospects):
-        for chance in mine.found:
-            worth.append((-chance, 0, request, chance, 1.0))
-        of_row = 1.0
-        for passes, (tokens, rows) in enumerate(zip(mine.tokens, mine.rows, strict=True), 1):
-            if tokens <= 0 or rows <= 0:
-                break
-            if tokens < of_row * rows:  # a level is verified only behind those before it
-                of_row = tokens / rows
-            worth.append((-of_row, passes, request, tokens, rows))
-    worth.sort()
-    return [(tokens, rows, request, passes) for _, passes, request, tokens, rows in worth]
-
-
-def _level(prospects: Sequence[Prospect], levels: Sequence[int], level: int, drafting: DraftCosts) -> float:
-    """Seconds that one level takes, where so many of each are drafted."""
-    some = [mine for mine, count in zip(prospects, levels, strict=True) if count > level]
+def _level(some: Sequence[Prospect], level: int, drafting: DraftCosts) -> float:
+    """Seconds that one level takes, where these reach it."""
     running = [max(mine.runs[level], _SELDOM) for mine in some]
     made, rows = min(1.0, sum(running)), sum(running)
     if level:
