@@ -57,7 +57,7 @@ was, before that was seen."""
 _FIRM = 1 / 64, 4.0
 """How firmly it is believed what drafts bring newcomers: what each counts for at least, and like how many a guess."""
 _STAYS = 32
-"""Steps, about, for which one that was asked again drafts: so many share what catching up takes."""
+"""Steps for which one that was asked again drafts, at most: so many share what catching up takes."""
 _MARGIN = 0.1
 """Plain tokens that a draft must be expected to gain beyond its cost: of many estimates the best flatter."""
 _REST = 4
@@ -122,7 +122,7 @@ class PaidDrafters:
 
     @property
     def _stays(self) -> float:
-        """Steps that one asked again shares what catching up takes among: about half an answer is still to come."""
+        """Steps, about, that share what catching up takes: half an answer is still to come."""
         return min(_STAYS, self._answer / 2)
 
     def pays(self, unpaid: float, requests: int, prompt: float) -> bool:
