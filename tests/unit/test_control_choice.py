@@ -12,7 +12,7 @@ from control_world import PASS, Drafts, Running, World, always, flat, rising
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.control.choice import chosen, selected
+from outrider.control.choice import chosen
 from outrider.control.controller import FixedLength
 from outrider.control.together import Prospect, together
 from outrider.core.draft import Budget, Draft
@@ -70,11 +70,6 @@ def test_nobody_bears_more_than_it_can(requests: list[tuple[list[float], float]]
         assert sum(sum(given[:n]) for given, n in zip(mine, sizes, strict=True)) * price > row * sum(sizes)
 
 
-def test_what_is_expected_on_average_costs_what_lies_between() -> None:
-    stairs = [1.0, 1.0, 1.0, 3.0, 3.0]
-    assert selected([(0.5, 1.0, 0, 0), (0.5, 0.25, 0, 0)], stairs, 1.0, [9]).gain == pytest.approx(1.0 - 0.5)
-
-
 # -- levels
 
 
@@ -109,6 +104,13 @@ def test_as_deep_as_there_are_rows_to_verify() -> None:
     flat = [1 + 0.001 * r for r in range(33)]
     levels = together(alike(11, [0.9, 0.8, 0.7, 0.6]), flat, 0.1, Pays(0.001), 0.0)
     assert levels == [2] * 11  # one row too many: the least likely node is left out when all are known
+
+
+@pytest.mark.parametrize("requests", [3, 7, 11, 13])
+def test_levels_that_fill_the_last_row_to_a_rounding_error(requests: int) -> None:
+    flat = [1 + 0.001 * r for r in range(33)]
+    mine = alike(requests, [0.9] * 8)[0]._replace(rows=[1.1, 0.7, 1.3, 0.3, 1.7, 0.1, 1.9, 2.3])
+    assert together([mine] * requests, flat, 0.5, Pays(0.001), 0.0)[0] > 0
 
 
 def test_a_row_that_is_dear_alone_is_shared() -> None:

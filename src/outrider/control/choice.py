@@ -19,87 +19,51 @@ _SHARES = (1.0, 0.75, 0.5, 0.25)
 """Of the rows that would gain most, that are looked at where somebody cannot bear so many."""
 
 
-Worth = tuple[float, float, int, int]
-"""What one request could have verified: the tokens expected of it, its rows, whose it is, and the passes that a drafter
-has to make for it. A tuple, as many are made for every step."""
+Node = tuple[float, int]
+"""One that could be verified: how likely it is, and whose. A tuple, as many are made for every step."""
 
 
-class Selected(NamedTuple):
-    places: Sequence[int]
-    """Of what is to be verified."""
-    gain: float = 0.0
-    """What the tokens are worth, less what the rows add to the pass."""
-
-
-def selected(
-    worth: Sequence[Worth], costs: Sequence[float], price: float, patience: Sequence[float], spent: float = 0.0
-) -> Selected:
-    """What gains most, of what is given by its worth for a row, the most first. Of each request the first are taken.
+def selected(nodes: Sequence[Node], costs: Sequence[float], price: float, patience: Sequence[float]) -> Sequence[int]:
+    """Which of these, the likeliest first, gain most together; their places.
 
     `costs[r]`: of a pass of r rows; `price`: what a token is worth. `patience[i]`: how much longer than a plain pass
-    the step may take for what request i does not itself gain, in plain passes. `spent`: what it takes longer anyway."""
+    the step may take for what request i does not itself gain, in plain passes."""
     requests, plain = len(patience), costs[len(patience)]
-    room = len(costs) - 1 - requests
-    best, count, most, tokens, rows = 0.0, 0, 0.0, 0.0, 0.0
-    for place, (more, further, _, _) in enumerate(worth, 1):
-        tokens += more
-        rows += further
-        if rows > room or more <= 0:
-            break
-        low = int(rows)  # as _at, which is called less often
-        cost = costs[requests + low]
-        if rows > low:
-            cost += (rows - low) * (costs[requests + low + 1] - cost)
-        gain = tokens * price - (cost - plain)
+    best, count, tokens = 0.0, 0, 0.0
+    for rows, (chance, _) in enumerate(nodes[: len(costs) - 1 - requests], 1):
+        tokens += chance
+        gain = tokens * price - (costs[requests + rows] - plain)
         if gain > best:
-            best, count, most = gain, place, rows
-    takes = (_at(costs, requests + most) + spent) / plain - 1
-    if not count or takes <= min(patience) or takes <= min(_bears(worth[:count], patience)):
-        return Selected(range(count), best)
-    bearable = min(_bears(worth, patience))
+            best, count = gain, rows
+    takes = costs[requests + count] / plain - 1
+    if not count or takes <= min(patience) or takes <= min(_bears(nodes[:count], patience)):
+        return range(count)
+    bearable = min(_bears(nodes, patience))
     for share in _SHARES:
-        added = _at(costs, requests + share * most) - plain
-        takes = (added + spent) / plain
-        if takes <= bearable and (fair := _fair(worth, share * most, takes, patience)):
-            gain = sum([worth[place][0] for place in fair]) * price - added
-            return Selected(fair, gain) if gain > 0 else Selected(())
-    return Selected(())
+        rows = int(share * count)
+        added = costs[requests + rows] - plain
+        if added / plain <= bearable and (fair := _fair(nodes, rows, added / plain, patience)):
+            return fair if sum([nodes[place][0] for place in fair]) * price > added else ()
+    return ()
 
 
-def _bears(taken: Sequence[Worth], patience: Sequence[float]) -> list[float]:
+def _bears(taken: Sequence[Node], patience: Sequence[float]) -> list[float]:
     """How much longer the step may take for each of them, with what it gains by what is taken."""
     bears = list(patience)
-    for tokens, _, request, _ in taken:
-        bears[request] += tokens
+    for chance, request in taken:
+        bears[request] += chance
     return bears
 
 
-def _fair(worth: Sequence[Worth], most: float, takes: float, patience: Sequence[float]) -> list[int]:
-    """At most so many rows, first those by which each request gains what it cannot bear, where the step `takes` so much
-    longer; nothing where those are more. Places in `worth`."""
+def _fair(nodes: Sequence[Node], rows: int, takes: float, patience: Sequence[float]) -> list[int]:
+    """At most so many, first those by which each request gains what it cannot bear, where the step `takes` so much
+    longer; nothing where those are more. Places in `nodes`."""
     owed = [takes - bearable for bearable in patience]
-    taken, others, rows = [], [], 0.0
-    for place, (tokens, further, request, _) in enumerate(worth):
-        if owed[request] > 0:
-            owed[request] -= tokens
-            rows += further
-            taken.append(place)
-        else:
-            others.append(place)
-    if rows > most:
-        return []
-    for place in others:
-        rows += worth[place][1]
-        if rows > most:
-            break
-        taken.append(place)
-    return sorted(taken)
-
-
-def _at(costs: Sequence[float], rows: float) -> float:
-    """Of so many rows on average: straight between whole numbers."""
-    low = int(rows)
-    return costs[low] if rows == low else costs[low] + (rows - low) * (costs[low + 1] - costs[low])
+    taken, others = list[int](), list[int]()
+    for place, (chance, request) in enumerate(nodes):
+        (taken if owed[request] > 0 else others).append(place)
+        owed[request] -= chance
+    return sorted([*taken, *others[: rows - len(taken)]]) if len(taken) <= rows else []
 
 
 class Chosen(NamedTuple):
@@ -113,14 +77,14 @@ def chosen(
     chances: Sequence[Sequence[float]], costs: Sequence[float], price: float, patience: Sequence[float]
 ) -> Chosen:
     """How many of each request's nodes to verify, its likeliest. As `selected`."""
-    plain, room = len(chances), max(0, len(costs) - 1 - len(chances))
-    order = [(chance, 1.0, i, 0) for i, mine in enumerate(chances) for chance in mine]
-    order.sort(reverse=True)
-    found = selected(order, costs, price, patience) if room else Selected(())
+    plain = len(chances)
+    nodes = [(chance, i) for i, mine in enumerate(chances) for chance in mine]
+    nodes.sort(reverse=True)
+    places = selected(nodes, costs, price, patience) if plain < len(costs) else ()
     sizes = [0] * plain
-    for place in found.places:
-        sizes[order[place][2]] += 1
-    count = len(found.places)
+    for place in places:
+        sizes[nodes[place][1]] += 1
+    count = len(places)
     return Chosen(sizes, (costs[plain + count] - costs[plain]) / count if count else 0.0)
 
 

@@ -69,7 +69,7 @@ def together(
             left + part * mine.tokens[level] if len(mine.tokens) > level else left
             for left, mine in zip(bears, prospects, strict=True)
         ]
-        added = costs[ceil(begin + rows)] - costs[begin]
+        added = costs[min(room, ceil(begin + rows))] - costs[begin]
         gain = tokens * price - added - spent
         if gain > best and (added + spent) / costs[plain] <= min(bears):
             best, depth = gain, level + 1
