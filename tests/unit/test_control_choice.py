@@ -87,7 +87,7 @@ class Pays:
 
 def alike(requests: int, tokens: list[float], patience: float = 9.0) -> list[Prospect]:
     count = len(tokens)
-    return [Prospect(patience, 0, tokens, [1.0] * count, [1.0] * count)] * requests
+    return [Prospect(patience, tokens, [1.0] * count, [1.0] * count)] * requests
 
 
 def test_many_share_what_one_cannot_pay_for() -> None:
@@ -104,6 +104,12 @@ def test_as_deep_as_there_are_rows_to_verify() -> None:
     flat = [1 + 0.001 * r for r in range(33)]
     levels = together(alike(11, [0.9, 0.8, 0.7, 0.6]), flat, 0.1, Pays(0.001), 0.0)
     assert levels == [2] * 11  # one row too many: the least likely node is left out when all are known
+
+
+def test_one_row_that_costs_nothing_is_used_where_the_next_is_dear() -> None:
+    """Kernels that multiply by eights; seven requests."""
+    stairs = [1 + 0.5 * ((r - 1) // 8) for r in range(33)]
+    assert together(alike(7, [0.7]), stairs, 1 / 7, Pays(0.03), 0.0) == [1] * 7
 
 
 @pytest.mark.parametrize("requests", [3, 7, 11, 13])
@@ -125,15 +131,15 @@ def test_passes_that_nobody_could_use_are_not_made() -> None:
     gaining, waiting = alike(3, [0.9, 0.8]), Prospect(-0.1)
     assert together([*gaining, waiting], flat, 0.25, Pays(0.01), 0.0) == [0] * 4
     assert together([*gaining, waiting._replace(patience=1.0)], flat, 0.25, Pays(0.01), 0.0) == [2, 2, 2, 0]
-    itself = Prospect(-0.1, 0, [0.5], [1.0], [1.0])
+    itself = Prospect(-0.1, [0.5], [1.0], [1.0])
     assert together([*gaining, itself], flat, 0.25, Pays(0.01), 0.0) == [2, 2, 2, 1]
 
 
 def test_what_was_found_is_not_paid_for_again() -> None:
     flat = [1 + 0.001 * r for r in range(33)]
-    found = Prospect(9.0, 2, [0.05, 0.1], [0.1, 0.15], [1.0, 1.0])
+    found = Prospect(9.0, [0.05, 0.1], [0.1, 0.15], [1.0, 1.0])
     assert together([found], flat, 1.0, Pays(0.2), 0.0) == [0]
-    assert together([found._replace(found=0, tokens=[0.9, 0.8], rows=[1.0, 1.0])], flat, 1.0, Pays(0.2), 0.0) == [2]
+    assert together([found._replace(tokens=[0.9, 0.8], rows=[1.0, 1.0])], flat, 1.0, Pays(0.2), 0.0) == [2]
 
 
 def test_a_gain_that_may_be_an_error_is_none() -> None:

@@ -366,7 +366,7 @@ class Pays:
 def test_a_step_up_in_the_cost_does_not_hide_what_lies_behind_it() -> None:
     stairs = [1.0 if r <= 2 else 2.0 for r in range(33)]
     tokens = [0.95**k for k in range(1, 17)]
-    one = Prospect(9.0, 0, tokens, [1.0] * 16, [1.0] * 16)
+    one = Prospect(9.0, tokens, [1.0] * 16, [1.0] * 16)
     assert together([one], stairs, 0.5, Pays(), 0.0) == [16]
 
 

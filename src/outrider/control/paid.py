@@ -158,7 +158,7 @@ class PaidDrafters:
         token, row = unpaid * plain, (passes[-1] - passes[requests]) / (len(passes) - 1 - requests)
         tokens, rows = zip(*known.verified(self._nodes, row / token), strict=True)
         wide = self._widths[name].at(self._least(name, known, token))
-        alike = Prospect(inf, 0, tokens, rows, known.runs(self._nodes), 0.0, wide)
+        alike = Prospect(inf, tokens, rows, known.runs(self._nodes), 0.0, wide)
         gained, saved = gain_of_many(alike, requests, passes, token, cost, _MARGIN * plain)
         return saved / requests * self._answer / (1 + gained)
 
@@ -247,10 +247,7 @@ class PaidDrafters:
         self, name: str, candidates: Sequence[Candidate], asked: Sequence[int], shared: Shared, prices: Prices
     ) -> list[int]:
         """How deep a drafter is paid to draft for each; only for those `asked`."""
-        prospects = [
-            Prospect(candidate.ledger.bears, sum([chance > shared.least for chance in candidate.chances]))
-            for candidate in candidates
-        ]
+        prospects = [Prospect(candidate.ledger.bears) for candidate in candidates]
         for i in asked:
             prospects[i] = self._beside(prospects[i], candidates[i], name, shared, prices)
         if not any(prospect.tokens for prospect in prospects):
@@ -272,9 +269,8 @@ class PaidDrafters:
         tokens, rows = shared.worthwhile(levels)
         if not tokens:
             return found
-        mine = 0 if candidate.exclusive else found.found
         wide = self._widths[name].at(self._least(name, known, prices.token))
-        return Prospect(found.patience, mine, tokens, rows, known.runs(len(tokens)), catching_up / self._stays, wide)
+        return Prospect(found.patience, tokens, rows, known.runs(len(tokens)), catching_up / self._stays, wide)
 
     def _invests(self, state: PaidState, name: str, shared: Shared, prices: Prices) -> bool:
         """Whether drafts are expected to save more by the end of an answer than its drafter takes to run what it lacks,
@@ -324,7 +320,7 @@ class PaidDrafters:
         state.away = state.idle >= SOONEST and due - since > LONG_PAUSE
         silent = self._steps - self._asked.get(name, 0)
         bears = candidate.ledger.affords(charge) or silent > max(LATEST, _DEAR * charge / SHARE)
-        if max(state.idle, silent) < SOONEST or since < due or not bears:
+        if (state.idle < SOONEST and silent < LATEST) or since < due or not bears:
             return False
         return not self._is_outdone(candidate, name, prices)
 

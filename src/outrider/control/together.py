@@ -31,8 +31,6 @@ class Prospect(NamedTuple):
 
     patience: float
     """How much longer than a plain one the step may take for what this request does not gain by, in plain passes."""
-    found: int = 0
-    """Rows that what was found takes, as far as it may be worth them."""
     tokens: Sequence[float] = ()
     rows: Sequence[float] = ()
     """That those tokens take."""
@@ -52,27 +50,20 @@ def together(
 
     `costs[r]`: of a pass of r rows. `price`: what a token is worth."""
     plain, most = len(prospects), [len(mine.tokens) for mine in prospects]
-    room = len(costs) - 1
-    begin = min(room, plain + sum([mine.found for mine in prospects]))
     bears = [mine.patience for mine in prospects]
     best, depth, tokens, rows, spent = margin, 0, 0.0, 0.0, 0.0
     for level in range(max(most, default=0)):
         some = [mine for mine in prospects if len(mine.tokens) > level]
-        further = sum([mine.rows[level] for mine in some])
-        part = min(1.0, (room - begin - rows) / further)  # who is verified where not all can be, shows afterwards
-        if part <= 0:
-            break
-        tokens += part * sum([mine.tokens[level] for mine in some])
-        rows += part * further
+        tokens += sum([mine.tokens[level] for mine in some])
+        rows += sum([mine.rows[level] for mine in some])
         spent += _level(some, level, drafting)
         bears = [
-            left + part * mine.tokens[level] if len(mine.tokens) > level else left
-            for left, mine in zip(bears, prospects, strict=True)
+            able + mine.tokens[level] if len(mine.tokens) > level else able
+            for able, mine in zip(bears, prospects, strict=True)
         ]
-        added = costs[min(room, ceil(begin + rows))] - costs[begin]
-        gain = tokens * price - added - spent
-        if gain > best and (added + spent) / costs[plain] <= min(bears):
-            best, depth = gain, level + 1
+        saved, verified = _verified(tokens, rows, plain, costs, price)
+        if saved - spent > best and (costs[verified] + spent) / costs[plain] - 1 <= min(bears):
+            best, depth = saved - spent, level + 1
     return [min(depth, levels) for levels in most]
 
 
@@ -82,16 +73,29 @@ def gain_of_many(
     """Tokens that a step brings each of so many requests like this one, and seconds that it saves all of them: as
     `together`."""
     everybody, best, found = [mine] * requests, 0.0, 0.0
-    tokens, rows, spent = 0.0, float(requests), margin
+    tokens, rows, spent = 0.0, 0.0, margin
     for level, (more, further) in enumerate(zip(mine.tokens, mine.rows, strict=True)):
-        tokens, rows = tokens + more, rows + requests * further
-        if rows > len(costs) - 1:
-            break
+        tokens, rows = tokens + requests * more, rows + requests * further
         spent += _level(everybody, level, drafting)
-        saved = requests * tokens * price - (costs[ceil(rows)] - costs[requests]) - spent
-        if saved > best:
-            best, found = saved, tokens
+        saved, verified = _verified(tokens, rows, requests, costs, price)
+        if saved - spent > best:
+            best, found = saved - spent, tokens * _share(verified - requests, rows) / requests
     return found, best
+
+
+def _verified(tokens: float, rows: float, plain: int, costs: Sequence[float], price: float) -> tuple[float, int]:
+    """What so many tokens of so many rows save beyond what those add to a pass of `plain` rows, where as many are
+    verified as save most; and the rows of that pass. Whose they are shows afterwards."""
+    best, found = 0.0, plain
+    for r in range(plain + 1, min(len(costs) - 1, plain + ceil(rows)) + 1):
+        saved = _share(r - plain, rows) * tokens * price - (costs[r] - costs[plain])
+        if saved > best:
+            best, found = saved, r
+    return best, found
+
+
+def _share(verified: int, rows: float) -> float:
+    return min(1.0, verified / rows)
 
 
 def _level(some: Sequence[Prospect], level: int, drafting: DraftCosts) -> float:
