@@ -216,8 +216,8 @@ def gains(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPat
     device, found = device_of(engine), list[set[int]]()
     collect = device._collect
 
-    def noted(running: list[Request], started: float) -> StepOutput:
-        output = collect(running, started)
+    def noted(running: list[Request]) -> StepOutput:
+        output = collect(running)
         found.append({request.id for request in output.requests})
         return output
 

@@ -12,7 +12,9 @@ from simulated import only_interpreted
 pytestmark = only_interpreted
 
 
-@pytest.mark.parametrize("kind", [pytest.param("none", marks=pytest.mark.slow), "ngram", "model", "head", "router"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("none", marks=pytest.mark.slow), "ngram", "own", "model", "head", "router"]
+)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_order(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     any_order(seed, kind, 40, monkeypatch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pace import Pace
@@ -18,6 +18,7 @@ from outrider.core.draft import ROOT, Draft, Speculation
 from outrider.core.drafter import Drafter
 from outrider.core.model import LanguageModel
 from outrider.core.request import RequestView
+from outrider.core.step import StepShape
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.registry import build_router
 from outrider.engine.engine import Engine
@@ -35,8 +36,15 @@ class Whim(FixedLength):
         super().__init__(12)
         self._draw = random.Random(seed)
 
-    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
-        drafts = super().draft(drafter, requests, tree, [min(most, self._draw.randrange(13)) for most in room])
+    def draft(
+        self,
+        drafter: Drafter,
+        requests: Sequence[RequestView],
+        tree: bool,
+        room: Sequence[int],
+        seconds: Mapping[StepShape, float] | None = None,
+    ) -> list[Draft]:
+        drafts = super().draft(drafter, requests, tree, [min(most, self._draw.randrange(13)) for most in room], seconds)
         return [draft if draft.q is not None else self._some(draft) for draft in drafts]
 
     def _some(self, draft: Draft) -> Draft:

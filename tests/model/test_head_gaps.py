@@ -4,7 +4,7 @@ drafts go on from what is left, and nobody else is given rows that lie behind a 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.model import Rows
 from outrider.core.request import RequestView
+from outrider.core.step import StepShape
 from outrider.drafters import head as head_module
 from outrider.drafters.head import HeadDrafter
 from outrider.engine import scheduler
@@ -36,9 +37,16 @@ class Pausing(FixedLength):
         super().__init__(nodes)
         self._pause, self._only = range(start, stop), only
 
-    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
+    def draft(
+        self,
+        drafter: Drafter,
+        requests: Sequence[RequestView],
+        tree: bool,
+        room: Sequence[int],
+        seconds: Mapping[StepShape, float] | None = None,
+    ) -> list[Draft]:
         left = [0 if self.rests(each) else most for each, most in zip(requests, room, strict=True)]
-        return super().draft(drafter, requests, tree, left)
+        return super().draft(drafter, requests, tree, left, seconds)
 
     def rests(self, each: RequestView) -> bool:
         return self._only in (None, each.id) and len(each.tokens) - each.prompt_length in self._pause

@@ -50,6 +50,14 @@ DRAWN_BY = {"temperature", "top_k", "top_p", "min_p"}
 DRAFT_SALT, HEAD_SALT = 0x5BD1E995, 0x1B873593
 
 
+class OwnNgram(NgramDrafter):
+    """As a drafter of one's own, which the host has to ask for every step."""
+
+    looks_up = continues = False
+    device_part = Drafter.device_part  # type: ignore[assignment]
+    paid = Drafter.paid
+
+
 class Fickle(FixedLength):
     """Another length at every launch, but for long stretches of none."""
 
@@ -97,6 +105,8 @@ def drafters(kind: str, target: CudaDecoder) -> Drafter:
         return NgramDrafter()
     if kind == "suffix":
         return SuffixDrafter()
+    if kind == "own":
+        return OwnNgram()
     if kind == "mix":
         head_drafter = drafters("head", target)
         assert isinstance(head_drafter, HeadDrafter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outrider.core.draft import Budget, Draft
-from outrider.core.drafter import DevicePart
+from outrider.core.drafter import DevicePart, Drafter, VerifiedDraft
 from outrider.core.model import Rows
 from outrider.core.request import RequestView
 from outrider.drafters.lookup import LookupDrafter
@@ -53,6 +53,24 @@ class Told(LookupDrafter):
 
     def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
         return [self.continuation(s, min(b.nodes, b.depth)) for s, b in zip(requests, budgets, strict=True)]
+
+
+class Own(Drafter):
+    """The same, paid for: all that a drafter of one's own has to be is a name and `propose`."""
+
+    name = "own"
+
+    def __init__(self, truths: Mapping[int, Sequence[int]], kind: str, vocab: int) -> None:
+        self.truths = truths
+        self.observed: list[VerifiedDraft] = []
+        self._told = Told(truths, kind, vocab)
+        self._told.name = self.name
+
+    def propose(self, requests: Sequence[RequestView], budgets: Sequence[Budget]) -> list[Draft]:
+        return self._told.propose(requests, budgets)
+
+    def observe(self, verified: Sequence[VerifiedDraft]) -> None:
+        self.observed += verified
 
 
 class ToldBeside(Told):

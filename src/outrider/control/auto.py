@@ -20,13 +20,13 @@ No verdict is final: a paid drafter that is not asked is tried again, as often a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.belief import Belief
 from outrider.control.chains import LENGTHS, OFFERED_LENGTHS
-from outrider.control.choice import floor, joined, kept
+from outrider.control.choice import Chosen, chosen, floor, joined, kept, level
 from outrider.control.costs import ROWS, CostTable
 from outrider.control.device_steps import DeviceSteps
 from outrider.control.forced import all_carried_on, allowed, forced_of_all
@@ -47,8 +47,8 @@ _PROMISED_NODES = 4
 """Of what the caller predicts, that are tried once."""
 _LIKELY = 0.5
 """What a node is right with that is verified now and then where rows seem too dear."""
-_SELDOM = 4
-"""Steps after which what changes slowly is looked at again."""
+_SELDOM, _SOME = 4, 8
+"""Steps after which what changes slowly is looked at again, and whether drafts have room by now."""
 
 
 class AutoLength:
@@ -85,8 +85,12 @@ class AutoLength:
         self._silence = Silence()
         self._thrift = Thrift()
         self._overrun = Overrun()
+        self._asked = False
+        """Whether drafts were asked for, for the step under way."""
+        self._none_fit = False
+        """Whether there was no room for any."""
         self._resting = False
-        """Whether nothing was thought about in the step under way, to save the time."""
+        """Whether nothing was thought about in it, to save the time."""
         self._thinking = False
         """Whether drafts were thought about in it."""
         known = next(iter(self._known.values()), ())
@@ -101,9 +105,18 @@ class AutoLength:
 
     # -- deciding
 
-    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
-        states, nodes = self._states.of(requests), self.nodes
+    def draft(
+        self,
+        drafter: Drafter,
+        requests: Sequence[RequestView],
+        tree: bool,
+        room: Sequence[int],
+        seconds: Mapping[StepShape, float] | None = None,
+    ) -> list[Draft]:
+        states, nodes, self._asked = self._states.of(requests), self.nodes, True
         limits = [nodes if most > nodes else most if most > 0 else 0 for most in room]
+        full = seconds is None and len(states) >= self.rows
+        self._none_fit = full or not any(limits)
         if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
             self._resting, self.issued = True, limits
             return [EMPTY] * len(states)
@@ -111,13 +124,13 @@ class AutoLength:
         # A grammar may leave no choice at any step.
         silent = self._silence.settled and all(s.params.grammar is None for s in requests)
         self._resting = not owed and self._thrift.rests(silent)
-        self._thinking = owed or not (self._resting or plain_due or self._paid is None or len(states) >= self.rows)
+        self._thinking = owed or not (self._resting or plain_due or self._paid is None or full)
         if not self._thinking:
             return self._given([EMPTY] * len(states))
-        costs = self._prices.step(len(states), _context(requests))
+        costs = self._prices.step(len(states), _context(requests), seconds)
         lend([state.ledger for state in states])
         # What grammars force is so sure that there may be more of it than of other drafts.
-        known = forced_of_all(requests, room, self.rows - len(requests))
+        known = forced_of_all(requests, room, len(costs) - 1 - len(requests))
         found = self._looked_up(drafter, requests, limits, known, tree)
         chances = self._acceptance.chances(found, [state.leanings for state in states])
         self._prices.found(len(states), chances)
@@ -128,7 +141,8 @@ class AutoLength:
         if drafts is not found:
             chances = self._acceptance.chances(drafts, [state.leanings for state in states])
         limits = [max(limit, len(given.tokens)) for limit, given in zip(limits, known, strict=True)]
-        return self._given(self._chosen(states, drafts, chances, limits, costs))
+        choose = chosen if seconds is None else level
+        return self._given(self._chosen(states, drafts, chances, limits, costs, choose))
 
     def _looked_up(
         self,
@@ -180,6 +194,7 @@ class AutoLength:
         chances: Sequence[Sequence[float]],
         limits: Sequence[int],
         costs: Sequence[float],
+        choose: Callable[..., Chosen],
     ) -> list[Draft]:
         """Of everything proposed, what is worth its row."""
         self._best = max([max(mine) for mine in chances if mine], default=0.0)
@@ -192,16 +207,16 @@ class AutoLength:
         if not any(chances) and not any(state.paid.drafter for state in states):
             return list(drafts)
         ledgers = [state.ledger for state in states]
-        nodes, row = kept(drafts, chances, limits, owed, costs, self._prices.token, ledgers)
+        nodes, row = kept(drafts, chances, limits, owed, costs, self._prices.token, ledgers, choose)
         if row:
             self._prices.row = self._prices.usual_row = row
-        chosen = []
+        given = []
         for state, draft, mine, taken in zip(states, drafts, chances, nodes, strict=True):
             state.proposed, state.nodes, state.expected = draft, len(taken), sum([mine[i] for i in taken])
-            chosen.append(draft if len(taken) == len(mine) else draft.only(sorted(taken)) if taken else EMPTY)
+            given.append(draft if len(taken) == len(mine) else draft.only(sorted(taken)) if taken else EMPTY)
             if self._paid is not None and state.paid.drafter is not None:
                 self._paid.rate(state.paid, draft, mine, taken)
-        return chosen
+        return given
 
     def _given(self, drafts: list[Draft]) -> list[Draft]:
         self.issued = [len(draft.tokens) for draft in drafts]
@@ -233,7 +248,7 @@ class AutoLength:
             return
         requests = [each.request for each in verified]
         states = self._states.of(requests)
-        timed = target_seconds > 0
+        timed, asked, self._asked = target_seconds > 0, self._asked, False
         context = _context(requests) if issued is None or self._paid is None else 0.0
         if timed and self._steps > 1:  # nobody waits longer for a first token
             self._survey(rows, len(states), context, target_seconds)
@@ -243,7 +258,10 @@ class AutoLength:
         if issued is not None:
             self._device.observe(issued, states, verified)
             return
-        if self._resting and timed:
+        if not asked:
+            self._thrift.rested()
+            self._silence.step(False)
+        if (self._resting or not asked) and timed:
             self._prices.rested()
             for state in states:
                 state.rest()
@@ -256,7 +274,7 @@ class AutoLength:
         drafting = self._paid.seconds if any(state.paid.drafter for state in states) else 0.0
         if self._thinking:
             self._thrift.observe(max(0.0, draft_seconds - drafting), self._prices.plain_step * self._prices.level)
-        charged = self._charges(self._paid, states, context, rows, drafting, target_seconds)
+        charged = self._charges(self._paid, states, rows, drafting, target_seconds)
         total, expected = sum(charged), sum([state.expected for state in states])
         if self._thinking:
             self._thrift.value((expected - total) / len(states))
@@ -281,7 +299,6 @@ class AutoLength:
         self,
         paid: PaidDrafters,
         states: Sequence[State],
-        context: float,
         rows: int,
         drafting: float,
         target: float,
@@ -290,14 +307,14 @@ class AutoLength:
         asked = [state.paid.drafter is not None for state in states]
         if rows == len(states) and not any(asked):
             return [0.0] * len(states)
-        drafters, level = [state.paid for state in states], self._prices.level
-        paid.observe(drafters, drafting / level)
-        nodes, costs = [state.nodes for state in states], self._prices.costs(context, len(states))
+        drafters, pace = [state.paid for state in states], self._prices.level
+        paid.observe(drafters, drafting / pace)
+        nodes, costs = [state.nodes for state in states], self._prices.passes
         shared = [paid.tries or mine for mine in asked]  # what is only tried, all pay for
         expected = charges(nodes, shared, paid.expected_seconds(drafters), rows, costs)
         if len(nodes) < len(costs):
             base = costs[len(nodes)]
-            self._overrun.observe((drafting + target) / level - base, sum(expected) * base / len(nodes))
+            self._overrun.observe((drafting + target) / pace - base, sum(expected) * base / len(nodes))
         return [self._overrun.scale * charge for charge in expected]
 
     def lost(self, request: RequestView) -> None:
@@ -363,8 +380,8 @@ class AutoLength:
         return self._away
 
     @property
-    def paused(self) -> bool:
-        return self._silence.settled
+    def rest(self) -> int:
+        return max(self._thrift.left, _SOME if self._none_fit else 0)
 
 
 def _owed(draft: Draft) -> int:

@@ -6,7 +6,8 @@ to the pass is what maximises tokens per second, plain decoding included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import add
 from typing import NamedTuple
 
 from outrider.control.ledger import Ledger
@@ -88,6 +89,23 @@ def chosen(
     return Chosen(sizes, (costs[plain + count] - costs[plain]) / count if count else 0.0)
 
 
+def level(
+    chances: Sequence[Sequence[float]], costs: Sequence[float], price: float, patience: Sequence[float]
+) -> Chosen:
+    """As `chosen`, where the step verifies as many nodes for each, the first of its chain: shorter ones take as
+    long."""
+    plain, none = len(chances), Chosen([0] * len(chances), 0.0)
+    best, found, tokens, bears = 0.0, none, 0.0, list(patience)
+    for length in range(1, min(max(map(len, chances), default=0), (len(costs) - 1) // plain - 1) + 1):
+        gained = [mine[length - 1] if len(mine) >= length else 0.0 for mine in chances]
+        tokens, bears = tokens + sum(gained), list(map(add, bears, gained))
+        added = costs[plain * (length + 1)] - costs[plain]
+        if tokens * price - added > best and added / costs[plain] <= min(bears):
+            best, sizes = tokens * price - added, [min(length, len(mine)) for mine in chances]
+            found = Chosen(sizes, added / sum(sizes))
+    return found
+
+
 class Kept(NamedTuple):
     nodes: list[Sequence[int]]
     """Of each draft, the likeliest first; all of one that was drawn."""
@@ -103,9 +121,11 @@ def kept(
     costs: Sequence[float],
     price: float,
     ledgers: Sequence[Ledger],
+    choose: Callable[..., Chosen] = chosen,
 ) -> Kept:
     """The nodes of each request's draft to verify: those worth their row that its ledger can bear; at least `owed[i]`
-    and never more than `most[i]`. A draft with `q` was drawn to be verified whole, and is."""
+    and never more than `most[i]`. A draft with `q` was drawn to be verified whole, and is. `choose`: `chosen` or
+    `level`."""
     drawn = sum([len(draft.tokens) for draft in drafts if draft.q is not None])
     lines: list[Sequence[float]] = []
     for draft, mine, limit in zip(drafts, chances, most, strict=True):
@@ -115,7 +135,7 @@ def kept(
             lines.append(mine if len(mine) <= limit else sorted(mine, reverse=True)[:limit])
     patience = [ledger.bears for ledger in ledgers]
     left = max(len(drafts) + 1, len(costs) - drawn)  # what was drawn may be more than a step has room for
-    sizes, row = chosen(lines, costs[:left], price, patience)
+    sizes, row = choose(lines, costs[:left], price, patience)
     own = costs[len(drafts)] / len(drafts)
     nodes: list[Sequence[int]] = []
     for draft, mine, size, least, limit, ledger in zip(drafts, chances, sizes, owed, most, ledgers, strict=True):

@@ -20,6 +20,10 @@ CLAIM = 0.8
 """What each level of a draft made on a device claims, where the one before is right; how often they are is learned."""
 
 
+_REST = 63
+"""Steps for which one that never drafts need not be asked."""
+
+
 class Controller(Protocol):
     """Has the drafts of every step made, as large as they pay, and learns from what came of them.
 
@@ -64,13 +68,23 @@ class Controller(Protocol):
         ...
 
     @property
-    def paused(self) -> bool:
-        """Whether nothing has been drafted for a while, nor is expected to be."""
+    def rest(self) -> int:
+        """Steps after this one for which it need not be asked for drafts, as long as nobody joins: there would be
+        none."""
         ...
 
-    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
+    def draft(
+        self,
+        drafter: Drafter,
+        requests: Sequence[RequestView],
+        tree: bool,
+        room: Sequence[int],
+        seconds: Mapping[StepShape, float] | None = None,
+    ) -> list[Draft]:
         """The drafts to verify, one per request in order. `tree`: whether the target can verify trees. `room[i]`: the
-        most nodes that the context and the request still allow request i."""
+        most nodes that the context and the request still allow request i. `seconds`: what a step takes of each shape
+        that is prepared, where a device verifies chains of one length for all; None: the target verifies every row by
+        itself."""
         ...
 
     def plan(
@@ -118,13 +132,20 @@ class FixedLength:
         self.offered_lengths: Sequence[int] = self.lengths
         self.trees: Sequence[int] = (nodes,) if tree and nodes > 1 else ()
         self.issued: Sequence[int] = ()
-        self.paused = nodes == 0
+        self.rest = _REST if nodes == 0 else 0
         self.away = nodes == 0
         self.belief: Belief | None = None
         self._tree = tree
         self._offers = Offers(Acceptance())
 
-    def draft(self, drafter: Drafter, requests: Sequence[RequestView], tree: bool, room: Sequence[int]) -> list[Draft]:
+    def draft(
+        self,
+        drafter: Drafter,
+        requests: Sequence[RequestView],
+        tree: bool,
+        room: Sequence[int],
+        seconds: Mapping[StepShape, float] | None = None,
+    ) -> list[Draft]:
         sizes = [max(0, min(self.nodes, most)) for most in room]
         budgets = [Budget(size, size, 0.0, tree and self._tree) for size in sizes]
         if not drafter.looks_up:

@@ -110,6 +110,6 @@ def charges(
     if plain >= len(costs):
         return [0.0] * plain
     base = costs[plain]
-    row = (costs[min(rows, len(costs) - 1)] - base) / max(1, rows - plain)
+    row = (costs[min(rows, len(costs) - 1)] - base) / max(1, sum(nodes))
     own, each = base / plain, drafting / max(1, sum(paid))
     return [(mine * row + (each if asked else 0.0)) / own for mine, asked in zip(nodes, paid, strict=True)]

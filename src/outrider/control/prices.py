@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outrider.control.costs import CostTable, assumed
 from outrider.control.pace import Pace
+from outrider.control.steps import evenly
 from outrider.control.survey import Survey
+from outrider.core.step import StepShape
 
 _CHEAP_ROW = 0.02
 """What a row is taken to cost, of a pass, where costs cannot be measured."""
@@ -67,16 +69,20 @@ class Prices:
         self._since_plain += 1
         return self._since_plain > self._plain_every
 
-    def step(self, requests: int, context: float) -> Sequence[float]:
-        """Before a step that may draft: at [r], what it costs with r rows, one for each request at least."""
-        costs = self._pace.costs(context, requests)
+    def step(self, requests: int, context: float, seconds: Mapping[StepShape, float] | None = None) -> Sequence[float]:
+        """Before a step that may draft: at [r], what it costs with r rows, one for each request at least. `seconds`: of
+        steps of so many requests on a device, by their shapes, if it is one of those."""
+        costs, most = self._pace.costs(context, requests), self._rows
         if requests >= len(costs):
             costs = [*costs, *[costs[-1]] * (requests + 1 - len(costs))]
+        if seconds:
+            costs = evenly(seconds, requests, costs[requests])
+            most = len(costs) - 1
         self.passes = costs
         plain = self.plain_step = costs[requests]
         self.plain_token = plain / requests
         self.token = min(1.0, self.efficiency) * self.plain_token
-        added = [cost - plain for cost in costs[requests + 1 : self._rows + 1]]
+        added = [cost - plain for cost in costs[requests + 1 : most + 1]]
         self.row = min([more / rows for rows, more in enumerate(added, 1)], default=plain)
         self.most_gained = max([rows * self.plain_token - more for rows, more in enumerate(added, 1)], default=0.0)
         return costs
@@ -106,13 +112,9 @@ class Prices:
         """What would be worth its row in this step, of what costs nothing to find."""
         least = self.row / self.token
         worth = sorted([chance for mine in chances for chance in mine if chance > least], reverse=True)
-        worth = worth[: max(0, self._rows - requests)]
+        worth = worth[: max(0, len(self.passes) - 1 - requests)]
         relative = (requests + len(worth) * self.row / self.plain_token) / (requests + sum(worth))
         self.unpaid += _LATELY * (min(1.0, relative) - self.unpaid)
-
-    def costs(self, context: float, requests: int) -> Sequence[float]:
-        """At [r]: what a step of r rows of so many requests costs, in the table's seconds."""
-        return self._pace.costs(context, requests)
 
     @property
     def level(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from outrider.core.step import StepShape, tree_of
+from outrider.core.step import PLAIN, StepShape, tree_of
 
 _LEVEL, _OFF = 1 / 8, 1 / 16
 """What one step counts for in the averages."""
@@ -32,6 +32,16 @@ def shapes(drafted: Iterable[int], offered: Iterable[int], trees: Iterable[int] 
 def guessed(shapes: Sequence[StepShape]) -> dict[StepShape, float]:
     """In plain steps."""
     return {shape: 1 + _DRAFTED * shape.drafted + _VERIFIED * shape.size for shape in shapes}
+
+
+def evenly(seconds: Mapping[StepShape, float], requests: int, plain: float) -> list[float]:
+    """At [r]: what a step of r rows costs that verifies chains of one length for so many requests, where a plain one
+    costs `plain` and the rows are spread evenly. `seconds`: by shape."""
+    chains = sorted((shape.verified, taken / seconds[PLAIN]) for shape, taken in seconds.items() if not shape.nodes)
+    costs = [plain] * (requests + 1)
+    for length, times in chains:  # the next longer one that is prepared
+        costs += [max(costs[-1], plain * times)] * (requests * (length + 1) + 1 - len(costs))
+    return costs
 
 
 class StepCosts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 _SHARE = 0.005
 """Of a plain step that thinking may take; as much again is spent on what goes with it."""
-_LONGEST = 7
+_LONGEST = 63
 """Steps without a thought, at most: a text that begins to repeat itself is to be noticed soon."""
 _RATE, _SLOW_RATE = 1 / 8, 1 / 32
 """What a step counts for: thoughts take much the same time, drafts bring something now and then."""
@@ -21,23 +21,32 @@ class Thrift:
         """What a thought takes, of a plain step."""
         self._worth = 1.0
         """What is expected of the drafts that come of it, less what those cost, of a plain step; a hope at first."""
-        self._rest = 0
+        self._before = 0.0
+        """What the last one took."""
+        self.left = 0
+        """Steps without a thought that are still to come, as far as is known."""
 
     def rests(self, silent: bool) -> bool:
         """Whether nothing is thought about in the next step. `silent`: nothing was drafted lately."""
         if not silent and self._worth >= self.cost:
-            self._rest = 0
+            self.left = 0
             return False
-        if self._rest:
-            self._rest -= 1
+        if self.left:
+            self.left -= 1
             return True
-        self._rest = min(_LONGEST, int(self.cost / _SHARE))
+        self.left = min(_LONGEST, int(self.cost / _SHARE))
         return False
+
+    def rested(self) -> None:
+        """A step is over for which nobody asked."""
+        self.left = max(0, self.left - 1)
 
     def observe(self, thinking: float, step: float) -> None:
         """The thought before a step took so many seconds, where a plain step takes `step`. One that took longer than
-        that was disturbed: the machine slept, or collected garbage."""
-        self.cost += _RATE * (min(1.0, max(0.0, thinking / step)) - self.cost)
+        that, or than the one before, was disturbed: the machine slept, or collected garbage."""
+        took = min(1.0, max(0.0, thinking / step))
+        self.cost += _RATE * (min(took, self._before) - self.cost)
+        self._before = took
 
     def value(self, worth: float) -> None:
         """What was expected of the drafts of a step that was thought about, less what they cost, of a plain step."""

@@ -40,6 +40,10 @@ class DeviceClock:
         costs = self._costs_of(lanes)
         return costs is not None and self._newcomers > costs.spare(shape)
 
+    def since_read(self) -> float:
+        """Seconds since a step was read, without what went into other things; 0 where something came between."""
+        return max(0.0, perf_counter() - self._read[2] - self.elsewhere) if self._read else 0.0
+
     def waiting(self) -> None:
         """The host has nothing left to do but to read the next step."""
         if self._read is not None:

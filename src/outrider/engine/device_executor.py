@@ -11,7 +11,7 @@ drafted, are the host executor's, with the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -29,6 +29,7 @@ from outrider.core.step import (
     PLAIN,
     Guide,
     Manner,
+    Offer,
     Recording,
     Reported,
     SlotOutcome,
@@ -46,9 +47,6 @@ from outrider.engine.request import Request
 from outrider.sampling.draw import not_a_number
 from outrider.sampling.target import reported
 from outrider.sampling.warp import PENALTIES, REPORTED
-
-BURST = 8
-"""Plain steps taken in a row before a drafter on the host is asked again, once its controller has paused."""
 
 _CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
 """What a draft verified on the device claims, by level."""
@@ -78,7 +76,7 @@ class DeviceExecutor(Executor):
 
     def __init__(self, stepper: Stepper, host: HostExecutor, part: DevicePart | None = None) -> None:
         """`part` drafts on the device, where it is offered what is looked up; None: the drafter makes its drafts on the
-        host, and the device takes only steps for which there are none. `host` takes the steps that this one cannot."""
+        host, and the device verifies those that are chains. `host` takes the steps that this one cannot."""
         self._stepper = stepper
         self._host = host
         self._controller = host.controller
@@ -88,7 +86,7 @@ class DeviceExecutor(Executor):
         self._lookup = host.drafter if part and host.drafter.continues else None
         self._shapes = shapes(
             self._controller.lengths if self._drafter else (),
-            self._controller.offered_lengths if self._lookup else (),
+            self._controller.offered_lengths if self._lookup or self._drafts_on_host else (),
             self._controller.trees if part and part.trees else (),
         )
         """Those that may be asked for."""
@@ -97,7 +95,7 @@ class DeviceExecutor(Executor):
         self._guesses = Guesses(self._lookup)
         self._under_way: list[_Launched] = []
         self._burst = 0
-        """Plain steps that may still be launched ahead of a drafter on the host."""
+        """Steps that may still be launched before a drafter on the host is asked again."""
 
     @property
     def late(self) -> int:
@@ -110,8 +108,8 @@ class DeviceExecutor(Executor):
         return self._stepper.measure(self._shapes)
 
     @property
-    def _drafts(self) -> bool:
-        """Whether anything is ever verified here."""
+    def _plans(self) -> bool:
+        """Whether the controller says how much is drafted and verified here."""
         return self._drafter is not None or self._lookup is not None
 
     def step(self, running: list[Request], joining: float = 0.0, begun: Begun = NONE_BEGUN) -> StepOutput:
@@ -121,16 +119,31 @@ class DeviceExecutor(Executor):
         return self._step(running, begun) or self._host.step(running)
 
     def _step_after_drafting(self, running: list[Request], begun: Begun) -> StepOutput:
-        """The host drafts, and verifies what it has drafted. Where it has not for a while, a few more plain steps
-        follow unasked."""
-        drafts, seconds = self._host.draft(running)
-        if not any(drafts):
-            self._lanes.hand_back(running)  # steps on the host may have come between
-            plain = all(s.speculation.max_nodes == 0 for s in running)
-            self._burst = BURST if plain or self._controller.paused else 0
-            if output := self._step(running, begun):
-                return output._replace(draft_seconds=seconds)
-        return self._host.verify(running, drafts, seconds)
+        """The host drafts, and the device waits for it: as many plain steps follow unasked as the controller can do
+        without. Chains are verified on the device. For trees, and what is drawn to be rejected or not, the host runs
+        the target."""
+        started = perf_counter() - self._clock.since_read()
+        chains = None
+        if self._can_take(running) and not any(s.params.judged for s in running):
+            limit = self._stepper.limit(len(running))
+            chains = {shape: taken for shape, taken in self._clock.seconds(len(running)).items() if shape.size <= limit}
+        drafts, seconds = self._host.draft(running, chains)
+        if any(drafts) and (chains is None or not all(map(_is_chain, drafts))):
+            self._hand_back(running)
+            return self._host.verify(running, drafts, seconds)
+        self._burst = 1 + self._controller.rest
+        self._clock.pause()
+        output = self._step(running, begun, drafts)
+        if output is None:
+            return self._host.verify(running, drafts, seconds)
+        # What it waited is what drafting has cost, beyond the step itself.
+        taken = min(output.target_seconds, perf_counter() - started)
+        return output._replace(draft_seconds=perf_counter() - started - taken, target_seconds=taken)
+
+    def _hand_back(self, running: list[Request]) -> None:
+        """The host takes the next step: nothing is under way."""
+        self._lanes.hand_back(running)
+        self._clock.pause()
 
     def go_on(self) -> None:
         """Where newcomers take the host longer than a step takes the device, that has one more to do meanwhile; the
@@ -143,22 +156,21 @@ class DeviceExecutor(Executor):
             with self._whole():
                 self._launch_seated(seated, NONE_BEGUN)
 
-    def _step(self, running: list[Request], begun: Begun) -> StepOutput | None:
-        """None: nothing is under way, and the host must take the next step. `begun`: for the first launch."""
-        started = perf_counter()
+    def _step(self, running: list[Request], begun: Begun, drafts: Sequence[Draft] = ()) -> StepOutput | None:
+        """None: nothing is under way, and the host must take the next step. `begun` and `drafts`: for the first
+        launch."""
         with self._whole():
             if self._can_take(running):
                 ahead = len(self._under_way) > 1 and not self._lanes.newcomers(running)
                 if not self._under_way:
-                    self._launch(running, begun)
+                    self._launch(running, begun, drafts)
                     begun = NONE_BEGUN
                 if (self._burst or not self._drafts_on_host) and not ahead and self._ready(running):
                     self._launch(running, begun)
             elif not self._under_way:
-                self._lanes.hand_back(running)
-                self._clock.pause()
+                self._hand_back(running)
                 return None
-            return self._collect(running, started)
+            return self._collect(running)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -185,21 +197,23 @@ class DeviceExecutor(Executor):
         takes = self._host.drafter.is_default
         return fit and all(steppable(s.params) and takes(s) for s in self._lanes.newcomers(running))
 
-    def _launch(self, running: list[Request], begun: Begun) -> None:
-        """One more step, with the newcomers among these, of as few lanes as they need."""
+    def _launch(self, running: list[Request], begun: Begun, drafts: Sequence[Draft] = ()) -> None:
+        """One more step, with the newcomers among these, of as few lanes as they need. `drafts`: for each of them, made
+        on the host."""
         if newcomers := self._lanes.newcomers(running):
             started = perf_counter()
             self._lanes.seat(newcomers, soon=self._controller.pays(newcomers, len(running)))
             self._clock.elsewhere += perf_counter() - started
+            self._burst = min(self._burst, 1)  # for them the drafter is asked before long
         self._lanes.close_up(len(running))
-        self._launch_seated(running, begun)
+        self._launch_seated(running, begun, drafts)
 
-    def _launch_seated(self, running: list[Request], begun: Begun) -> None:
-        """One more step, of everybody in lanes: what is looked up for it is offered."""
+    def _launch_seated(self, running: list[Request], begun: Begun, drafts: Sequence[Draft] = ()) -> None:
+        """One more step, of everybody in lanes: what is looked up for it is offered, or what was drafted."""
         seated = self._lanes.requests
         way = max([manner(s.params) for s in running])
         ready = self._ready(running)
-        shape, offered = self._plan(ready, way)
+        shape, offered = self._plan_of(running, drafts) if any(drafts) else self._plan(ready, way)
         self._lanes.renew(sum([launched.shape.verified + 1 for launched in self._under_way]) + shape.verified + 1)
         self._lanes.reserve(MOST_ROWS * (len(self._under_way) + 1))
         found = {ready[i].id: offer for i, offer in offered.items()}
@@ -213,7 +227,8 @@ class DeviceExecutor(Executor):
         sources = {number: offer.source for number, offer in offers.items()}
         sources |= {number: each.offer.source for number, each in guides.items()}
         guided = {lanes[number].id: guide for number, guide in guides.items()}
-        self._under_way.append(_Launched(shape, list(seated), sources, has_run, guided))
+        drafted = {s.id: draft for s, draft in zip(running, drafts, strict=True)} if any(drafts) else {}
+        self._under_way.append(_Launched(shape, list(seated), sources, has_run, guided, drafted))
         self._burst = max(0, self._burst - 1)
 
     def _ready(self, running: list[Request]) -> list[Request]:
@@ -242,7 +257,7 @@ class DeviceExecutor(Executor):
     def _plan(self, running: list[Request], way: Manner) -> StepPlan:
         """Near its end a request may be drafted for beyond it, which is cut off: only few lengths are recorded. Where
         the device grows no trees (among many lanes, or where scores are processed), chains are planned with."""
-        if not self._drafts:
+        if not self._plans:
             return StepPlan(PLAIN)
         lanes = len(self._lanes)
         seconds = self._clock.seconds(lanes)
@@ -250,7 +265,15 @@ class DeviceExecutor(Executor):
             seconds = {shape: taken for shape, taken in seconds.items() if not shape.nodes}
         return self._controller.plan(running, seconds, self._stepper.limit(lanes), self._lookup)
 
-    def _collect(self, running: list[Request], started: float) -> StepOutput:
+    def _plan_of(self, running: list[Request], drafts: Sequence[Draft]) -> StepPlan:
+        """What the host has drafted is offered, for which nothing was under way."""
+        longest = max(map(len, drafts))
+        fit = [shape for shape in self._clock.seconds(len(self._lanes)) if shape.verified >= longest]
+        pairs = enumerate(zip(running, drafts, strict=True))
+        offers = {i: Offer(len(s.tokens), draft.tokens, draft.source) for i, (s, draft) in pairs if draft.tokens}
+        return StepPlan(min(fit, key=lambda shape: shape.verified), offers)
+
+    def _collect(self, running: list[Request]) -> StepOutput:
         """Read the step launched first; those that run no longer gain nothing by it."""
         launched = self._under_way.pop(0)
         self._clock.waiting()
@@ -258,7 +281,7 @@ class DeviceExecutor(Executor):
         self._guesses.step_seconds = outcome.draft_seconds + outcome.target_seconds
         if launched.begun:
             self._clock.pause()
-        elif self._drafts:
+        else:
             self._clock.read(len(launched.lanes), launched.shape, outcome)
         if launched.shape.drafted:
             self._lanes.drafted(launched.lanes)
@@ -273,11 +296,11 @@ class DeviceExecutor(Executor):
                 failed.append(s)
             else:
                 requests.append(s)
-                verified.append(_verified(s, lane, launched.sources[number] if lane.offered else name))
+                each = _verified(s, lane, launched.sources[number] if lane.offered else name)
+                drafted = launched.drafts.get(s.id)
+                verified.append(each if drafted is None else each._replace(draft=drafted))
         rows = len(verified) * (launched.shape.size + 1)
-        # What the host drafts is weighed against these steps: both must be timed alike.
-        seconds = perf_counter() - started if self._drafts_on_host else outcome.target_seconds
-        seconds = 0.0 if launched.begun else seconds  # without a pass it is no measure of others
+        seconds = 0.0 if launched.begun else outcome.target_seconds  # without a pass it is no measure of others
         return StepOutput(requests, verified, rows, outcome.draft_seconds, seconds, self._keep, failed)
 
     def _keep(self, request: Request, verified: VerifiedDraft) -> None:
@@ -295,7 +318,8 @@ class DeviceExecutor(Executor):
 
 class _Launched:
     """A step under way: whose lanes they were, by lane who had found what was offered, whether its pass was run with
-    the prompts (`begun`), and by their ids what those were sent that take part by a grammar."""
+    the prompts (`begun`), and by their ids what those were sent that take part by a grammar, and what the host had
+    drafted."""
 
     def __init__(
         self,
@@ -304,12 +328,14 @@ class _Launched:
         sources: dict[int, str],
         begun: bool,
         guided: dict[int, Guide],
+        drafts: Mapping[int, Draft],
     ) -> None:
         self.shape = shape
         self.lanes = lanes
         self.sources = sources
         self.begun = begun
         self.guided = guided
+        self.drafts = drafts
 
     def drop(self, request: Request) -> None:
         """What it gains there is of no use."""
@@ -341,6 +367,11 @@ def _verified(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft
         draft = Draft(lane.drafts, range(-1, count - 1), _CLAIMS[:count], source) if count else _NO_DRAFT
     told = tuple(map(_told, lane.tokens, lane.reports)) if lane.reports else ()
     return VerifiedDraft(request, draft, path, lane.tokens, told)
+
+
+def _is_chain(draft: Draft) -> bool:
+    """Whether a device can verify it: a single path that was not drawn to be rejected or not."""
+    return draft.q is None and list(draft.parents) == list(range(-1, len(draft) - 1))
 
 
 def _path(lane: SlotOutcome) -> tuple[int, ...]:

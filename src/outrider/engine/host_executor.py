@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from outrider.control.controller import Controller
 from outrider.core.draft import ROOT, Draft, Verdict
 from outrider.core.drafter import Drafter, VerifiedDraft
 from outrider.core.model import LanguageModel, Rows
+from outrider.core.step import StepShape
 from outrider.engine.executor import NONE_BEGUN, Begun, Executor, StepOutput
 from outrider.engine.request import Request
 from outrider.engine.target_pass import TargetPass
@@ -47,10 +49,17 @@ class HostExecutor(Executor):
         # No pass: that the step took next to no time says nothing of others.
         return self._judge(running, [_NO_DRAFT] * len(running), begun.logits)._replace(keep=self._keep_prompt)
 
-    def draft(self, running: list[Request]) -> tuple[list[Draft], float]:
-        """What is to be verified, one draft per request, and the seconds it took to find."""
+    def draft(
+        self, running: list[Request], chains: Mapping[StepShape, float] | None = None
+    ) -> tuple[list[Draft], float]:
+        """What is to be verified, one draft per request, and the seconds it took to find. `chains`: those that a device
+        verifies, and what a step of them takes; None: the target's pass verifies them."""
         started = perf_counter()
-        drafts = self.controller.draft(self.drafter, running, self.model.supports_trees, [s.room for s in running])
+        room, trees = [s.room for s in running], self.model.supports_trees and chains is None
+        if chains is not None:
+            longest = max(shape.verified for shape in chains)
+            room = [min(longest, most) for most in room]
+        drafts = self.controller.draft(self.drafter, running, trees, room, chains)
         for draft in drafts:  # a network would look such a token up beyond its embeddings
             if draft.tokens and not 0 <= min(draft.tokens) <= max(draft.tokens) < self.model.vocab_size:
                 raise DrafterError(f"drafter {draft.source!r}: {draft.fault(self.model.vocab_size, tree=True)}")
