@@ -87,6 +87,8 @@ class AutoLength:
         self._overrun = Overrun()
         self._asked = False
         """Whether drafts were asked for, for the step under way."""
+        self._unasked = 0
+        """Steps since then for which they were not."""
         self._none_fit = False
         """Whether there was no room for any."""
         self._resting = False
@@ -114,6 +116,9 @@ class AutoLength:
         seconds: Mapping[StepShape, float] | None = None,
     ) -> list[Draft]:
         states, nodes, self._asked = self._states.of(requests), self.nodes, True
+        for s, state in zip(requests, states, strict=True) if self._unasked else ():
+            state.rest(min(self._unasked, len(s.tokens) - s.prompt_length))
+        self._unasked = 0
         limits = [nodes if most > nodes else most if most > 0 else 0 for most in room]
         full = seconds is None and len(states) >= self.rows
         self._none_fit = full or not any(limits)
@@ -246,25 +251,24 @@ class AutoLength:
         self._steps += 1
         if device and issued is None:
             return
-        requests = [each.request for each in verified]
-        states = self._states.of(requests)
-        timed, asked, self._asked = target_seconds > 0, self._asked, False
-        context = _context(requests) if issued is None or self._paid is None else 0.0
-        if timed and self._steps > 1:  # nobody waits longer for a first token
-            self._survey(rows, len(states), context, target_seconds)
         self._acceptance.tick()
         if self._paid is not None:
             self._paid.tick()
+        if not device and not self._asked:
+            self._rested()
+            return
+        requests, self._asked = [each.request for each in verified], False
+        states, timed = self._states.of(requests), target_seconds > 0
+        context = _context(requests) if issued is None or self._paid is None else 0.0
+        if timed and self._steps > 1:  # nobody waits longer for a first token
+            self._survey(rows, len(states), context, target_seconds)
         if issued is not None:
             self._device.observe(issued, states, verified)
             return
-        if not asked:
-            self._thrift.rested()
-            self._silence.step(False)
-        if (self._resting or not asked) and timed:
+        if self._resting and timed:
             self._prices.rested()
             for state in states:
-                state.rest()
+                state.rest(1)
             return
         if self._paid is None or not timed:
             for state in states:
@@ -287,6 +291,14 @@ class AutoLength:
             state.paid.end_step()
             state.clear()
         self._prices.value(len(states), total, expected, self._steps)
+
+    def _rested(self) -> None:
+        """A plain step is over for which no drafts were asked for. What that is to its requests shows when they are
+        again: among many, to look at each at every step takes the host longer than the device."""
+        self._unasked += 1
+        self._thrift.rested()
+        self._silence.step(False)
+        self._prices.rested()
 
     def _survey(self, rows: int, requests: int, context: float, seconds: float) -> None:
         table = self._prices.survey(rows, requests, context, seconds)
@@ -381,7 +393,7 @@ class AutoLength:
 
     @property
     def rest(self) -> int:
-        return max(self._thrift.left, _SOME if self._none_fit else 0)
+        return 0 if any(self.issued) else max(self._thrift.left, _SOME if self._none_fit else 0)
 
 
 def _owed(draft: Draft) -> int:

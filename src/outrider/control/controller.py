@@ -69,8 +69,7 @@ class Controller(Protocol):
 
     @property
     def rest(self) -> int:
-        """Steps after this one for which it need not be asked for drafts, as long as nobody joins: there would be
-        none."""
+        """Steps after this one for which it need not be asked for drafts: there would be none."""
         ...
 
     def draft(

@@ -47,6 +47,12 @@ class PaidState:
         self.read = read
         self.behind = 0 if read else LONG_PAUSE
 
+    def pause(self, steps: int) -> None:
+        """So many steps are over for which nobody was asked."""
+        self.idle += steps
+        self.behind = min(LONG_PAUSE, self.behind + steps)
+        self.rest -= steps
+
     def end_step(self) -> None:
         if self.drafter is None:
             self.idle += 1

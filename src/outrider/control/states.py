@@ -39,11 +39,10 @@ class State:
         exclusive = request.params.verify == "rejection"
         return Candidate(self.paid, self.ledger, name, limit, found, chances, exclusive)
 
-    def rest(self) -> None:
-        """A plain step that nothing was thought about is over."""
-        self.ledger.rest(1)
-        self.paid.end_step()
-        self.paid.rest -= 1
+    def rest(self, steps: int) -> None:
+        """So many plain steps that nothing was thought about are over."""
+        self.ledger.rest(steps)
+        self.paid.pause(steps)
 
     def clear(self) -> None:
         """No step is under way."""

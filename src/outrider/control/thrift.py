@@ -9,7 +9,7 @@ from __future__ import annotations
 
 _SHARE = 0.005
 """Of a plain step that thinking may take; as much again is spent on what goes with it."""
-_LONGEST = 63
+_LONGEST = 127
 """Steps without a thought, at most: a text that begins to repeat itself is to be noticed soon."""
 _RATE, _SLOW_RATE = 1 / 8, 1 / 32
 """What a step counts for: thoughts take much the same time, drafts bring something now and then."""
@@ -51,3 +51,5 @@ class Thrift:
     def value(self, worth: float) -> None:
         """What was expected of the drafts of a step that was thought about, less what they cost, of a plain step."""
         self._worth += _SLOW_RATE * (worth - self._worth)
+        if worth > self.cost:  # what has just brought that much may again
+            self.left = 0

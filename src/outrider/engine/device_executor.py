@@ -204,7 +204,6 @@ class DeviceExecutor(Executor):
             started = perf_counter()
             self._lanes.seat(newcomers, soon=self._controller.pays(newcomers, len(running)))
             self._clock.elsewhere += perf_counter() - started
-            self._burst = min(self._burst, 1)  # for them the drafter is asked before long
         self._lanes.close_up(len(running))
         self._launch_seated(running, begun, drafts)
 
