@@ -204,7 +204,7 @@ def test_a_prediction_during_the_survey_pays_nobody() -> None:
     assert both.levels == 0
     for _ in range(99):
         controller.observe([VerifiedDraft(told, Draft(), (), (1,))], 1, 0.0, 0.001)
-        controller.draft(both, [told], True, [100])
+        controller.draft(both, [told], True, [0])
     assert controller.belief.known
     controller.draft(both, [Running(1)], True, [100])
     assert controller.belief.drafting["head"] == pytest.approx(0.3, rel=0.1)
