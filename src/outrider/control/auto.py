@@ -281,7 +281,8 @@ class AutoLength:
         charged = self._charges(self._paid, states, rows, drafting, target_seconds)
         total, expected = sum(charged), sum([state.expected for state in states])
         if self._thinking:
-            self._thrift.value((expected - total) / len(states))
+            right = self._paid.tries and any(map(_tried_right, states, verified))
+            self._thrift.value((expected - total) / len(states), right)
         share = total / len(states)
         for state, each, charge in zip(states, verified, charged, strict=True):
             if state.proposed.tokens:
@@ -399,6 +400,11 @@ class AutoLength:
 def _owed(draft: Draft) -> int:
     """Nodes of a promised one that are verified whatever is believed of them."""
     return _PROMISED_NODES if "prediction" in (draft.source, *draft.sources) else 0
+
+
+def _tried_right(state: State, verified: VerifiedDraft) -> bool:
+    """Whether the first token that somebody was paid to propose is what came, be it verified or not."""
+    return state.paid.drafter is not None and verified.tokens[:1] == tuple(state.proposed.tokens[:1])
 
 
 def _context(requests: Sequence[RequestView]) -> float:

@@ -11,6 +11,8 @@ _SHARE = 0.005
 """Of a plain step that thinking may take; as much again is spent on what goes with it."""
 _LONGEST = 127
 """Steps without a thought, at most: a text that begins to repeat itself is to be noticed soon."""
+_HOPE = 0.25
+"""What drafts are taken to be worth at first, of a plain step."""
 _RATE, _SLOW_RATE = 1 / 8, 1 / 32
 """What a step counts for: thoughts take much the same time, drafts bring something now and then."""
 
@@ -19,8 +21,8 @@ class Thrift:
     def __init__(self) -> None:
         self.cost = 0.0
         """What a thought takes, of a plain step."""
-        self._worth = 1.0
-        """What is expected of the drafts that come of it, less what those cost, of a plain step; a hope at first."""
+        self._worth = _HOPE
+        """What is expected of the drafts that come of it, less what those cost, of a plain step."""
         self._before = 0.0
         """What the last one took."""
         self.left = 0
@@ -48,8 +50,9 @@ class Thrift:
         self.cost += _RATE * (min(took, self._before) - self.cost)
         self._before = took
 
-    def value(self, worth: float) -> None:
-        """What was expected of the drafts of a step that was thought about, less what they cost, of a plain step."""
+    def value(self, worth: float, right: bool) -> None:
+        """What was expected of the drafts of a step that was thought about, less what they cost, of a plain step; and
+        whether one that was only tried was `right`."""
         self._worth += _SLOW_RATE * (worth - self._worth)
-        if worth > self.cost:  # what has just brought that much may again
+        if right or worth > self.cost:  # they may be again
             self.left = 0
