@@ -251,12 +251,12 @@ class AutoLength:
         self._steps += 1
         if device and issued is None:
             return
-        self._acceptance.tick()
         if self._paid is not None:
             self._paid.tick()
         if not device and not self._asked:
             self._rested()
             return
+        self._acceptance.tick()
         requests, self._asked = [each.request for each in verified], False
         states, timed = self._states.of(requests), target_seconds > 0
         context = _context(requests) if issued is None or self._paid is None else 0.0

@@ -64,6 +64,9 @@ _REST = 4
 """Steps for which one that was not paid for need not be thought of: little changes in a step."""
 _DEAR = 2.0
 """How many times as long as `SHARE` asks for nobody has drafted when one is tried whose price no ledger bears."""
+_TRIED, _ALSO = 8, 0.25
+"""Requests tried at once, at most, and what those beyond the first may take, of what that does: much more is known
+then."""
 _AFTER_PAUSE = 0.3
 """How much the first draft after a pause counts: more than what was true before it."""
 
@@ -232,9 +235,12 @@ class PaidDrafters:
                     budgets[i] = self._budget(candidate, name, levels, sharing, prices, tree)
                 elif not any(chance > shared.least for chance in candidate.chances):
                     candidate.state.rest = _REST  # with something found, the next step may be worth it without
-            for i in sorted([i for i in asked if not paid[i]], key=lambda i: -candidates[i].state.idle):
-                if self._is_tried(candidates[i], name, sharing, shared, prices) and name not in tried:
+            spare = inf
+            for i in sorted([i for i in asked if not paid[i]], key=lambda i: -candidates[i].state.idle)[:_TRIED]:
+                takes = _trial(candidates[i].state, shared.cost, sharing > 0 or name in tried)
+                if takes <= spare and self._is_tried(candidates[i], name, takes, shared, prices):
                     budgets[i] = Budget(min(candidates[i].limit, _TRIAL_NODES), 1, 0.0, tree)
+                    spare = spare - takes if name in tried else _ALSO * takes
                     tried[name] = self._steps
             for i in asked:
                 if budgets[i].nodes:
@@ -306,15 +312,13 @@ class PaidDrafters:
         most = min(candidate.limit, max(levels, (len(prices.passes) - 1) // sharing))
         return Budget(most, levels, least, tree, cost.row / worth, further)
 
-    def _is_tried(self, candidate: Candidate, name: str, sharing: int, shared: Shared, prices: Prices) -> bool:
-        """Whether one that is not expected to pay is asked all the same, to find out; so many others are. All in the
+    def _is_tried(self, candidate: Candidate, name: str, takes: float, shared: Shared, prices: Prices) -> bool:
+        """Whether one that is not expected to pay is asked all the same, to find out, which `takes` so long. All in the
         step wait for that, and all pay for it: so it depends on no request alone how long nobody is asked, for many
         may be in a step, and their answers short. What it is taken to cost may be wrong, too: however much that is,
         the time in which it was not asked pays for it at last. Where not even drafts that are always right would pay,
         there is only that to find out, and no hurry."""
-        state, cost = candidate.state, shared.cost
-        late = state.lacks * cost.reading if state.lacks > LONG_PAUSE else cost.catching_up(state.behind)
-        takes = late + (cost.row if sharing else cost.fixed + cost.level(1))
+        state = candidate.state
         charge, since = takes / prices.plain_step, self._steps - self._tried.get(name, 0)
         due = min(LATEST, max(SOONEST, charge / SHARE)) if shared.could_pay else LATEST
         state.away = state.idle >= SOONEST and due - since > LONG_PAUSE
@@ -401,6 +405,12 @@ def _has_read(state: PaidState) -> bool:
     """Whether its drafter knows the prompt, when it drafts: it was read for it, or the drafter is one of those that run
     what they lack by themselves."""
     return state.read is not False or state.invests is not None
+
+
+def _trial(state: PaidState, cost: DraftPace, shares: bool) -> float:
+    """What a try takes for it; whether it `shares` the drafter's pass with others."""
+    late = state.lacks * cost.reading if state.lacks > LONG_PAUSE else cost.catching_up(state.behind)
+    return late + (cost.row if shares else cost.fixed + cost.level(1))
 
 
 def _behind(paid: Sequence[PaidState]) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 _SHARE = 0.005
 """Of a plain step that thinking may take; as much again is spent on what goes with it."""
-_LONGEST = 127
+_LONGEST = 511
 """Steps without a thought, at most: a text that begins to repeat itself is to be noticed soon."""
+_DEAREST = 8.0
+"""Plain steps that a thought may take: one that took longer was disturbed."""
 _HOPE = 0.25
 """What drafts are taken to be worth at first, of a plain step."""
 _RATE, _SLOW_RATE = 1 / 8, 1 / 32
@@ -45,8 +47,8 @@ class Thrift:
 
     def observe(self, thinking: float, step: float) -> None:
         """The thought before a step took so many seconds, where a plain step takes `step`. One that took longer than
-        that, or than the one before, was disturbed: the machine slept, or collected garbage."""
-        took = min(1.0, max(0.0, thinking / step))
+        the one before was disturbed: the machine slept, or collected garbage."""
+        took = min(_DEAREST, max(0.0, thinking / step))
         self.cost += _RATE * (min(took, self._before) - self.cost)
         self._before = took
 
