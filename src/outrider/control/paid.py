@@ -64,7 +64,7 @@ _REST = 4
 """Steps for which one that was not paid for need not be thought of: little changes in a step."""
 _DEAR = 2.0
 """How many times as long as `SHARE` asks for nobody has drafted when one is tried whose price no ledger bears."""
-_TRIED, _ALSO = 8, 0.25
+_TRIED, _ALSO = 8, 0.05
 """Requests tried at once, at most, and what those beyond the first may take, of what that does: much more is known
 then."""
 _AFTER_PAUSE = 0.3

@@ -7,13 +7,15 @@ than it, for too little; what changes is found out a few steps later.
 
 from __future__ import annotations
 
-_SHARE = 0.005
+_SHARE = 0.01
 """Of a plain step that thinking may take; as much again is spent on what goes with it."""
 _LONGEST = 511
 """Steps without a thought, at most: a text that begins to repeat itself is to be noticed soon."""
 _DEAREST = 8.0
 """Plain steps that a thought may take: one that took longer was disturbed."""
-_HOPE = 0.25
+_FAR, _SOME = 4.0, 0.25
+"""So many times what thoughts took, and so much of a plain step, is far longer than usual."""
+_HOPE = 0.5
 """What drafts are taken to be worth at first, of a plain step."""
 _RATE, _SLOW_RATE = 1 / 8, 1 / 32
 """What a step counts for: thoughts take much the same time, drafts bring something now and then."""
@@ -46,10 +48,11 @@ class Thrift:
         self.left = max(0, self.left - 1)
 
     def observe(self, thinking: float, step: float) -> None:
-        """The thought before a step took so many seconds, where a plain step takes `step`. One that took longer than
-        the one before was disturbed: the machine slept, or collected garbage."""
+        """The thought before a step took so many seconds, where a plain step takes `step`. One that took far longer
+        than usual was disturbed, unless the one before did, too: the machine slept, or collected garbage."""
         took = min(_DEAREST, max(0.0, thinking / step))
-        self.cost += _RATE * (min(took, self._before) - self.cost)
+        usual = took if took < _FAR * self.cost + _SOME else min(took, self._before)
+        self.cost += _RATE * (usual - self.cost)
         self._before = took
 
     def value(self, worth: float, right: bool) -> None:
