@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from told import KINDS, Own
 
 from outrider.control.auto import AutoLength
 from outrider.control.controller import Controller, FixedLength
-from outrider.core.draft import Budget, Draft
+from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.request import RequestView
 from outrider.core.step import PLAIN, StepShape
 from outrider.engine.engine import Engine
@@ -182,3 +183,51 @@ def test_who_never_drafts_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     finish(Engine(target, drafter, controller), one)
     assert one.steps == 80
     assert asked <= 3
+
+
+@pytest.mark.parametrize("nodes", [1, 32, 40])
+def test_a_length_beyond_the_devices_is_cut(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch)
+    target = decoder()
+    params = [replace(PARAMS[0], max_tokens=80)]
+    drafter, noted, requests = told(target, "right", params), Launches(monkeypatch), requests_of(params)
+    finish(Engine(target, drafter, FixedLength(nodes)), *requests)
+    assert [one.tokens for one in requests] == list(drafter.truths.values())
+    assert max(shape.verified for shape in noted.shapes) == min(nodes, 32)
+    assert requests[0].steps <= 80 // (min(nodes, 32) + 1) + 1
+
+
+def test_a_request_that_ends_leaves_no_pause_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last step has no room for a draft, which says nothing of others."""
+    controller = AutoLength()
+    (ending,) = requests_of(PARAMS[:1])
+    controller._thrift.left = 100
+    simulate(monkeypatch)
+    assert controller.draft(told(decoder(), "right"), [ending], False, [0], {PLAIN: 0.001}) == [Draft()]
+    assert controller.rest == 0
+
+
+@pytest.mark.parametrize("prediction", [False, True])
+def test_who_brings_a_prediction_waits_for_no_pause(prediction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch)
+    target = decoder()
+    drafter, controller, asked = told(target, "wrong"), AutoLength(), list[int]()
+    draft = controller.draft
+    monkeypatch.setattr(AutoLength, "rest", property(lambda controller: 60))
+
+    def noted(its: Any, running: Sequence[RequestView], *rest: Any) -> list[Draft]:
+        asked.append(len(running))
+        return draft(its, running, *rest)
+
+    monkeypatch.setattr(controller, "draft", noted)
+    engine = Engine(target, drafter, controller)
+    first, second = requests_of([replace(PARAMS[0], max_tokens=80)] * 2)
+    engine.add(first)
+    for _ in range(6):
+        engine.step()
+    if prediction:
+        second.speculation = Speculation(prediction=(1, 2, 3))
+    engine.add(second)
+    for _ in range(6):
+        engine.step()
+    assert asked == ([1, 2] if prediction else [1])

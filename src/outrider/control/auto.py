@@ -47,8 +47,8 @@ _PROMISED_NODES = 4
 """Of what the caller predicts, that are tried once."""
 _LIKELY = 0.5
 """What a node is right with that is verified now and then where rows seem too dear."""
-_SELDOM, _SOME = 4, 8
-"""Steps after which what changes slowly is looked at again, and whether drafts have room by now."""
+_SELDOM, _OTHERS = 4, 8
+"""Steps after which what changes slowly is looked at again, and whether others run by now."""
 
 
 class AutoLength:
@@ -85,16 +85,16 @@ class AutoLength:
         self._silence = Silence()
         self._thrift = Thrift()
         self._overrun = Overrun()
-        self._asked = False
-        """Whether drafts were asked for, for the step under way."""
-        self._unasked = 0
-        """Steps since then for which they were not."""
-        self._none_fit = False
-        """Whether there was no room for any."""
         self._resting = False
-        """Whether nothing was thought about in it, to save the time."""
+        """Whether nothing was thought about in the step under way, to save the time."""
         self._thinking = False
         """Whether drafts were thought about in it."""
+        self._asked = False
+        """Whether it was asked for them at all."""
+        self._unasked = 0
+        """Steps since the last one for which it was."""
+        self._never = self._last = False
+        """Whether nobody in that one may have drafts, and whether there was no room for any."""
         known = next(iter(self._known.values()), ())
         self._device = DeviceSteps(max([nodes, *trees]), self._silence, self._acceptance, known)
         self._states = States(self._newcomer)
@@ -121,7 +121,7 @@ class AutoLength:
         self._unasked = 0
         limits = [nodes if most > nodes else most if most > 0 else 0 for most in room]
         full = seconds is None and len(states) >= self.rows
-        self._none_fit = full or not any(limits)
+        self._never, self._last = full or all(s.speculation.max_nodes == 0 for s in requests), not any(limits)
         if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
             self._resting, self.issued = True, limits
             return [EMPTY] * len(states)
@@ -247,6 +247,7 @@ class AutoLength:
         device = self._device.under_way > 0
         issued = self._device.over() if device else None
         if not verified:
+            self._asked = False
             return
         self._steps += 1
         if device and issued is None:
@@ -394,7 +395,9 @@ class AutoLength:
 
     @property
     def rest(self) -> int:
-        return 0 if any(self.issued) else max(self._thrift.left, _SOME if self._none_fit else 0)
+        if self._never:
+            return _OTHERS
+        return 0 if self._last or any(self.issued) else self._thrift.left
 
 
 def _owed(draft: Draft) -> int:

@@ -20,7 +20,7 @@ CLAIM = 0.8
 """What each level of a draft made on a device claims, where the one before is right; how often they are is learned."""
 
 
-_REST = 63
+_NEVER = 63
 """Steps for which one that never drafts need not be asked."""
 
 
@@ -69,7 +69,8 @@ class Controller(Protocol):
 
     @property
     def rest(self) -> int:
-        """Steps after this one for which it need not be asked for drafts: there would be none."""
+        """Steps from now on for which it need not be asked for drafts: those that run are not expected to gain by
+        asking."""
         ...
 
     def draft(
@@ -131,7 +132,7 @@ class FixedLength:
         self.offered_lengths: Sequence[int] = self.lengths
         self.trees: Sequence[int] = (nodes,) if tree and nodes > 1 else ()
         self.issued: Sequence[int] = ()
-        self.rest = _REST if nodes == 0 else 0
+        self.rest = _NEVER if nodes == 0 else 0
         self.away = nodes == 0
         self.belief: Belief | None = None
         self._tree = tree

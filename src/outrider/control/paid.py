@@ -235,12 +235,12 @@ class PaidDrafters:
                     budgets[i] = self._budget(candidate, name, levels, sharing, prices, tree)
                 elif not any(chance > shared.least for chance in candidate.chances):
                     candidate.state.rest = _REST  # with something found, the next step may be worth it without
-            spare = inf
-            for i in sorted([i for i in asked if not paid[i]], key=lambda i: -candidates[i].state.idle)[:_TRIED]:
+            spare, left = inf, _TRIED
+            for i in sorted([i for i in asked if not paid[i]], key=lambda i: -candidates[i].state.idle):
                 takes = _trial(candidates[i].state, shared.cost, sharing > 0 or name in tried)
-                if takes <= spare and self._is_tried(candidates[i], name, takes, shared, prices):
+                if left and takes <= spare and self._is_tried(candidates[i], name, takes, shared, prices):
                     budgets[i] = Budget(min(candidates[i].limit, _TRIAL_NODES), 1, 0.0, tree)
-                    spare = spare - takes if name in tried else _ALSO * takes
+                    spare, left = spare - takes if name in tried else _ALSO * takes, left - 1
                     tried[name] = self._steps
             for i in asked:
                 if budgets[i].nodes:

@@ -5,8 +5,8 @@ next step is already running. What it learns may end a request: the step under w
 lane, and its tokens are dropped. And it may find how a text goes on, which it offers to the next step launched. What a
 grammar lets follow a text must be known before it is verified, so it is guessed while the step before is under way
 (`guesses.py`); where nothing guessed comes true, the request sits out a step, and the others go on. Only steps whose
-every request asks for nothing but what the device knows go this way; the others, and those for which the host has
-drafted, are the host executor's, with the same tokens.
+every request asks for nothing but what the device knows go this way; the others are the host executor's, with the same
+tokens, and so are those for which the host has drafted trees: its chains are verified here.
 """
 
 from __future__ import annotations
@@ -114,8 +114,11 @@ class DeviceExecutor(Executor):
 
     def step(self, running: list[Request], joining: float = 0.0, begun: Begun = NONE_BEGUN) -> StepOutput:
         self._clock.elsewhere += joining
-        if self._drafts_on_host and not self._under_way:
-            return self._step_after_drafting(running, begun)
+        if self._drafts_on_host:
+            if not self._under_way:
+                return self._step_after_drafting(running, begun)
+            soon = any(s.params.grammar or s.speculation.prediction for s in self._lanes.newcomers(running))
+            self._burst = 0 if soon else min(self._burst, self._controller.rest)
         return self._step(running, begun) or self._host.step(running)
 
     def _step_after_drafting(self, running: list[Request], begun: Begun) -> StepOutput:
@@ -125,20 +128,24 @@ class DeviceExecutor(Executor):
         started = perf_counter() - self._clock.since_read()
         chains = None
         if self._can_take(running) and not any(s.params.judged for s in running):
-            limit = self._stepper.limit(len(running))
-            chains = {shape: taken for shape, taken in self._clock.seconds(len(running)).items() if shape.size <= limit}
+            chains = self._chains(len(running))
         drafts, seconds = self._host.draft(running, chains)
         if any(drafts) and (chains is None or not all(map(_is_chain, drafts))):
             self._hand_back(running)
             return self._host.verify(running, drafts, seconds)
         self._burst = 1 + self._controller.rest
-        self._clock.pause()
+        self._clock.pause()  # what the host needs while nobody waits is not seen here
         output = self._step(running, begun, drafts)
         if output is None:
             return self._host.verify(running, drafts, seconds)
         # What it waited is what drafting has cost, beyond the step itself.
         taken = min(output.target_seconds, perf_counter() - started)
         return output._replace(draft_seconds=perf_counter() - started - taken, target_seconds=taken)
+
+    def _chains(self, lanes: int) -> dict[StepShape, float]:
+        """What steps take that verify chains made on the host; before they are measured some are too long."""
+        limit, seconds = self._stepper.limit(lanes), self._clock.seconds(lanes)
+        return {StepShape(0, min(shape.verified, limit)): taken for shape, taken in seconds.items()}
 
     def _hand_back(self, running: list[Request]) -> None:
         """The host takes the next step: nothing is under way."""
@@ -265,9 +272,9 @@ class DeviceExecutor(Executor):
         return self._controller.plan(running, seconds, self._stepper.limit(lanes), self._lookup)
 
     def _plan_of(self, running: list[Request], drafts: Sequence[Draft]) -> StepPlan:
-        """What the host has drafted is offered, for which nothing was under way."""
+        """What the host has drafted for these, while nothing was under way, is offered to them."""
         longest = max(map(len, drafts))
-        fit = [shape for shape in self._clock.seconds(len(self._lanes)) if shape.verified >= longest]
+        fit = [shape for shape in self._chains(len(self._lanes)) if shape.verified >= longest]
         pairs = enumerate(zip(running, drafts, strict=True))
         offers = {i: Offer(len(s.tokens), draft.tokens, draft.source) for i, (s, draft) in pairs if draft.tokens}
         return StepPlan(min(fit, key=lambda shape: shape.verified), offers)
