@@ -88,6 +88,17 @@ EMULATED __m128i _mm256_castsi256_si128(__m256i a) { __m128i r; memcpy(&r, &a, 1
 EMULATED __m128i _mm256_extracti128_si256(__m256i a, int n) { __m128i r; memcpy(&r, (const char *)&a + 16 * n, 16); return r; }
 EMULATED __mmask16 _mm512_test_epi32_mask(__m512i a, __m512i b) { V512 v = {a & b}; __mmask16 m = 0; for (int i = 0; i < 16; i++) m |= (__mmask16)((v.w[i] != 0) << i); return m; }
 
+EMULATED __m256i _mm512_cvtneps_pbh(__m512 a) {
+    V256 r;
+    for (int i = 0; i < 16; i++) {
+        uint32_t bits;
+        memcpy(&bits, (const char *)&a + 4 * i, 4);
+        const uint32_t size = bits & 0x7fffffff;
+        r.uh[i] = size < 0x800000 ? bits >> 16 & 0x8000 : size > 0x7f800000 ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    }
+    return r.i;
+}
+
 /* AMX: eight tiles of at most sixteen rows of 64 bytes, as configured. */
 static __thread struct {
     uint8_t rows[8];

@@ -95,11 +95,12 @@ static void score(const Shape *s, const char *keys, const char *values, const vo
  * row. */
 static float share_out(float *scores, const Sight *sight, int from, int to, v16 highest, int in_bf16) {
     const v16 peak = splat(max_lane(highest)), never = splat(-__builtin_inff());
+    const int seen = sight->length / LANES * LANES;
     v16 total = splat(0.0f);
     for (int at = from; at < to; at += LANES) {
         const v16 score = *(const v16 *)(scores + at);
-        v16 share = exponential(score - peak);
-        if (at < sight->oldest || at + LANES > sight->length) share = choose(score > never, share, splat(0.0f));
+        v16 share = exponential_below_88(score - peak);
+        if (at < sight->oldest || at >= seen) share = choose(score > never, share, splat(0.0f));
         total = total + share;
         store(scores, at, share, in_bf16 ? BF16 : FP32);
     }

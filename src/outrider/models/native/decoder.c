@@ -17,11 +17,12 @@
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
 
-/* CPUID.7.0:EDX says the CPU has tiles, bf16 and int8 products; the kernel must also let this process use them. */
+/* CPUID.7.0:EDX says the CPU has tiles, bf16 and int8 products, CPUID.7.1:EAX that AVX-512 can round to bf16; the kernel must
+ * also let this process use tiles. */
 static int have_amx(void) {
     unsigned a, b, c, d = 0;
-    int cpu = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);
-    return cpu && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+    const int tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);
+    return tiles && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 #else
 static int have_amx(void) { return 0; }

@@ -24,27 +24,32 @@ typedef enum {
 
 #define SUMMED 64
 
+/* A row of a pair's fp32 results. */
+INLINE void finish_row(const Matrix *w, int pair, const float *sums, Form form, Epilogue epilogue, int activation, void *y,
+                       int64_t row) {
+    v16 first = *(const v16 *)sums, second = *(const v16 *)(sums + PANEL);
+    if (w->bias) {
+        const float *bias = w->bias + pair * PANEL_PAIR;
+        first += *(const v16 *)bias;
+        second += *(const v16 *)(bias + PANEL);
+    }
+    if (epilogue == GATED) {
+        v16 gate = activation == 0 ? silu(first) : gelu_tanh(first);
+        store(y, row + pair * PANEL, gate * second, form);
+    } else if (epilogue == AWAY) {
+        store_away((float *)y + row + pair * PANEL_PAIR, first);
+        store_away((float *)y + row + pair * PANEL_PAIR + PANEL, second);
+    } else {
+        store(y, row + pair * PANEL_PAIR, first, FP32);
+        store(y, row + pair * PANEL_PAIR + PANEL, second, FP32);
+    }
+}
+
 /* `block` holds fp32 results [rows][32] of one pair of panels. */
 static void finish(const Matrix *w, int pair, const float *block, int rows, Form form, Epilogue epilogue,
                    int activation, void *y, int y_stride) {
-    const float *bias = w->bias ? w->bias + pair * PANEL_PAIR : 0;
-    for (int r = 0; r < rows; r++) {
-        v16 first = *(const v16 *)(block + r * PANEL_PAIR), second = *(const v16 *)(block + r * PANEL_PAIR + PANEL);
-        if (bias) {
-            first += *(const v16 *)bias;
-            second += *(const v16 *)(bias + PANEL);
-        }
-        if (epilogue == GATED) {
-            v16 gate = activation == 0 ? silu(first) : gelu_tanh(first);
-            store(y, (int64_t)r * y_stride + pair * PANEL, gate * second, form);
-        } else if (epilogue == AWAY) {
-            store_away((float *)y + (int64_t)r * y_stride + pair * PANEL_PAIR, first);
-            store_away((float *)y + (int64_t)r * y_stride + pair * PANEL_PAIR + PANEL, second);
-        } else {
-            store(y, (int64_t)r * y_stride + pair * PANEL_PAIR, first, FP32);
-            store(y, (int64_t)r * y_stride + pair * PANEL_PAIR + PANEL, second, FP32);
-        }
-    }
+    for (int r = 0; r < rows; r++)
+        finish_row(w, pair, block + r * PANEL_PAIR, form, epilogue, activation, y, (int64_t)r * y_stride);
 }
 
 /* Whether bf16 numbers are multiplied with bf16 ones. */
@@ -145,6 +150,12 @@ static void gemm(const Model *m, const Matrix *w, const void *x, int rows, Epilo
     const int bf16 = m->shape.bf16, narrow_x = bf16_products(&m->shape);
     const int64_t pitch = (int64_t)w->depth * PANEL * (bf16 ? 2 : 4);
     Share share = pool_share(w->columns / PANEL_PAIR, thread, threads);
+#if defined(WITH_AMX)
+    if (narrow_x) {
+        pairs_bf16(m, w, x, rows, epilogue, y, y_stride, &share);
+        return;
+    }
+#endif
     if (narrow_x) begin_bf16(rows);
     for (int pair; (pair = pool_next(&share)) >= 0;) {
         const char *panel = (const char *)w->data + 2 * pair * pitch;

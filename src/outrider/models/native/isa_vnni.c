@@ -1,4 +1,4 @@
-/* The pass for AVX-512 with integer dot products, and AMX where the CPU has it. */
+/* The pass for AVX-512 with integer dot products, and AMX where the CPU has it: instructions for bf16 are used with that alone. */
 #include "isa.h"
 
 #if defined(__x86_64__)
@@ -9,9 +9,9 @@
 #define WITH_AMX
 #endif
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("arch=x86-64-v4,avx512vnni"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("arch=x86-64-v4,avx512vnni,avx512bf16"))), apply_to = function)
 #else
-#pragma GCC target("arch=x86-64-v4,avx512vnni")
+#pragma GCC target("arch=x86-64-v4,avx512vnni,avx512bf16")
 #endif
 #include "pass.h"
 

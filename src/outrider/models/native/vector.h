@@ -47,6 +47,16 @@ INLINE u16v nearest_bf16(v16 x) {
 
 INLINE h16 narrow(v16 x) { return __builtin_convertvector(nearest_bf16(x) >> 16, h16); }
 
+/* The same by an instruction where all who ask have it, which are the kernels of bf16 tiles; a number too small to be normal is
+ * zero there, as it is to the tiles. */
+INLINE h16 narrow_fast(v16 x) {
+#if defined(WITH_AMX)
+    return (h16)_mm512_cvtneps_pbh((__m512)x);
+#else
+    return narrow(x);
+#endif
+}
+
 /* One vector from memory holding bf16 or fp32 elements, `at` counted in elements. */
 INLINE v16 load(const void *base, int64_t at, int bf16) {
     return bf16 ? widen(*(const h16 *)((const uint16_t *)base + at)) : *(const v16 *)((const float *)base + at);
@@ -55,13 +65,13 @@ INLINE v16 load(const void *base, int64_t at, int bf16) {
 /* How numbers are kept. */
 typedef enum {
     FP32,
-    BF16,
+    BF16,    /* what bf16_products of gemm.h take */
     ROUNDED, /* to what bf16 can hold, as fp32 */
 } Form;
 
 INLINE void store(void *base, int64_t at, v16 x, Form form) {
     if (form == BF16)
-        *(h16 *)((uint16_t *)base + at) = narrow(x);
+        *(h16 *)((uint16_t *)base + at) = narrow_fast(x);
     else
         *(v16 *)((float *)base + at) = form == ROUNDED ? (v16)(nearest_bf16(x) & 0xffff0000u) : x;
 }
@@ -115,10 +125,15 @@ INLINE v16 maximum(v16 a, v16 b) {
     return x.all;
 }
 
-/* Within [low, high]; what is no number stays none. */
-INLINE v16 clamped(v16 a, float low, float high) {
+/* What is no number stays none. */
+INLINE v16 at_least(v16 a, float low) {
     Quads x = {a};
-    UNROLL for (int i = 0; i < 4; i++) x.q[i] = vminq_f32(vmaxq_f32(x.q[i], vdupq_n_f32(low)), vdupq_n_f32(high));
+    UNROLL for (int i = 0; i < 4; i++) x.q[i] = vmaxq_f32(x.q[i], vdupq_n_f32(low));
+    return x.all;
+}
+INLINE v16 at_most(v16 a, float high) {
+    Quads x = {a};
+    UNROLL for (int i = 0; i < 4; i++) x.q[i] = vminq_f32(x.q[i], vdupq_n_f32(high));
     return x.all;
 }
 
@@ -154,7 +169,8 @@ INLINE v16 minimum(v16 a, v16 b) {
 }
 #endif
 
-INLINE v16 clamped(v16 x, float low, float high) { return minimum(splat(high), maximum(splat(low), x)); }
+INLINE v16 at_least(v16 x, float low) { return maximum(splat(low), x); }
+INLINE v16 at_most(v16 x, float high) { return minimum(splat(high), x); }
 
 INLINE int any_above(v16 a, v16 b) {
     const Quads x = {a}, y = {b};
@@ -172,9 +188,8 @@ INLINE float max_lane(v16 x) {
 #else
 INLINE v16 maximum(v16 a, v16 b) { return choose(a > b, a, b); }
 
-INLINE v16 clamped(v16 x, float low, float high) {
-    return choose(x < splat(low), splat(low), choose(x > splat(high), splat(high), x));
-}
+INLINE v16 at_least(v16 x, float low) { return choose(x < splat(low), splat(low), x); }
+INLINE v16 at_most(v16 x, float high) { return choose(x > splat(high), splat(high), x); }
 
 INLINE int any_above(v16 a, v16 b) {
     const i16 mask = a > b;
@@ -213,9 +228,9 @@ INLINE v16 fused(v16 a, v16 b, v16 c) {
 #endif
 }
 
-/* e^x within 2 ulp for x in [-87, 88]; clamped outside. x = n ln2 + r, |r| <= ln2/2, e^r by a polynomial. */
-INLINE v16 exponential(v16 x) {
-    x = clamped(x, -87.0f, 88.0f);
+/* e^x within 2 ulp for x in [-87, 88]; at least that of -87. x = n ln2 + r, |r| <= ln2/2, e^r by a polynomial. */
+INLINE v16 exponential_below_88(v16 x) {
+    x = at_least(x, -87.0f);
     const v16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to the nearest integer */
     const v16 shifted = fused(x, splat(1.44269504088896341f), magic), n = shifted - magic;
     v16 r = fused(n, splat(-0.693145751953125f), x);
@@ -229,6 +244,8 @@ INLINE v16 exponential(v16 x) {
     p = fused(p * r, r, r) + splat(1.0f);
     return (v16)((i16)p + ((i16)shifted << 23)); /* n is in the last bits of what it was added to */
 }
+
+INLINE v16 exponential(v16 x) { return exponential_below_88(at_most(x, 88.0f)); }
 
 INLINE v16 silu(v16 x) { return x / (splat(1.0f) + exponential(-x)); }
 
