@@ -16,6 +16,7 @@ from outrider.models.checkpoints.catalog import cache_root
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.checkpoints.disk import COSTS
 from outrider.models.head.checkpoint import HeadCheckpoint
+from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
 from outrider.models.precision import BF16, FP8, FP16
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 HEAD_IN_FP8 = torch.int8
 """What the output layer of a model in fp8 is rounded to: as few bytes as e4m3 and nearer, which counts most there
 (docs/log/gpu-kernels.md). A model that was published in fp8 keeps the output layer it came with."""
+
+
+WORTH_ROUNDING = 2**26
+"""Bytes of a head's matrices from which on a pass of few rows takes as long as reading them."""
 
 
 class CudaBackend(DecoderBackend):
@@ -71,7 +76,16 @@ class CudaBackend(DecoderBackend):
             raise DrafterError(f"the GPU kernels cannot compute this head: {against}; use another drafter")
         target.keep_hidden_layers(head.config.aux_hidden_layers)
         weights = HeadWeights.of(head.config, head.tensors, target.device, target.dtype)
-        return target.head(head.config, weights)
+        return target.head(head.config, weights, _eighth(head.config, weights))
+
+
+def _eighth(config: HeadConfig, weights: HeadWeights) -> HeadWeights | None:
+    """The same in 8 bits, where passes of few rows then take less time: whatever is drafted is verified."""
+    if weights.matrix_bytes < WORTH_ROUNDING or unsuited_shape(config.architecture, 64) or config.feature_width % 64:
+        return None
+    from outrider.models.cuda.eighth_head import in_eighth
+
+    return in_eighth(config, weights)
 
 
 def unsuited_shape(a: Architecture, step: int = 32) -> str | None:

@@ -26,7 +26,7 @@ from outrider.models.head.weights import HeadWeights
 from outrider.models.weights import AnyTensor, DecoderWeights, LayerWeights, load_weights
 
 
-def _in_words(a: Architecture, layer: LayerWeights) -> LayerWeights:
+def in_words(a: Architecture, layer: LayerWeights) -> LayerWeights:
     """Weights of 8 bits as kernels read them, in place."""
     if layer.qkv_scales is not None:
         for matrix in (layer.qkv, layer.o, layer.down):
@@ -85,7 +85,7 @@ class CudaDecoder(Passes[Network], LanguageModel):
             tensors,
             matrices or dtype,
             device,
-            partial(_in_words, architecture),
+            partial(in_words, architecture),
             embedding=dtype,
             head=head or dtype,
         )
@@ -122,11 +122,12 @@ class CudaDecoder(Passes[Network], LanguageModel):
             self.network.keep_hidden_layers(layers)
             self.graphs = Graphs(self.device)
 
-    def head(self, config: HeadConfig, weights: HeadWeights) -> CudaHead:
+    def head(self, config: HeadConfig, weights: HeadWeights, eighth: HeadWeights | None = None) -> CudaHead:
         """A head beside this model, on its device and as large; `keep_hidden_layers` is for the caller."""
         return CudaHead(
             config,
             weights,
+            eighth,
             self._embedding,
             self.architecture.embed_scale,
             max_batch=self.max_batch,

@@ -23,6 +23,7 @@ class CudaHead(Passes[HeadNetwork], DraftHead):
         self,
         config: HeadConfig,
         weights: HeadWeights,
+        eighth: HeadWeights | None,
         embedding: Tensor,
         embed_scale: float,
         *,
@@ -30,13 +31,13 @@ class CudaHead(Passes[HeadNetwork], DraftHead):
         max_context: int,
         memory: CacheMemory | None,
     ) -> None:
-        """`memory`: as of a `CudaDecoder`."""
+        """`eighth`: as of a `HeadNetwork`. `memory`: as of a `CudaDecoder`."""
         self.config = config
         self.aux_hidden_layers = config.aux_hidden_layers
         self.acceptance = config.acceptance
         self.ids = weights.ids
         slots, capacity = max_batch + 1, max_context + SLACK
-        network = HeadNetwork(config, weights, embedding, embed_scale, slots, capacity, MAX_ROWS)
+        network = HeadNetwork(config, weights, eighth, embedding, embed_scale, slots, capacity, MAX_ROWS)
         super().__init__(network, max_batch, max_context, memory)
 
     def _kinds(self) -> Mapping[str, Launched]:

@@ -12,7 +12,10 @@ from outrider.models.cuda.network import Network
 from outrider.models.cuda.products import Matrix
 from outrider.models.head.config import HeadConfig
 from outrider.models.head.weights import HeadWeights
-from outrider.models.weights import DecoderWeights
+from outrider.models.weights import DecoderWeights, LayerWeights
+
+FEW_ROWS = 64
+"""Up to so many rows take as long as reading the weights."""
 
 
 class HeadNetwork(Network):
@@ -22,17 +25,20 @@ class HeadNetwork(Network):
         self,
         config: HeadConfig,
         weights: HeadWeights,
+        eighth: HeadWeights | None,
         embedding: Tensor,
         embed_scale: float,
         slots: int,
         capacity: int,
         max_rows: int,
     ) -> None:
-        """`embedding`: the target's."""
+        """`eighth`: the same in 8 bits (`eighth_head.py`), for few rows. `embedding`: the target's."""
         self._config = config
         self._fc, self._hidden_norm = Matrix(weights.fc.values), weights.hidden_norm
+        self._few_fc = self._fc if eighth is None else Matrix(eighth.fc.values, eighth.fc.scales)
         self._embed_scale = embed_scale
-        own = DecoderWeights(embedding, weights.lm_head.values, weights.norm, weights.layers)
+        own = _decoder(weights, embedding)
+        self._few = own if eighth is None else _decoder(eighth, embedding)
         super().__init__(config.architecture, own, slots, capacity, max_rows)
         self.keep_hidden_layers((len(weights.layers),))
 
@@ -49,6 +55,12 @@ class HeadNetwork(Network):
     def states(self) -> Tensor:
         return self.features
 
+    def _sizes(self) -> set[int]:
+        return super()._sizes() | {self._few.layers[0].qkv.element_size()}
+
+    def _weights_of(self, rows: int) -> DecoderWeights[LayerWeights]:
+        return self._few if rows <= FEW_ROWS else self._weights
+
     def _shapes(self) -> list[tuple[int, int]]:
         a = self.architecture
         return [*super()._shapes(), (a.q_width + 2 * a.kv_width, 2 * a.hidden), (a.hidden, self._config.feature_width)]
@@ -56,7 +68,8 @@ class HeadNetwork(Network):
     def fuse(self, rows: int, features: Tensor | None = None, index: Tensor | None = None) -> None:
         """`features[index[:rows]]` (None: those in `inbox`, in order) as states in `given`."""
         source = self.inbox if features is None else features
-        self.products.linear(source, self._fc, None, rows, self.given, index=index)
+        fc = self._few_fc if rows <= FEW_ROWS else self._fc
+        self.products.linear(source, fc, None, rows, self.given, index=index)
 
     def run(
         self,
@@ -89,3 +102,9 @@ class HeadNetwork(Network):
             **self._launch,
         )
         self._layers(rows, together, tiled, chain, first=self._pair)
+
+
+def _decoder(weights: HeadWeights, embedding: Tensor) -> DecoderWeights[LayerWeights]:
+    return DecoderWeights(
+        embedding, weights.lm_head.values, weights.norm, weights.layers, head_scales=weights.lm_head.scales
+    )

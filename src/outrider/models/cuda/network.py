@@ -53,8 +53,7 @@ class Network:
         gpu = GPU.of(self.device)
         self._launch = dependent(gpu)
         few = min(max_rows, NARROW_ROWS)
-        sizes = {matrix.element_size() for matrix in (weights.layers[0].qkv, weights.head)}
-        splits = [(n, max(depth_split(n, k, size) for size in sizes)) for n, k in self._shapes()]
+        splits = [(n, max(depth_split(n, k, size) for size in self._sizes())) for n, k in self._shapes()]
         self.products = Products(a, gpu, self.dtype, self.device, max_rows, few, splits)
         self._attention = Attention(a, gpu, self.dtype, self.device, slots, capacity, max_rows, few)
 
@@ -79,6 +78,14 @@ class Network:
             (a.hidden, a.mlp),
             (a.vocab_size, a.hidden),
         ]
+
+    def _sizes(self) -> set[int]:
+        """Bytes of a weight, of all matrices."""
+        return {matrix.element_size() for matrix in (self._weights.layers[0].qkv, self._weights.head)}
+
+    def _weights_of(self, rows: int) -> DecoderWeights[LayerWeights]:
+        """Those that so many rows are multiplied with; all have the same norms."""
+        return self._weights
 
     @property
     def tile_rows(self) -> int:
@@ -149,23 +156,23 @@ class Network:
             self._keep(i + 1, rows)
 
     def _qkv_of(self, i: int, rows: int, source: Tensor | None = None, live: Tensor | None = None) -> None:
-        layer = self._weights.layers[i]
+        layer = self._weights_of(rows).layers[i]
         qkv, normed = Matrix(layer.qkv, layer.qkv_scales), source is None
         x = self._x if source is None else source
         self.products.linear(x, qkv, layer.qkv_bias, rows, self._qkv, normed=normed, live=live)
 
     def _o_of(self, i: int, rows: int, live: Tensor | None = None) -> None:
-        layer, scale = self._weights.layers[i], self.architecture.residual_scale
+        layer, scale = self._weights_of(rows).layers[i], self.architecture.residual_scale
         o, x = Matrix(layer.o, layer.o_scales), self._attention.attended
         self.products.linear(x, o, layer.o_bias, rows, self._x, gain=layer.mlp_norm, multiplier=scale, live=live)
 
     def _gate_up_of(self, i: int, rows: int, live: Tensor | None = None) -> None:
-        layer = self._weights.layers[i]
+        layer = self._weights_of(rows).layers[i]
         both = Matrix(layer.gate_up, layer.gate_up_scales)
         self.products.linear(self._x, both, layer.gate_up_bias, rows, self._gated, normed=True, gated=True, live=live)
 
     def _down_of(self, i: int, rows: int, live: Tensor | None = None) -> None:
-        w, scale = self._weights, self.architecture.residual_scale
+        w, scale = self._weights_of(rows), self.architecture.residual_scale
         layer = w.layers[i]
         following = w.layers[i + 1].attention_norm if i + 1 < len(w.layers) else w.norm
         down, x = Matrix(layer.down, layer.down_scales), self._gated
@@ -191,11 +198,12 @@ class Network:
     def head_in_order(self, count: int) -> None:
         """As `head`, where `tables.wanted` names the first `count` rows, one after the other: if they are many, that
         is faster to compute."""
-        whole = self.products.gpu.multiplies_apart and self._weights.head_scales is None
+        whole = self.products.gpu.multiplies_apart and self._weights_of(count).head_scales is None
         self._logits(count, None if whole else self.tables.wanted)
 
     def _logits(self, count: int, index: Tensor | None) -> None:
-        head, scale = Matrix(self._weights.head, self._weights.head_scales), self.architecture.logit_scale
+        weights, scale = self._weights_of(count), self.architecture.logit_scale
+        head = Matrix(weights.head, weights.head_scales)
         self.products.linear(self._x, head, None, count, self.logits, normed=True, index=index, multiplier=scale)
 
     def sites(self) -> list[Site]:

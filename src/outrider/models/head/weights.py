@@ -61,6 +61,13 @@ class HeadWeights:
     ids: Tensor
     """[draft_vocab] int64: the target's id of each draft id, rising."""
 
+    @property
+    def matrix_bytes(self) -> int:
+        matrices = [self.fc.values, self.lm_head.values]
+        for layer in self.layers:
+            matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
+        return sum(matrix.nbytes for matrix in matrices)
+
     @staticmethod
     def of(
         config: HeadConfig, tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype | None
