@@ -74,6 +74,24 @@ def test_a_large_chunk_is_for_those_whom_nobody_waits_for(decoding: int, prompts
     assert sum(count for _, count in step(scheduler).prefill) == rows
 
 
+def test_those_that_came_together_are_all_read_before_the_first_goes_on() -> None:
+    """64 prompts of 256 in two passes. Whoever decodes longer is not made to wait so, nor for what takes several."""
+    for before, length, rows in ((0, 257, [8192, 8192]), (1, 257, [2048, 2048]), (0, 1025, [8192, 2048, 2048])):
+        scheduler: Scheduler[Job] = Scheduler(80, 200_000, 8192)
+        for number in range(before):
+            scheduler.add(job(number, 2, generate=100))
+        step(scheduler)
+        for number in range(64):
+            scheduler.add(job(before + number, length, generate=100))
+        assert [sum(count for _, count in step(scheduler).prefill) for _ in rows] == rows
+    scheduler = Scheduler(80, 200_000, 8192)
+    for number in range(64):
+        scheduler.add(job(number, 257, generate=100))
+    step(scheduler)
+    scheduler.add(job(64, 257))
+    assert sum(count for _, count in step(scheduler).prefill) == 2048, "one came later"
+
+
 def test_prompts_keep_up_with_steps_that_bring_several_tokens() -> None:
     """As many rows of prompts for a token as where steps bring one; never more than a chunk."""
     for tokens, rows in ((1, 32), (2, 64), (9, 128)):

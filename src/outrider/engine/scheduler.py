@@ -98,6 +98,8 @@ class Scheduler(Generic[S]):
         self._step = 0
         self._spared: dict[int, int] = {}
         """By a request's `id()`, as long as it is here: the step until which it has made way enough."""
+        self._came_together: set[int] = set()
+        """`id()` of those here that ran when nobody decoded last."""
 
     @property
     def waiting(self) -> int:
@@ -122,6 +124,7 @@ class Scheduler(Generic[S]):
         if request in self._waiting:
             self._waiting.remove(request)
         self._spared.pop(id(request), None)
+        self._came_together.discard(id(request))
 
     def narrow(self, running: int) -> None:
         """A step of so many has failed, over none of them alone: half as many run together, for a while."""
@@ -210,16 +213,19 @@ class Scheduler(Generic[S]):
         principals that have nothing but prompts, but at least a quarter of what one may bring beside decoding, and at
         most that for each: decoding goes on, and so does every prompt. Steps that bring several tokens each leave as
         much more to prompts, which would otherwise wait for requests that finish sooner. Of a large chunk every prompt
-        gets what it may bring, all together a quarter: what is given in small pieces takes longer for all.
+        gets what it may bring, all together a quarter: what is given in small pieces takes longer for all. And all of
+        it where it is the rest of those that came together: who among them decodes already waits once, as it might have
+        for its own first token.
         Half of the rows go to the prompt that came first, so that a long one progresses; the rest to principals by
         turns, and of each to the prompt with the least to do, so that short ones overtake it.
         """
         joining = [s for s in self.running if s.num_uncomputed_tokens]
         if not joining:
             return SchedulerOutput([], list(self.running))
-        ready = len(self.running) - len(joining)
         rows = self._chunk
-        if ready:
+        if len(joining) == len(self.running):
+            self._came_together = {id(s) for s in joining}
+        elif not self._completes(joining):
             rows = self._beside_decoding(joining)
         able = [s for s in joining if s.prefix_donor is None]
         given = {id(s): 0 for s in able}
@@ -231,6 +237,12 @@ class Scheduler(Generic[S]):
         prefill = [(s, given[id(s)]) for s in able if given[id(s)]]
         complete = {id(s) for s, count in prefill if count == s.num_uncomputed_tokens}
         return SchedulerOutput(prefill, [s for s in self.running if not s.num_uncomputed_tokens or id(s) in complete])
+
+    def _completes(self, joining: Sequence[S]) -> bool:
+        """Whether a large chunk is enough for the rest of those that came together, and nobody else runs."""
+        if self._chunk < _LARGE * _BESIDE or not all(id(s) in self._came_together for s in self.running):
+            return False
+        return sum([s.num_uncomputed_tokens for s in joining]) <= self._chunk
 
     def _beside_decoding(self, joining: Sequence[S]) -> int:
         """Rows of prompts in a step in which others decode."""
