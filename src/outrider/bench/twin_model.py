@@ -141,8 +141,8 @@ class CutVocabulary(LanguageModel):
     def stepper(self, draft: CachedNetwork | None, vocab_size: int | None = None) -> Stepper | None:
         return self.model.stepper(draft, vocab_size or self.vocab_size)
 
-    def advance(self, slot: int, count: int) -> None:
-        self.model.advance(slot, count)
+    def advance(self, grown: Mapping[int, int]) -> None:
+        self.model.advance(grown)
 
     @property
     def late(self) -> int:

@@ -237,16 +237,19 @@ class Chains:
     ) -> None:
         """What came of it."""
         _, shape, stretch, sources = issued
-        shared = issued.number % len(states)  # what newcomers begin with is learned from one after the other
-        for i, (state, ledger, each) in enumerate(zip(states, ledgers, verified, strict=True)):
+        for ledger, each in zip(ledgers, verified, strict=True):
             gained = len(each.tokens) - 1
             ledger.step(stretch, gained, gained - stretch)
+        if not shape.verified:
+            return
+        shared = states[issued.number % len(states)]  # what newcomers begin with is learned from one after the other
+        for state, each in zip(states, verified, strict=True):
             if sources and each.draft.source == sources.get(state):
                 continue  # it took what was offered, and what was drafted there is not known
             if state.guided or (not shape.drafted and not each.draft.tokens):
                 continue
             self._learned(state.levels, shape, each)
-            if i == shared:
+            if state is shared:
                 self._learned(self._newcomers[state.read], shape, each)
             if shape.nodes:
                 self._trees.observe(state.levels, shape, each)

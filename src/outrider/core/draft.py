@@ -50,6 +50,10 @@ class Draft:
         """Who proposed the node; of several, who did so for less."""
         return self.label(node).partition("&")[0]
 
+    def proposers(self, nodes: Sequence[int]) -> tuple[str, ...]:
+        """`proposer` of each of these."""
+        return tuple(map(self.proposer, nodes)) if self.sources or not nodes else (self.proposer(0),) * len(nodes)
+
     def only(self, nodes: Sequence[int]) -> Draft:
         """Of these nodes alone: rising, and none without its parent. Never of a tree with `q`."""
         if not nodes:
@@ -133,9 +137,9 @@ class Draft:
 _NOTHING = Draft()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # as `Draft`
 class Budget:
-    """What a drafter may spend on one request in one step.
+    """What a drafter may spend on one request in one step. Nobody changes one that is made.
 
     At most `nodes` nodes, none deeper than `depth`, none whose confidence is below `floor` (it would cost more
     than it is expected to bring), and a single path where `tree` is false. A drafter that makes passes makes none for

@@ -122,8 +122,8 @@ class CachedNetwork(ABC):
         request can see, and takes but a fraction of that pass."""
         raise NotImplementedError
 
-    def advance(self, slot: int, count: int) -> None:
-        """Note that steps on the device have committed `count` more rows to the slot."""
+    def advance(self, grown: Mapping[int, int]) -> None:
+        """Note that steps on the device have committed so many more rows to each of these slots."""
         raise NotImplementedError
 
     def tune(self, note: Callable[[str], None]) -> Iterator[None]:

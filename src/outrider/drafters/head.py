@@ -228,7 +228,7 @@ class HeadDrafter(CachedDrafter[Backlog]):
             held.whole = self._head.length(held.slot)
         held.dropped = left.gap
         rows = len(tokens) - 1 - len(features) - held.dropped
-        self._head.advance(held.slot, rows - self._head.length(held.slot))
+        self._head.advance({held.slot: rows - self._head.length(held.slot)})
         held.tokens, held.features = list(tokens[len(tokens) - len(features) :]), [features] if len(features) else []
 
     def leave(self, request: RequestView, seen: int) -> None:
@@ -236,7 +236,7 @@ class HeadDrafter(CachedDrafter[Backlog]):
         held = self._held[request.id]
         more = seen - held.dropped - self._head.length(held.slot)
         if more > 0 and self._head.steps_on_device:
-            self._head.advance(held.slot, more)
+            self._head.advance({held.slot: more})
 
     def _rows(self, held: Backlog) -> int:
         """In the cache, and about to be."""

@@ -119,7 +119,7 @@ class ModelDrafter(CachedDrafter[_Held]):
         """So many of its tokens were run on the device."""
         held = self._held[request.id]
         if seen > held.committed and self._model.steps_on_device:
-            self._model.advance(held.slot, seen - held.committed)
+            self._model.advance({held.slot: seen - held.committed})
             held.committed = seen
 
     def _plan(self, request: RequestView, budget: Budget) -> Plan[_Held]:

@@ -93,17 +93,19 @@ class Crew(Generic[R]):
         self._unexplained = 0
         self._calm += 1
         now = perf_counter()
+        states = self._states
         for chunk in chunks:
-            if gaining := self._states.get(chunk.index):
+            if gaining := states.get(chunk.index):
                 self._hand_out(gaining, gaining.addressed(chunk, now))
 
     def _hand_out(self, state: RequestState[R], chunk: Chunk) -> None:
-        if state.request.failure is not None:
+        request = state.request
+        if request.failure is not None:
             self.drop(state.stream)
-            self._fail(state.stream, state.request.failure)
+            self._fail(state.stream, request.failure)
             return
-        if state.request.finish_reason is not None:
-            del self._states[state.request.id]
+        if request.finish_reason is not None:
+            del self._states[request.id]
         self._deliver(state.stream, chunk)
 
     def _recover(self, error: Exception) -> None:

@@ -39,21 +39,22 @@ from outrider.core.step import (
 )
 from outrider.engine.device_clock import DeviceClock
 from outrider.engine.device_guides import guides_of, offers_of
-from outrider.engine.device_lanes import DeviceLanes
+from outrider.engine.device_lanes import CHANGED, DeviceLanes
 from outrider.engine.executor import NONE_BEGUN, Begun, Executor, StepOutput
 from outrider.engine.guesses import Guesses, under_way
 from outrider.engine.host_executor import HostExecutor
 from outrider.engine.request import Request
 from outrider.sampling.draw import not_a_number
 from outrider.sampling.target import reported
-from outrider.sampling.warp import PENALTIES, REPORTED
+from outrider.sampling.warp import REPORTED
 
-_CLAIMS = tuple(CLAIM ** (level + 1) for level in range(64))
-"""What a draft verified on the device claims, by level."""
+_PATHS = [tuple(range(length)) for length in range(MOST_ROWS + 1)]
+_PARENTS = [range(-1, length - 1) for length in range(MOST_ROWS + 1)]
+_CLAIMS = [tuple(CLAIM ** (level + 1) for level in path) for path in _PATHS]
+"""Of chains verified on the device, by their length: the nodes down to their end, their parents, and what they
+claim."""
 _NO_DRAFT = Draft()
-_PROCESSED = PENALTIES | {"logit_bias", "min_tokens", "grammar"}
-"""Features by which scores are changed there before the choice."""
-_KNOWN = _PROCESSED | {"temperature", "top_k", "top_p", "min_p", "verify"} | REPORTED
+_KNOWN = CHANGED | {"temperature", "top_k", "top_p", "min_p", "verify"} | REPORTED
 """Features the device chooses tokens by, or that are none of its business."""
 
 
@@ -155,7 +156,7 @@ class DeviceExecutor(Executor):
     def go_on(self) -> None:
         """Where newcomers take the host longer than a step takes the device, that has one more to do meanwhile; the
         newcomers join the step after it."""
-        seated = [s for s in self._lanes.requests if s is not None]
+        seated = list(self._lanes.seats.by_lane.values())
         if self._drafts_on_host or len(self._under_way) != 1 or not seated:
             return
         idles = self._clock.idles(len(self._lanes), self._under_way[0].shape)
@@ -216,30 +217,31 @@ class DeviceExecutor(Executor):
 
     def _launch_seated(self, running: list[Request], begun: Begun, drafts: Sequence[Draft] = ()) -> None:
         """One more step, of everybody in lanes: what is looked up for it is offered, or what was drafted."""
-        seated = self._lanes.requests
-        way = max([manner(s.params) for s in running])
+        lanes, way, guided = self._lanes.seats
         ready = self._ready(running)
         shape, offered = self._plan_of(running, drafts) if any(drafts) else self._plan(ready, way)
         self._lanes.renew(sum([launched.shape.verified + 1 for launched in self._under_way]) + shape.verified + 1)
         self._lanes.reserve(MOST_ROWS * (len(self._under_way) + 1))
         found = {ready[i].id: offer for i, offer in offered.items()}
-        lanes = {number: s for number, s in enumerate(seated) if s is not None}
-        offers = offers_of(lanes, found)
-        guides = guides_of(lanes, ready, found, shape.verified)
-        guides |= self._guessed(lanes, shape.verified)
+        offers, guides = offers_of(lanes, found) if found else {}, dict[int, Guide]()
+        if guided:
+            guides = guides_of(lanes, ready, found, shape.verified) | self._guessed(lanes, shape.verified)
+        seated = self._lanes.requests.copy()
         has_run = shape == PLAIN and bool(begun) and all(s.id in begun.rows for s in lanes.values())
         run = [0 if s is None else begun.rows[s.id] for s in seated] if has_run else ()
         self._stepper.launch(len(seated), shape, way, offers, run, guides)
         sources = {number: offer.source for number, offer in offers.items()}
         sources |= {number: each.offer.source for number, each in guides.items()}
-        guided = {lanes[number].id: guide for number, guide in guides.items()}
+        told = {lanes[number].id: guide for number, guide in guides.items()}
         drafted = {s.id: draft for s, draft in zip(running, drafts, strict=True)} if any(drafts) else {}
-        self._under_way.append(_Launched(shape, list(seated), sources, has_run, guided, drafted))
+        self._under_way.append(_Launched(shape, seated, sources, has_run, told, drafted))
         self._burst = max(0, self._burst - 1)
 
     def _ready(self, running: list[Request]) -> list[Request]:
         """Those that can take part in the next step: not those whose grammar must see first what a step under way
         gives them."""
+        if not any(launched.guided for launched in self._under_way):
+            return running
         return [s for s in running if self._takes_part(s) is None]
 
     def _takes_part(self, s: Request) -> tuple[_Launched, Guide] | None:
@@ -291,27 +293,29 @@ class DeviceExecutor(Executor):
             self._clock.read(len(launched.lanes), launched.shape, outcome)
         if launched.shape.drafted:
             self._lanes.drafted(launched.lanes)
-        name = self._drafter.name if self._drafter else "none"
-        going = {request.id for request in running}
+        name, drafts = self._drafter.name if self._drafter else "none", launched.drafts
+        going = set(running)
         requests, verified, failed = list[Request](), list[VerifiedDraft](), list[Request]()
         for number, (s, lane) in enumerate(zip(launched.lanes, outcome.lanes, strict=True)):
-            if s is None or s.id not in going or not lane.tokens:  # gone, or it sat out
+            if s is None or s not in going or not lane.tokens:  # gone, or it sat out
                 continue
-            if min(lane.tokens) < 0:
+            if -1 in lane.tokens:
                 s.failure = not_a_number()
                 failed.append(s)
             else:
                 requests.append(s)
                 each = _verified(s, lane, launched.sources[number] if lane.offered else name)
-                drafted = launched.drafts.get(s.id)
-                verified.append(each if drafted is None else each._replace(draft=drafted))
+                if drafts and (drafted := drafts.get(s.id)) is not None:
+                    each = each._replace(draft=drafted)
+                verified.append(each)
         rows = len(verified) * (launched.shape.size + 1)
         seconds = 0.0 if launched.begun else outcome.target_seconds  # without a pass it is no measure of others
         return StepOutput(requests, verified, rows, outcome.draft_seconds, seconds, self._keep, failed)
 
-    def _keep(self, request: Request, verified: VerifiedDraft) -> None:
+    def _keep(self, requests: Sequence[Request], verified: Sequence[VerifiedDraft]) -> None:
         """The device has kept the rows already; the host notes how many of them count."""
-        self._host.model.advance(request.slot, len(verified.tokens))
+        pairs = zip(requests, verified, strict=True)
+        self._host.model.advance({request.slot: len(each.tokens) for request, each in pairs})
 
     def drop(self, request: Request) -> None:
         for launched in self._under_way:
@@ -356,23 +360,15 @@ def steppable(p: ResolvedParams) -> bool:
     return p.top_k <= MOST_TOP_K and len(p.logit_bias) <= MOST_BIASES and (p.logprobs or 0) <= MOST_LOGPROBS
 
 
-def manner(p: ResolvedParams) -> Manner:
-    """How a step must choose in which these parameters take part."""
-    if p.judged:
-        return Manner.JUDGED
-    if p.logprobs is not None or not p.features.isdisjoint(_PROCESSED):
-        return Manner.FULL
-    return Manner.DRAWN if p.temperature > 0 else Manner.GREEDY
-
-
 def _verified(request: Request, lane: SlotOutcome, source: str) -> VerifiedDraft:
-    count, path = len(lane.drafts), tuple(range(lane.accepted))
-    if lane.parents:
-        draft, path = Draft(lane.drafts, lane.parents, lane.claims, source), _path(lane)
+    accepted, tokens, drafts, _, reports, parents, claims = lane
+    if parents:
+        draft, path = Draft(drafts, parents, claims, source), _path(lane)
     else:
-        draft = Draft(lane.drafts, range(-1, count - 1), _CLAIMS[:count], source) if count else _NO_DRAFT
-    told = tuple(map(_told, lane.tokens, lane.reports)) if lane.reports else ()
-    return VerifiedDraft(request, draft, path, lane.tokens, told)
+        count, path = len(drafts), _PATHS[accepted]
+        draft = Draft(drafts, _PARENTS[count], _CLAIMS[count], source) if count else _NO_DRAFT
+    told = tuple(map(_told, tokens, reports)) if reports else ()
+    return VerifiedDraft(request, draft, path, tokens, told)
 
 
 def _is_chain(draft: Draft) -> bool:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.drafter import DevicePart
 from outrider.core.model import CachedNetwork, LanguageModel
-from outrider.core.step import HandedOver, Processing, Stepper, StepSlot
+from outrider.core.request import ResolvedParams
+from outrider.core.step import HandedOver, Manner, Processing, Stepper, StepSlot
 from outrider.engine.request import Request
 from outrider.sampling.noise import step_words_of, words_of
 from outrider.sampling.warp import PENALTIES, PROCESSED
 
 _AHEAD = 64
 """Positions whose noise is keyed at a time: most answers end long before their limit."""
+_NO_END = 1 << 62
+CHANGED = PENALTIES | {"logit_bias", "min_tokens", "grammar"}
+"""Features by which scores are changed on the device before the choice."""
+
+
+class Seats(NamedTuple):
+    """Who sits where, and what steps of all of them are like, until somebody comes, goes or moves."""
+
+    by_lane: Mapping[int, Request]
+    manner: Manner
+    """The most that any of them needs."""
+    guided: bool
+    """Whether any of them has a grammar."""
 
 
 class DeviceLanes:
@@ -28,12 +45,15 @@ class DeviceLanes:
         self._drafter = part.drafter if part else None
         self._networks: list[CachedNetwork] = [model, part.network] if part and part.network else [model]
         """Those whose caches steps write."""
-        self._seated: set[int] = set()
-        """Ids of those in lanes."""
+        self._seated: dict[Request, Manner] = {}
+        """Those in lanes, and what each needs."""
+        self._seats: Seats | None = None
+        """None: to be looked at anew."""
         self._keys: dict[int, Tensor] = {}
         """Noise keys of the first positions of the requests that run here, [positions, 2] each."""
         self._reach: dict[int, int] = {}
-        """Generated positions of each up to which the device has them."""
+        """Tokens of each, prompt and all, up to which the device has them; all that there can be, where it has those of
+        every position it may generate."""
         self._seen: dict[int, int] = {}
         """Tokens of each that the drafter had run when it drafted for it last."""
         self._skips: dict[int, int] = {}
@@ -47,7 +67,17 @@ class DeviceLanes:
         return len(self.requests)
 
     def newcomers(self, running: list[Request]) -> list[Request]:
-        return [s for s in running if s.id not in self._seated]
+        seated = self._seated
+        return [s for s in running if s not in seated]
+
+    @property
+    def seats(self) -> Seats:
+        if self._seats is None:
+            by_lane = {number: s for number, s in enumerate(self.requests) if s is not None}
+            way = max(self._seated.values(), default=Manner.GREEDY)
+            guided = way >= Manner.FULL and any(s.params.grammar is not None for s in self._seated)
+            self._seats = Seats(by_lane, way, guided)
+        return self._seats
 
     def seat(self, newcomers: list[Request], soon: bool) -> None:
         """They take empty lanes, then further ones. `soon`: whether drafts are expected for them."""
@@ -63,8 +93,9 @@ class DeviceLanes:
         for number, s, given in zip(numbers, newcomers, handed, strict=True):
             self.requests[number] = s
             self._slots[s.id], self._room[s.id] = (s.slot, given.slot), 0
-            self._seated.add(s.id)
+            self._seated[s] = manner(s.params)
             self._skips[s.id] = self._stepper.skips
+        self._seats = None
 
     def close_up(self, count: int) -> None:
         """Steps are as wide as the next power of two from the last lane: where `count` requests need less, those of the
@@ -76,27 +107,29 @@ class DeviceLanes:
             for source, target in zip(sources, targets, strict=True):
                 self.requests[target] = self.requests[source]
             del self.requests[count:]
+            self._seats = None
 
     def renew(self, ahead: int) -> None:
         """Noise for the next `ahead` positions, where it would run out. What lies beyond a request's limit is cut
         off."""
-        if not self._reach:  # nobody draws
+        if not (reach := self._reach):  # nobody draws
             return
-        for number, s in enumerate(self.requests):
-            if s is not None and min(s.generated + ahead, s.limit) > self._reach.get(s.id, s.limit):
-                self._stepper.renew(number, s.generated, self._noise(s, ahead))
+        pairs = self.seats.by_lane.items()
+        for number, s in [each for each in pairs if len(each[1].tokens) + ahead > reach.get(each[1].id, _NO_END)]:
+            self._stepper.renew(number, s.generated, self._noise(s, ahead))
 
     def reserve(self, ahead: int) -> None:
         """Room in the caches for the tokens of all and `ahead` rows more, before a step is launched that may write
         them."""
-        short = [s for s in self.requests if s is not None and len(s.tokens) + ahead > self._room[s.id]]
+        room = self._room
+        short = [s for s in self.seats.by_lane.values() if len(s.tokens) + ahead > room[s.id]]
         if not short:
             return
         rooms = []
         for place, network in enumerate(self._networks):
             there = network.reserve({self._slots[s.id][place]: len(s.tokens) + ahead for s in short})
             rooms.append([there[self._slots[s.id][place]] for s in short])
-        self._room.update(zip([s.id for s in short], map(min, zip(*rooms, strict=True)), strict=True))
+        room.update(zip([s.id for s in short], map(min, zip(*rooms, strict=True)), strict=True))
 
     def drafted(self, requests: list[Request | None]) -> None:
         """A step that drafted for these is read: the drafter had run all but the last of their tokens."""
@@ -107,7 +140,8 @@ class DeviceLanes:
         for number, seated in enumerate(self.requests):
             if seated is request:
                 self.requests[number] = None
-                self._seated.discard(request.id)
+                del self._seated[request]
+                self._seats = None
                 self._stepper.vacate(number)
                 seen, skips = self._seen.pop(request.id, 0), self._skips.pop(request.id)
                 if self._drafter is not None:
@@ -130,7 +164,7 @@ class DeviceLanes:
 
     def clear(self) -> None:
         """Nobody sits here."""
-        self.requests, self._seated, self._skips = [], set(), {}
+        self.requests, self._seated, self._seats, self._skips = [], {}, None, {}
         self._slots, self._room = {}, {}
 
     def _slot(self, s: Request, given: HandedOver) -> StepSlot:
@@ -164,8 +198,17 @@ class DeviceLanes:
             more = keyed(s.params.seed, s.params.choice, range(start, stop))
             known = self._keys[s.id] = more if known is None else torch.cat((known, more))
         assert known is not None, "a request that runs has tokens left to generate"
-        self._reach[s.id] = stop
+        self._reach[s.id] = s.prompt_length + stop if stop < s.limit else _NO_END
         return known[s.generated : stop]
+
+
+def manner(p: ResolvedParams) -> Manner:
+    """How a step must choose in which these parameters take part."""
+    if p.judged:
+        return Manner.JUDGED
+    if p.logprobs is not None or not p.features.isdisjoint(CHANGED):
+        return Manner.FULL
+    return Manner.DRAWN if p.temperature > 0 else Manner.GREEDY
 
 
 def _processing(s: Request) -> Processing | None:

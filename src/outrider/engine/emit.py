@@ -15,18 +15,17 @@ def emit(request: Request, verified: VerifiedDraft, why: str) -> tuple[VerifiedD
     """Give the request its tokens up to the first that ends it; the draft cut to those, and the news of it. `why`: of
     the step's drafts, where somebody wants to know."""
     _, draft, path, tokens, logprobs = verified
-    text, kept = "", 0
-    for token in tokens:
-        text += request.push(token)
+    text, kept = request.push(tokens[0]), 1
+    while kept < len(tokens) and not request.ended:
+        text += request.push(tokens[kept])
         kept += 1
-        if request.ended:
-            break
     step = _trace(verified, kept, why)
     if kept < len(tokens):
         verified = verified.cut(kept)
         _, _, path, tokens, logprobs = verified
-    request.logprobs += logprobs
-    origins = (*map(draft.proposer, path), *_TARGET[: kept - len(path)])
+    if logprobs:
+        request.logprobs += logprobs
+    origins = draft.proposers(path) + _TARGET[: kept - len(path)] if path else _TARGET
     request.origins += origins
     request.history.append(tokens)
     request.count(draft, path)
@@ -40,5 +39,5 @@ def _trace(verified: VerifiedDraft, kept: int, why: str) -> StepTrace:
     _, draft, path, tokens, _ = verified
     if not draft.tokens:
         return StepTrace(draft, (), tokens[-1], "target", why)
-    kind: StepKind = "recovered" if draft.children(path[-1] if path else ROOT) else "bonus"
+    kind: StepKind = "recovered" if (path[-1] if path else ROOT) in draft.parents else "bonus"
     return StepTrace(draft, path[:kept], tokens[-1] if kept > len(path) else None, kind, why)

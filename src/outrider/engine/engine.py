@@ -80,9 +80,11 @@ class Engine:
         joining = perf_counter() - began if prompts else 0.0
         failed = [request for request, _ in prompts if request.failure is not None]
         chunks = [self._end_failed(request) for request in (*self._refused, *failed)]
-        running = [request for request in running if request.failure is None]
-        chunks += [self._end_scored(request) for request in running if not request.limit]
-        running = [request for request in running if request.limit]
+        if failed:
+            running = [request for request in running if request.failure is None]
+        if scored := [request for request in running if not request.limit]:
+            chunks += map(self._end_scored, scored)
+            running = [request for request in running if request.limit]
         if not running:
             return chunks
         started = perf_counter()
@@ -92,19 +94,18 @@ class Engine:
         taken = []
         for request, verified in zip(output.requests, output.verified, strict=True):
             verified, chunk = emit(request, verified, why)
-            output.keep(request, verified)
             chunks.append(chunk)
             taken.append(verified)
+        output.keep(output.requests, taken)
         if taken:
-            self.scheduler.gained(len(taken), sum(len(verified.tokens) for verified in taken))
+            self.scheduler.gained(len(taken), sum([len(verified.tokens) for verified in taken]))
         self.controller.observe(taken, output.rows, output.draft_seconds, output.target_seconds)
         self.drafter.observe(taken)
         seconds = perf_counter() - started
         for request in running:
             request.seconds += seconds
-        for request in output.requests:
-            if request.ended:
-                self.remove(request)
+        for request in [request for request in output.requests if request.ended]:
+            self.remove(request)
         return chunks
 
     def add(self, request: Request) -> None:
@@ -213,6 +214,8 @@ class Engine:
         """Run the next rows of these requests, in one pass. Every token but the last goes into the cache so. That one
         is run by the first step, like any other, unless it `begins` here: for the books the cache does not hold it
         until that step is over."""
+        if not prompts:
+            return NONE_BEGUN
         started = perf_counter()
         joining = [request for request in self.scheduler.running if request.num_uncomputed_tokens]
         batch, begun, row = list[Rows](), dict[int, int](), 0
@@ -226,12 +229,11 @@ class Engine:
             wanted = [count] if by_logits and request.id in begun else request.unscored(start, count)
             batch.append(Rows.chain(request.slot, request.tokens[start:stop], logits=wanted))
             row += stop - start
-        if batch:
-            requests = [request for request, _ in prompts]
-            pays = self.controller.pays(requests, len(self.scheduler.running))
-            logits = self._target.forward(requests, batch, soon=pays, late=by_logits)
-            if not by_logits:
-                _score(prompts, batch, logits)
+        requests = [request for request, _ in prompts]
+        pays = self.controller.pays(requests, len(self.scheduler.running))
+        logits = self._target.forward(requests, batch, soon=pays, late=by_logits)
+        if not by_logits:
+            _score(prompts, batch, logits)
         for request, count in prompts:
             if not by_logits or request.id not in begun:
                 self.model.commit(request.slot, range(count))

@@ -23,9 +23,9 @@ class StepOutput(NamedTuple):
     rows: int
     draft_seconds: float
     target_seconds: float
-    keep: Callable[[Request, VerifiedDraft], None]
-    """Once a draft is cut to what its request takes: the request's cache is to hold all tokens but the last, which has
-    no row yet or (cut inside the path) needs none."""
+    keep: Callable[[Sequence[Request], Sequence[VerifiedDraft]], None]
+    """Once drafts are cut to what these requests take: their caches are to hold all tokens but the last of each, which
+    has no row yet or (cut inside the path) needs none."""
     failed: Sequence[Request] = ()
     """Those that cannot go on: their `failure` says why."""
 

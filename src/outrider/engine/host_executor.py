@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -99,13 +99,15 @@ class HostExecutor(Executor):
     def drop(self, request: Request) -> None:
         pass
 
-    def _keep(self, request: Request, verified: VerifiedDraft) -> None:
+    def _keep(self, requests: Sequence[Request], verified: Sequence[VerifiedDraft]) -> None:
         # Row 0 of the pass is the token before the draft, row 1 + i draft node i.
-        rows = [0, *(1 + node for node in verified.path[: len(verified.tokens) - 1])]
-        self.model.commit(request.slot, rows)
+        for request, each in zip(requests, verified, strict=True):
+            rows = [0, *[1 + node for node in each.path[: len(each.tokens) - 1]]]
+            self.model.commit(request.slot, rows)
 
-    def _keep_prompt(self, request: Request, verified: VerifiedDraft) -> None:
-        self.model.commit(request.slot, range(len(request.tokens) - 1 - self.model.length(request.slot)))
+    def _keep_prompt(self, requests: Sequence[Request], verified: Sequence[VerifiedDraft]) -> None:
+        for request in requests:
+            self.model.commit(request.slot, range(len(request.tokens) - 1 - self.model.length(request.slot)))
 
 
 def _rows(request: Request, draft: Draft) -> Rows:

@@ -75,7 +75,7 @@ class Request:
     @property
     def remaining(self) -> int:
         """Tokens it may still generate."""
-        return self.limit - self.generated
+        return self.limit + self.prompt_length - len(self.tokens)
 
     @property
     def room(self) -> int:
@@ -135,13 +135,15 @@ class Request:
         self.acceptance[accepted] += 1
 
     def _tally(self, name: str, drafted: int, accepted: int) -> None:
-        before = self.sources.get(name, Tally())
-        self.sources[name] = Tally(before.drafted + drafted, before.accepted + accepted)
+        if (before := self.sources.get(name)) is not None:
+            drafted, accepted = before.drafted + drafted, before.accepted + accepted
+        self.sources[name] = Tally(drafted, accepted)
 
     def push(self, token: int) -> str:
         """Add one token and decide whether the request ends with it; returns the text that may be shown."""
-        self.tokens.append(token)
-        params, stream, generated = self.params, self.stream, len(self.tokens) - self.prompt_length
+        tokens, params, stream = self.tokens, self.params, self.stream
+        tokens.append(token)
+        generated = len(tokens) - self.prompt_length
         may_stop = generated >= params.min_tokens
         text = stream.push(token, may_stop)
         if stream.stopped or (may_stop and token in params.stop_token_ids):
@@ -150,7 +152,9 @@ class Request:
             self._heed_grammar()
         elif generated >= self.limit:
             self.finish_reason = "length"
-        return text if not self.ended else text + stream.finish()
+        else:  # as mostly
+            return text
+        return text + stream.finish() if self.ended else text
 
     def _heed_grammar(self) -> None:
         """Whether it ends after a token that does not stop it by itself."""

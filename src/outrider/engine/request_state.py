@@ -118,10 +118,11 @@ class RequestState(Generic[R]):
 
     def addressed(self, chunk: Chunk, now: float) -> Chunk:
         """What its request gained in a step that ended now, as its reader gets it."""
+        request = self.request
         chunk.index = self.index
-        chunk.seconds = now - (self.last or self.request.admitted or self.stream.begun)
-        if self.request.finish_reason is not None:  # one that has failed is told so instead
-            chunk.completion = self.request.completion()
+        chunk.seconds = now - (self.last or request.admitted or self.stream.begun)
+        if request.finish_reason is not None:  # one that has failed is told so instead
+            chunk.completion = request.completion()
         self.last = now
         self.tokens += len(chunk.token_ids)
         self.characters += len(chunk.text)

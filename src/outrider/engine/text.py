@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Callable
 
 
@@ -17,7 +17,8 @@ class TextStream:
         self._token_bytes = token_bytes
         self._stop = stop
         self._strip = strip_leading_space
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._begun = b""
+        """Of a character: bytes that make none yet."""
         self._held = ""
         self._shown: list[str] = []
         self.stopped = False
@@ -44,14 +45,16 @@ class TextStream:
     def finish(self) -> str:
         """Release what was held back: no stop string can complete any more, half a character never will."""
         if not self.stopped:
-            self._held += self._decoder.decode(b"", True)
+            self._held += self._decode(b"", True)
         return self._show(len(self._held))
 
-    def _decode(self, piece: bytes) -> str:
-        text = self._decoder.decode(piece)
+    def _decode(self, piece: bytes, final: bool = False) -> str:
+        read = self._begun + piece if self._begun else piece
+        text, whole = utf_8_decode(read, "replace", final)
+        self._begun = read[whole:]
         if self._strip and text:
             self._strip = False
-            text = text.removeprefix(" ")
+            return text.removeprefix(" ")
         return text
 
     def _pending(self) -> int:

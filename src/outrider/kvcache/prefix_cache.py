@@ -112,6 +112,8 @@ class PrefixCache:
 
     def trim(self, most: int) -> None:
         """Forget what was unused for longest until at most so many tokens are left."""
+        if sum([prefix.left[0] for prefix in self._left.values() if prefix.left]) <= most:  # some may be gone, too
+            return
         left = sum(map(self.length, self.left))
         for slot in list(self._left):
             if left <= most:

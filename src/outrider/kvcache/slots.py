@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple, overload
@@ -189,12 +189,13 @@ class Slots:
         self._settle(state, state.length + len(path))
         return moves
 
-    def advance(self, slot: int, count: int) -> None:
-        """The prefix has grown by `count` tokens that were never pending here."""
-        state = self._slots[slot]
-        if state.pending:
-            raise ValueError("a slot with pending rows cannot be advanced past them")
-        self._settle(state, state.length + count)
+    def advance(self, grown: Mapping[int, int]) -> None:
+        """The prefix of each of these has grown by so many tokens that were never pending here."""
+        for slot, count in grown.items():
+            state = self._slots[slot]
+            if state.chain or state.parents:
+                raise ValueError("a slot with pending rows cannot be advanced past them")
+            state.length += count
 
     def rollback(self, slot: int, length: int) -> None:
         state = self._slots[slot]

@@ -20,14 +20,13 @@ class History:
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self.generated = 0
-        """Output tokens so far: the generated position of the next one."""
         self._prompt = prompt
-        self._new: list[int] = []
-        """Output tokens not counted yet, nor those of the prompt: most requests have no penalty, so nobody ever
-        asks."""
+        """Not counted yet: most requests have no penalty, so nobody ever asks."""
         self._output: list[int] = []
-        """The same for the grammar, likewise."""
+        self._counted = 0
+        """Tokens of the output that are, likewise."""
+        self._walked = 0
+        """The same for the grammar."""
         self._walk: GrammarWalk | None = None
         self._column: dict[int, int] = {}
         self._ids = np.empty(64, dtype=np.int64)
@@ -35,17 +34,20 @@ class History:
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add output tokens."""
-        self._new += tokens
         self._output += tokens
-        self.generated += len(tokens)
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far: the generated position of the next one."""
+        return len(self._output)
 
     def walk(self, grammar: TokenGrammar) -> GrammarWalk:
         """Where the output stands in its grammar, always the same one."""
         if self._walk is None:
             self._walk = grammar.start()
-        if self._output:
-            self._walk.advance(self._output)
-            self._output = []
+        if self._walked < len(self._output):
+            self._walk.advance(self._output[self._walked :])
+            self._walked = len(self._output)
         return self._walk
 
     def tally(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -89,11 +91,11 @@ class History:
         for token in self._prompt:
             self._find(token)
         self._prompt = ()
-        for token in self._new:
+        for token in self._output[self._counted :]:
             # Not `counts[find(token)]`: finding may move the counts to a bigger array.
             column = self._find(token)
             self._counts[column] += 1
-        self._new.clear()
+        self._counted = len(self._output)
 
     def _find(self, token: int) -> int:
         """The token's column, made if it is new."""

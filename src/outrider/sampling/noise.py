@@ -72,11 +72,16 @@ def _digests(stream: str, seed: int, choice: int, positions: range) -> bytes:
     once."""
     begun = hashlib.blake2b(f"{stream}/{seed}/{choice}/".encode(), digest_size=8)
     digests = []
-    for position in positions:
+    for text in map(_written, positions):
         one = begun.copy()
-        one.update(str(position).encode())
+        one.update(text)
         digests.append(one.digest())
     return b"".join(digests)
+
+
+@lru_cache(maxsize=1 << 16)
+def _written(position: int) -> bytes:
+    return str(position).encode()
 
 
 def integers(keys: Sequence[Key], tokens: Tensor) -> Tensor:

@@ -129,8 +129,8 @@ class Passes(StaticCache, Generic[N]):
         self.make_room()
         return super().open()
 
-    def advance(self, slot: int, count: int) -> None:
-        self._slots.advance(slot, count)
+    def advance(self, grown: Mapping[int, int]) -> None:
+        self._slots.advance(grown)
 
     @torch.inference_mode()
     def recovers(self, error: Exception) -> bool:
