@@ -187,7 +187,7 @@ class Acceptance:
             elif not draft.sources:
                 found.append(_chances(draft, repeat(self._meaning(draft.source, mine))))
             else:
-                meanings = {label: self._meaning(label, mine) for label in draft.sources}
+                meanings = {label: self._meaning(label, mine) for label in set(draft.sources)}
                 found.append(_chances(draft, [meanings[label] for label in draft.sources]))
         return found
 
@@ -224,12 +224,14 @@ class Acceptance:
         """Hold a request's draft against the tokens that came, verified or not."""
         sums: dict[str, tuple[int, float, int]] = {}
         parents, confidence, sources, label = draft.parents, draft.confidence, draft.sources, draft.source
+        by_label = {label: self._of(label) for label in set(sources or (label,))}
         for i, right in verdicts(draft, tokens):
             if sources:
                 label = sources[i]
-            claim = claimed(confidence[i], 1.0 if parents[i] == ROOT else confidence[parents[i]])
+            parent = parents[i]
+            claim = claimed(confidence[i], confidence[parent] if parent != ROOT else 1.0)
             nodes, expected, hits = sums.get(label, (0, 0.0, 0))
-            sums[label] = nodes + 1, expected + self._of(label).score(claim, right), hits + right
+            sums[label] = nodes + 1, expected + by_label[label].score(claim, right), hits + right
         for label, seen in sums.items():
             leaning = leanings.get(label)
             if leaning is None:
@@ -294,4 +296,4 @@ def _leant(chance: float, odds: float) -> float:
 
 def claimed(confidence: float, above: float) -> float:
     """How likely a node is said to be right where its parent is."""
-    return min(1.0, confidence / above) if above > 0 else 0.0
+    return (confidence / above if confidence < above else 1.0) if above > 0 else 0.0

@@ -216,11 +216,11 @@ class AutoLength:
         if row:
             self._prices.row = self._prices.usual_row = row
         given = []
-        for state, draft, mine, taken in zip(states, drafts, chances, nodes, strict=True):
+        for i, (state, draft, mine, taken) in enumerate(zip(states, drafts, chances, nodes, strict=True)):
             state.proposed, state.nodes, state.expected = draft, len(taken), sum([mine[i] for i in taken])
             given.append(draft if len(taken) == len(mine) else draft.only(sorted(taken)) if taken else EMPTY)
             if self._paid is not None and state.paid.drafter is not None:
-                self._paid.rate(state.paid, draft, mine, taken)
+                self._paid.rate(state.paid, draft, mine, taken, self._paid.teaches(i, len(states)))
         return given
 
     def _given(self, drafts: list[Draft]) -> list[Draft]:

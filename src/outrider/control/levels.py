@@ -42,14 +42,17 @@ class Levels:
 
     def observe(self, brought: Sequence[float], first: float, rate: float = 0.0) -> None:
         """`brought[k]` by level k, as far as was drafted. `first`: how likely its first level was right."""
-        rate = max(rate, self._rate, 1 / (self.weight + 1))
         self.weight += 1
-        before = self.expected(len(brought))
-        self._guessed = self._levels = [old + rate * (new - old) for old, new in zip(before, brought, strict=True)]
+        rate = max(rate, self._rate, 1 / self.weight)
+        before = self._guessed if len(self._guessed) >= len(brought) else self.expected(len(brought))
+        self._guessed = self._levels = levels = [
+            old + rate * (new - old) for old, new in zip(before, brought, strict=False)
+        ]
         # Single levels do not tell how fast they fall; others do, and a drafter goes by its own guesses ever less well.
-        before_last = sum(self._levels[:-1])
-        falls = sum(self._levels[1:]) / before_last if before_last > 0 else first
-        self._ratio += rate * (min(falls, 0.95) - self._ratio)
+        total = sum(levels)
+        before_last = total - levels[-1] if levels else 0.0
+        falls = (total - levels[0]) / before_last if before_last > 0 else first
+        self._ratio += rate * ((falls if falls < 0.95 else 0.95) - self._ratio)
 
     def total(self, levels: int) -> float:
         """What so many levels together are expected to bring."""
@@ -64,9 +67,8 @@ class Levels:
 
     def observe_hits(self, right: int, count: int) -> None:
         """As `observe`, of `count` levels of which the first `right` were."""
-        rate = max(self._rate, 1 / (self.weight + 1))
         self.weight += 1
-        levels = self._levels
+        rate, levels = max(self._rate, 1 / self.weight), self._levels
         if len(levels) != count:
             levels = self.expected(count)
         keep = 1 - rate
@@ -81,6 +83,11 @@ class Levels:
                 known.append(known[-1] * self._ratio if known else 0.0)
             self._guessed = known
         return self._guessed[:levels]
+
+    @property
+    def first(self) -> float:
+        """Of the first level."""
+        return self._levels[0] if self._levels else 0.0
 
 
 class SeenLevels(NamedTuple):
@@ -99,7 +106,7 @@ class PricedLevels:
     and the rows that took: so what it is worth can be said at any price of a row, and what was learned among many
     requests holds among few."""
 
-    __slots__ = ("_best", "_rows", "_runs", "_tokens")
+    __slots__ = ("_all", "_best", "_rows", "_runs", "_tokens")
 
     def __init__(self, best: Levels, tokens: Levels, rows: Levels, runs: Levels) -> None:
         self._best = best
@@ -108,6 +115,7 @@ class PricedLevels:
         """All those kept."""
         self._runs = runs
         """How often a pass was made for it: drafts end where nothing promising follows."""
+        self._all = best, tokens, rows, runs
 
     @staticmethod
     def hoped(known: Sequence[float], count: int, rate: float, weight: float) -> PricedLevels:
@@ -122,9 +130,9 @@ class PricedLevels:
 
     def observe(self, seen: SeenLevels, rate: float = 0.0) -> None:
         """As `Levels.observe`."""
-        brought = (seen.best, seen.tokens, seen.rows, seen.runs)
+        *brought, first = seen
         for levels, mine in zip(self._all, brought, strict=True):
-            levels.observe(mine, seen.first, rate)
+            levels.observe(mine, first, rate)
 
     def expected(self, levels: int, row: float) -> list[float]:
         """Tokens that each of so many levels gains, net of its rows, where a row costs `row` of a token."""
@@ -140,10 +148,6 @@ class PricedLevels:
         ]
 
     @property
-    def _all(self) -> tuple[Levels, ...]:
-        return self._best, self._tokens, self._rows, self._runs
-
-    @property
     def weight(self) -> float:
         """Of all that was seen and hoped, in drafts."""
         return self._best.weight
@@ -151,7 +155,7 @@ class PricedLevels:
     @property
     def followed(self) -> float:
         """How likely a node is right where the one before it is: as the first is, which is always asked for."""
-        return self._best.expected(1)[0]
+        return self._best.first
 
     def runs(self, levels: int) -> list[float]:
         """How likely a pass is made for each of so many levels."""

@@ -12,7 +12,7 @@ from math import inf
 from time import perf_counter
 
 from outrider.control.acceptance import Acceptance, covered, depths
-from outrider.control.choice import floor, joined
+from outrider.control.choice import joined
 from outrider.control.costs import CostTable, DraftCost
 from outrider.control.forced import allowed
 from outrider.control.ledger import SHARE
@@ -67,6 +67,8 @@ _DEAR = 2.0
 _TRIED, _ALSO = 8, 0.05
 """Requests tried at once, at most, and what those beyond the first may take, of what that does: much more is known
 then."""
+_TEACH = 4
+"""Requests of a step, at most, from which it is learned how wide drafts are, and what newcomers begin with."""
 _AFTER_PAUSE = 0.3
 """How much the first draft after a pause counts: more than what was true before it."""
 
@@ -160,7 +162,7 @@ class PaidDrafters:
         known, cost, plain = self._newcomer(name, read), self._cost(name), passes[requests] / requests
         token, row = unpaid * plain, (passes[-1] - passes[requests]) / (len(passes) - 1 - requests)
         tokens, rows = zip(*known.verified(self._nodes, row / token), strict=True)
-        wide = self._widths[name].at(self._least(name, known, token))
+        wide = self._widths[name].at(cost.row / _worth(known, token, self._acceptance.truth(name)))
         alike = Prospect(inf, tokens, rows, known.runs(self._nodes), 0.0, wide)
         gained, saved = gain_of_many(alike, requests, passes, token, cost, _MARGIN * plain)
         return saved / requests * self._answer / (1 + gained)
@@ -199,20 +201,20 @@ class PaidDrafters:
         began = perf_counter()
         proposed = drafter.propose(requests, budgets)
         self.seconds = perf_counter() - began
-        for candidate, budget, draft in zip(candidates, budgets, proposed, strict=True):
-            self._count(candidate.state, budget, draft)
+        for i, (candidate, budget, draft) in enumerate(zip(candidates, budgets, proposed, strict=True)):
+            if candidate.state.drafter is not None:
+                self._count(candidate.state, candidate.state.drafter, budget, draft, self.teaches(i, len(candidates)))
         return [joined(*pair, tree) for pair in zip(left, map(allowed, requests, proposed), strict=True)]
 
-    def _count(self, state: PaidState, budget: Budget, draft: Draft) -> None:
+    def _count(self, state: PaidState, name: str, budget: Budget, draft: Draft, teaches: bool) -> None:
         """The passes that a draft took, and their rows."""
-        if state.drafter is None:
-            return
         levels = depths(draft)
         # The last pass of a draft that ends early is the one that found nothing.
         state.passes = state.rows = min(state.levels, 2 + max(levels, default=-1))
         for claims in followed_up(levels, draft.confidence, state.passes):
             state.rows += max(0, sum([claim >= budget.expand_node for claim in claims]) - 1)
-            self._widths[state.drafter].observe(claims)
+            if teaches:
+                self._widths[name].observe(claims)
 
     def _budgets(
         self, candidates: Sequence[Candidate], prices: Prices, tree: bool
@@ -226,13 +228,13 @@ class PaidDrafters:
                 state.rest = _REST
         for name in sorted({c.drafter for c in candidates if c.drafter and c.limit}):
             asked = [i for i, c in enumerate(candidates) if c.drafter == name and c.limit]
-            shared = Shared(self._cost(name), len(asked), prices)
+            shared = Shared(self._cost(name), len(asked), prices, self._acceptance.truth(name))
             paid = self._worthwhile(name, candidates, asked, shared, prices)
             sharing = sum(map(bool, paid))
             for i in asked:
                 candidate, levels = candidates[i], paid[i]
                 if levels:
-                    budgets[i] = self._budget(candidate, name, levels, sharing, prices, tree)
+                    budgets[i] = self._budget(candidate, name, levels, sharing, shared, prices, tree)
                 elif not any(chance > shared.least for chance in candidate.chances):
                     candidate.state.rest = _REST  # with something found, the next step may be worth it without
             spare, left = inf, _TRIED
@@ -275,7 +277,8 @@ class PaidDrafters:
         tokens, rows = shared.worthwhile(levels)
         if not tokens:
             return found
-        wide = self._widths[name].at(self._least(name, known, prices.token))
+        # How likely a node must be for its pass to be worth it to this request.
+        wide = self._widths[name].at(shared.cost.row / _worth(known, prices.token, shared.truth))
         return Prospect(found.patience, tokens, rows, known.runs(len(tokens)), catching_up / self._stays, wide)
 
     def _invests(self, state: PaidState, name: str, shared: Shared, prices: Prices) -> bool:
@@ -294,23 +297,22 @@ class PaidDrafters:
                 state.invests = saves > takes
         return state.invests
 
-    def _least(self, name: str, known: PricedLevels, token: float) -> float:
-        """How likely a node must be for its pass to be worth it to a request of which so much is known, where a token
-        costs so much."""
-        return self._cost(name).row / self._worth(name, known, token)
-
-    def _worth(self, name: str, known: PricedLevels, token: float) -> float:
-        """Of a pass for a node that is right."""
-        return token * max(_LEAST, known.followed**2 * self._acceptance.truth(name) ** _DEEP)
-
-    def _budget(self, candidate: Candidate, name: str, levels: int, sharing: int, prices: Prices, tree: bool) -> Budget:
+    def _budget(
+        self,
+        candidate: Candidate,
+        name: str,
+        levels: int,
+        sharing: int,
+        shared: Shared,
+        prices: Prices,
+        tree: bool,
+    ) -> Budget:
         """Of one that is paid for, as so many are."""
-        cost, worth = self._cost(name), self._worth(name, self._gains(candidate.state, name), prices.token)
-        least = floor(prices.row, prices.token, max(1.0, self._acceptance.truth(name)))
+        cost, worth = shared.cost, _worth(self._gains(candidate.state, name), prices.token, shared.truth)
         further = min(1.0, cost.level(sharing) / sharing / worth)
         # No more than a step has rows for, were all alike: each takes the host time, whether it is verified or not.
         most = min(candidate.limit, max(levels, (len(prices.passes) - 1) // sharing))
-        return Budget(most, levels, least, tree, cost.row / worth, further)
+        return Budget(most, levels, shared.floor, tree, cost.row / worth, further)
 
     def _is_tried(self, candidate: Candidate, name: str, takes: float, shared: Shared, prices: Prices) -> bool:
         """Whether one that is not expected to pay is asked all the same, to find out, which `takes` so long. All in the
@@ -328,29 +330,41 @@ class PaidDrafters:
             return False
         return not self._is_outdone(candidate, name, prices)
 
-    def rate(self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int]) -> None:
+    def teaches(self, place: int, requests: int) -> bool:
+        """Whether it is learned from this one of so many requests of the step under way how drafts are like, and what
+        newcomers begin with: from a few of many, one after the other."""
+        return (place + self._steps) % -(-requests // _TEACH) == 0
+
+    def rate(
+        self, state: PaidState, draft: Draft, chances: Sequence[float], kept: Collection[int], teaches: bool = True
+    ) -> None:
         """Learn what the one paid in this step brings: the nodes that it proposed, the likeliest of each level and all
         those `kept`, also where others proposed the same. What of that is left to bring is asked before each draft
-        (`_beside`)."""
+        (`_beside`). `teaches`: newcomers are taken to be like it."""
         name = state.drafter
         if name is None:
             return
-        best, tokens, rows, first = [0.0] * state.levels, [0.0] * state.levels, [0.0] * state.levels, 0.0
-        runs = [1.0 if level < state.passes else 0.0 for level in range(state.levels)]
-        for i, (level, chance) in enumerate(zip(depths(draft), chances, strict=True)):
-            if name not in draft.label(i).split("&"):
+        levels, first, taken = state.levels, 0.0, set(kept)
+        best, tokens, rows = [0.0] * levels, [0.0] * levels, [0.0] * levels
+        runs = [1.0] * state.passes + [0.0] * (levels - state.passes)
+        labels = draft.sources or (draft.source,) * len(chances)
+        mine = {label for label in set(labels) if name in label.split("&")}
+        for i, (level, chance, label) in enumerate(zip(depths(draft), chances, labels, strict=True)):
+            if label not in mine:
                 continue
             if not level:
                 first += chance
-            if level < state.levels:
-                best[level] = max(best[level], chance)
-                if i in kept:
+            if level < levels:
+                if chance > best[level]:
+                    best[level] = chance
+                if i in taken:
                     tokens[level] += chance
                     rows[level] += 1
         seen = SeenLevels(best, tokens, rows, runs, first)
         self._gains(state, name).observe(seen, _AFTER_PAUSE if state.idle > 1 else 0.0)
-        read = _has_read(state)
-        self._newcomers.setdefault((name, read), self._newcomer(name, read)).observe(seen)
+        if teaches:
+            read = _has_read(state)
+            self._newcomers.setdefault((name, read), self._newcomer(name, read)).observe(seen)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
@@ -399,6 +413,12 @@ class PaidDrafters:
         if known is None and read:
             known = self._newcomers[name, True] = PricedLevels.hoped(self._known.get(name, ()), self._nodes, *_FIRM)
         return known or self._newcomer(name, True).copy(*_FIRM, _UNREAD)
+
+
+def _worth(known: PricedLevels, token: float, truth: float) -> float:
+    """Of a pass for a node that is right, to a request of which so much is known, where a token costs so much, by a
+    drafter of this `truth`."""
+    return token * max(_LEAST, known.followed**2 * truth**_DEEP)
 
 
 def _has_read(state: PaidState) -> bool:

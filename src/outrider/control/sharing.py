@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.control.choice import floor
 from outrider.control.ledger import Ledger
 from outrider.control.pace import DraftPace
 from outrider.control.prices import Prices
@@ -17,10 +18,25 @@ _SPARE = 1
 class Shared:
     """What passes of one drafter cost in the step at hand, where so many requests may share them."""
 
-    __slots__ = ("_fixed", "_level", "_most", "_pass", "cost", "could_pay", "least", "requests", "row")
+    __slots__ = (
+        "_fixed",
+        "_level",
+        "_most",
+        "_pass",
+        "cost",
+        "could_pay",
+        "floor",
+        "least",
+        "requests",
+        "row",
+        "truth",
+    )
 
-    def __init__(self, cost: DraftPace, requests: int, prices: Prices) -> None:
-        self.cost, self.requests = cost, requests
+    def __init__(self, cost: DraftPace, requests: int, prices: Prices, truth: float) -> None:
+        """`truth`: as `Calibration.truth`, of its nodes."""
+        self.cost, self.requests, self.truth = cost, requests, truth
+        self.floor = floor(prices.row, prices.token, max(1.0, truth))
+        """What a node must claim at least."""
         self.row = usual_row(prices)
         """What verifying one of its nodes costs, of a token."""
         self.least = prices.row / prices.token

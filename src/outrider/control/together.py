@@ -86,11 +86,11 @@ def gain_of_many(
 def _verified(tokens: float, rows: float, plain: int, costs: Sequence[float], price: float) -> tuple[float, int]:
     """What so many tokens of so many rows save beyond what those add to a pass of `plain` rows, where as many are
     verified as save most; and the rows of that pass. Whose they are shows afterwards."""
-    best, found = 0.0, plain
-    for r in range(plain + 1, min(len(costs) - 1, plain + ceil(rows)) + 1):
-        saved = _share(r - plain, rows) * tokens * price - (costs[r] - costs[plain])
+    best, found, base = 0.0, plain, costs[plain]
+    for more in range(1, min(len(costs) - 1 - plain, ceil(rows)) + 1):
+        saved = (more / rows if more < rows else 1.0) * tokens * price - (costs[plain + more] - base)
         if saved > best:
-            best, found = saved, r
+            best, found = saved, plain + more
     return best, found
 
 

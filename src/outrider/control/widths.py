@@ -19,9 +19,9 @@ class Widths:
 
     def observe(self, claims: Sequence[float]) -> None:
         """Of the nodes of one level: how likely they were said to be."""
-        for i, least in enumerate(_CLAIMS):
-            rows = max(1, sum([claim >= least for claim in claims]))
-            self._rows[i] += _RATE * (rows - self._rows[i])
+        rising, count = sorted(claims), len(claims)
+        rows = [count - bisect_left(rising, least) or 1 for least in _CLAIMS]
+        self._rows = [before + _RATE * (now - before) for before, now in zip(self._rows, rows, strict=True)]
 
     def at(self, least: float) -> float:
         """Where only nodes so likely are followed up."""
