@@ -231,3 +231,29 @@ def test_who_brings_a_prediction_waits_for_no_pause(prediction: bool, monkeypatc
     for _ in range(6):
         engine.step()
     assert asked == ([1, 2] if prediction else [1])
+
+
+def test_a_thought_is_weighed_against_what_a_plain_step_takes_the_host_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device says it takes next to nothing; the host is what the steps wait for."""
+    simulate(monkeypatch)
+    device = 1e-6
+    collect = DeviceStepper.collect
+    monkeypatch.setattr(DeviceStepper, "collect", lambda stepper: replace(collect(stepper), target_seconds=device))
+    known = {StepShape(0, length): device for length in (0, 4, 8, 16)}
+    monkeypatch.setattr(DeviceStepper, "seconds", lambda stepper, lanes: known)
+    target = decoder()
+    controller = AutoLength()
+    engine = Engine(target, told(target, "wrong"), controller)
+    seen, observe = list[float](), controller.observe
+
+    def noted(verified: Any, rows: int, draft_seconds: float, target_seconds: float) -> None:
+        if draft_seconds and target_seconds:  # not those whose pass was made with their prompts
+            seen.append(target_seconds)
+        observe(verified, rows, draft_seconds, target_seconds)
+
+    monkeypatch.setattr(controller, "observe", noted)
+    for _ in range(3):
+        finish(engine, *requests_of([replace(PARAMS[0], max_tokens=80)]))
+    assert len(seen) > 5
+    assert seen[0] == device, "nothing was seen of the host yet"
+    assert max(seen) > 20 * device

@@ -208,3 +208,16 @@ def test_isotonic_is_the_closest_non_decreasing_sequence(points: list[tuple[floa
         most = max(most, value)
         running.append(most)
     assert all(distance(fitted) <= distance(rival) + 1e-6 for rival in [*rivals, running])
+
+
+@pytest.mark.parametrize(("requests", "each"), [(1, 1), (4, 4), (5, 3), (16, 4), (64, 4)])
+def test_a_few_of_many_teach_one_after_the_other(requests: int, each: int) -> None:
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line)), 16, 64, Acceptance(), {})
+    taught = set[int]()
+    for _ in range(-(-requests // 4)):
+        teachers = {place for place in range(requests) if paid.teaches(place, requests)}
+        assert len(teachers) <= each
+        taught |= teachers
+        paid.tick()
+    assert taught == set(range(requests)), "everybody, in as few steps"

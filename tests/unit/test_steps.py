@@ -263,3 +263,19 @@ def test_what_a_head_ships_with_is_believed_at_first() -> None:
     assert first((0.02,)) == 0
     assert 0 < first(()) < 8, "nothing is known"
     assert first((0.98,) * 8) == 8
+
+
+def test_what_a_step_takes_is_what_the_host_needs_for_it_too() -> None:
+    """Of that shape alone, as far as it was seen."""
+    machine: Any = Machine()
+    clock = DeviceClock(machine, list(MEASURED))
+    assert clock.takes(4, PLAIN) == MEASURED[PLAIN]
+    costs = clock._costs_of(4)
+    assert costs is not None
+    for _ in range(50):
+        costs.observe_host(PLAIN, 2.5)
+    assert clock.takes(4, PLAIN) == pytest.approx(2.5)
+    assert clock.takes(4, FOUR) == MEASURED[FOUR]
+    assert clock.takes(4, StepShape(0, 3)) == 0.0, "it was never measured"
+    unmeasured: Any = type("Unmeasured", (), {"seconds": lambda self, lanes: {}})()
+    assert DeviceClock(unmeasured, list(MEASURED)).takes(4, PLAIN) == 0.0

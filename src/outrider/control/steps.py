@@ -60,6 +60,10 @@ class StepCosts:
         host = max(self._host.values(), default=0.0)
         return {shape: max(self._device(shape), self._host.get(shape, host)) for shape in self._measured}
 
+    def takes(self, shape: StepShape) -> float:
+        """Seconds of such a step, as far as was seen; 0: it was never measured."""
+        return max(self._device(shape), self._host.get(shape, 0.0)) if shape in self._off else 0.0
+
     def spare(self, shape: StepShape) -> float:
         """Seconds for which the device is busy with such a step when the host is done with the one before."""
         return self._device(shape) - self._host.get(shape, 0.0) if shape in self._off else 0.0

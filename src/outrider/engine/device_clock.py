@@ -35,6 +35,11 @@ class DeviceClock:
         costs = self._costs_of(lanes)
         return costs.seconds() if costs else guessed(self._shapes)
 
+    def takes(self, lanes: int, shape: StepShape) -> float:
+        """Seconds of one such step, the host's work with it and all; 0 before anything was measured."""
+        costs = self._costs_of(lanes)
+        return costs.takes(shape) if costs else 0.0
+
     def idles(self, lanes: int, shape: StepShape) -> bool:
         """Whether the device, with one such step to do, will be done before newcomers are seen to."""
         costs = self._costs_of(lanes)

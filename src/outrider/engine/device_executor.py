@@ -309,7 +309,11 @@ class DeviceExecutor(Executor):
                     each = each._replace(draft=drafted)
                 verified.append(each)
         rows = len(verified) * (launched.shape.size + 1)
-        seconds = 0.0 if launched.begun else outcome.target_seconds  # without a pass it is no measure of others
+        seconds = outcome.target_seconds
+        if launched.begun:  # without a pass it is no measure of others
+            seconds = 0.0
+        elif self._drafts_on_host:  # what drafting costs beside it is weighed against what it really takes
+            seconds = max(seconds, self._clock.takes(len(launched.lanes), launched.shape))
         return StepOutput(requests, verified, rows, outcome.draft_seconds, seconds, self._keep, failed)
 
     def _keep(self, requests: Sequence[Request], verified: Sequence[VerifiedDraft]) -> None:
