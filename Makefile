@@ -20,6 +20,7 @@ $(READY): pyproject.toml setup.py $(wildcard src/outrider/*/native/*.[ch])
 	@$(BIN)/python -m pip install --disable-pip-version-check "torch==2.13.0"
 	@echo "==> Installing Outrider and its tools"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@$(BIN)/python -m compileall -q src/outrider  # as installing does, but for a checkout
 	@touch $@
 	@echo "==> Ready: $(BIN)/outrider --help"
 

@@ -52,6 +52,9 @@ class InFp8:
             form = None if tensor.dim() == 1 or name == EMBEDDING else self.head if name == HEAD else FP8.weights
             yield name, rounded(tensor, form).to(dtype)
 
+    def unread(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.tensors(dtype)
+
     def stored(self) -> None:
         """Nothing here is."""
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from outrider.core.model import DraftHead, LanguageModel
 from outrider.drafters.model import check_vocabularies
 from outrider.errors import DrafterError
-from outrider.models.backend import Placement
+from outrider.models.backend import PlaceHead, Placement
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.progress import Progress
 from outrider.models.cpu import cpu_name
-from outrider.models.head.checkpoint import HeadCheckpoint
-from outrider.models.head.load import can_read, load_head, place_head, read_head
+from outrider.models.head.load import can_read, load_head, prepared_head
 from outrider.models.head.shipped import shipped_head
 from outrider.models.load import (
     about_quantised,
     beside,
     described,
+    fastest,
     load_model,
     missing_kernels,
     set_process_threads,
@@ -40,7 +40,7 @@ class TargetParts:
     place: Placement
     model: LanguageModel
     remember: bool
-    _own_head: Future[HeadCheckpoint] | None = None
+    _own_head: Future[PlaceHead] | None = None
     """The head that comes with the package, read with the target, until it is placed beside it."""
 
     @staticmethod
@@ -53,10 +53,11 @@ class TargetParts:
             if note:
                 progress.note(note)
         set_process_threads(place)
-        folder = shipped_head(checkpoint.name) if own_head else None
+        backend = fastest(checkpoint, place)
+        folder = shipped_head(checkpoint.name) if own_head and backend.places_heads else None
         with ThreadPoolExecutor(1) as beside:
-            head = None if folder is None else beside.submit(read_head, folder, checkpoint.tokenizer)
-            return TargetParts(checkpoint, place, load_model(checkpoint, place), remember, head)
+            head = None if folder is None else beside.submit(prepared_head, folder, checkpoint.tokenizer, backend)
+            return TargetParts(checkpoint, place, backend.load(checkpoint, place), remember, head)
 
     @property
     def about(self) -> str:
@@ -78,8 +79,8 @@ class TargetParts:
 
     def head(self, path: str) -> DraftHead:
         if not path and self._own_head is not None:
-            read, self._own_head = self._own_head.result(), None
-            return place_head(read, self.model)
+            place, self._own_head = self._own_head.result(), None
+            return place(self.model)
         folder = Path(path).expanduser() if path else shipped_head(self.target.name)
         if folder is None:
             raise DrafterError(

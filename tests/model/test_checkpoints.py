@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,18 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_gguf import BPE_TOKENS, bpe_metadata
 
+from outrider.core.model import Rows
 from outrider.errors import ModelError
+from outrider.models.architecture import Architecture
 from outrider.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from outrider.models.checkpoints.gguf_tokenizer import build_tokenizer
 from outrider.models.checkpoints.progress import SilentProgress
 from outrider.models.checkpoints.safetensors_file import SafetensorsFile, write_bf16
+from outrider.models.load import load_model, placement
+from outrider.models.native.decoder import NativeDecoder
+from outrider.models.native.library import library
+from outrider.models.precision import BF16
+from outrider.models.stored import Stored
 
 START, END = 1, 0
 
@@ -70,6 +78,50 @@ def test_folder_gives_the_models_own_weights(shard_size: str, shards: int, tied:
         assert all(torch.equal(tensors[name], expected[name].to(dtype)) for name in expected)
     assert checkpoint.config["model_type"] == "llama"
     assert checkpoint.config["tie_word_embeddings"] is tied
+
+
+def in_bf16(path: Path, **options: Any) -> Path:
+    """A folder that the kernels run, and where its weights lie."""
+    make_folder(path, head_dim=16, **options)
+    file = path / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    return file
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_that_are_read_when_packed_are_those_that_are_read_at_once(tied: bool, tmp_path: Path) -> None:
+    in_bf16(tmp_path, tie_word_embeddings=tied)
+    source = opened(tmp_path).weights
+    expected, found = dict(source.tensors(torch.bfloat16)), dict(source.unread(torch.bfloat16))
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert isinstance(tensor, Stored) == (expected[name].dim() == 2)
+        numbers = tensor.numbers() if isinstance(tensor, Stored) else tensor
+        assert torch.equal(numbers, expected[name])
+    assert not any(isinstance(tensor, Stored) for _, tensor in source.unread(torch.float32))
+
+
+@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_read_when_packed_computes_what_one_read_at_once_does(tied: bool, tmp_path: Path) -> None:
+    in_bf16(tmp_path, tie_word_embeddings=tied)
+    checkpoint, logits = opened(tmp_path), []
+    architecture = Architecture.from_config(checkpoint.config)
+    for tensors in (checkpoint.tensors(torch.bfloat16), checkpoint.unread(torch.bfloat16)):
+        model = NativeDecoder.load(architecture, tensors, BF16, max_batch=1, max_context=64, threads=1)
+        logits.append(model.forward([Rows.chain(model.open(), [1, 2, 3])]))
+    assert torch.equal(*logits)
+
+
+@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+def test_a_weight_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
+    file, before = in_bf16(tmp_path), threading.active_count()
+    checkpoint = opened(tmp_path)
+    place = placement(device="cpu", dtype="bf16", bitwise=None, threads=1, max_batch=1, max_context=64)
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(ModelError, match=r"model\.safetensors became shorter while it was read"):
+        load_model(checkpoint, place)
+    assert threading.active_count() == before
 
 
 def test_a_stored_head_of_a_tied_model_is_left_out(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.load import place_head
 from outrider.models.head.weights import HeadWeights
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.head import NativeHead
+from outrider.models.native.head import NativeHead, PackedHead
 from outrider.models.native.library import kernels_here
 from outrider.models.precision import BF16, FP32, INT8, Precision
 from outrider.sampling.history import History
@@ -121,7 +121,7 @@ def drafters(
     for whole in (True, False):
         if exact:
             weights = HeadWeights.of(checkpoint.config, checkpoint.tensors, target.device, torch.float32)
-            heads.append(NativeHead(checkpoint.config, weights, target))
+            heads.append(NativeHead(checkpoint.config, PackedHead.of(weights), target))
         else:
             heads.append(place_head(checkpoint, target))
         assert heads[-1].drafts_trees

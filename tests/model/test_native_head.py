@@ -19,7 +19,7 @@ from outrider.models.head.load import place_head
 from outrider.models.head.torch_head import TorchHead, as_module
 from outrider.models.head.weights import HeadWeights, target_ids
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.head import NativeHead
+from outrider.models.native.head import NativeHead, PackedHead
 from outrider.models.native.library import kernels_here
 from outrider.models.precision import BF16, FP32, INT8, Precision
 from outrider.models.torch_decoder import TorchDecoder
@@ -52,7 +52,8 @@ def head_for(target: Any, layers: int = 1, norm: bool = False) -> HeadCheckpoint
 def exact(checkpoint: HeadCheckpoint, target: NativeDecoder) -> NativeHead:
     """In fp32."""
     tensors, device = checkpoint.tensors, target.device
-    return NativeHead(checkpoint.config, HeadWeights.of(checkpoint.config, tensors, device, torch.float32), target)
+    weights = HeadWeights.of(checkpoint.config, tensors, device, torch.float32)
+    return NativeHead(checkpoint.config, PackedHead.of(weights), target)
 
 
 def torch_head(checkpoint: HeadCheckpoint, target: TorchDecoder) -> TorchHead:

@@ -75,6 +75,9 @@ class _TwinWeights:
         tensors = self.source.tensors(dtype)
         return twin_tensors(self.architecture, self.shape, tensors, self.device, dtype, self.seed)
 
+    def unread(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        return self.tensors(dtype)
+
     def fp8(self) -> None:
         """Nothing here is."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from outrider.models.architecture import Architecture, UnsupportedArchitecture
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.precision import Precision
+
+PlaceHead = Callable[[LanguageModel], DraftHead]
 
 DEFAULT_CONTEXT = 8192
 """Longest context a cache slot is made for unless asked otherwise."""
@@ -63,6 +66,10 @@ class Backend(ABC):
     def load_head(self, head: HeadCheckpoint, target: LanguageModel) -> DraftHead:
         """Beside one of its models, reading it from now on; `DrafterError` where the two do not fit."""
         raise NotImplementedError
+
+    def prepared_head(self, head: HeadCheckpoint) -> PlaceHead:
+        """What is left to do of that once there is a target; all else is done now."""
+        return partial(self.load_head, head)
 
 
 class Size(NamedTuple):

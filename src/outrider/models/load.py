@@ -10,7 +10,7 @@ import torch
 from outrider.checks import flag, number, whole
 from outrider.core.model import LanguageModel
 from outrider.errors import InvalidRequest, shown
-from outrider.models.backend import GPU_MEMORY, Placement
+from outrider.models.backend import GPU_MEMORY, Backend, Placement
 from outrider.models.backends import BACKENDS, CUDA_BACKEND, NATIVE_BACKEND
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.cpu import cpu_name, has_bf16
@@ -172,16 +172,21 @@ def described(place: Placement, model: LanguageModel) -> str:
 
 
 def load_model(checkpoint: Checkpoint, place: Placement) -> LanguageModel:
-    """The fastest decoder that runs this checkpoint at this place.
+    """By the fastest decoder that runs this checkpoint at this place.
 
     Bit-exact rows (level C) by default wherever our own kernels run, which compute no other way; elsewhere on request.
     """
     place = settled(checkpoint, place)
+    return fastest(checkpoint, place).load(checkpoint, place)
+
+
+def fastest(checkpoint: Checkpoint, place: Placement) -> Backend:
+    """Who loads it there, at a place that is settled; `InvalidRequest` where nobody can."""
     reasons = []
     for backend in BACKENDS:
         against = backend.unsupported_reason(checkpoint.config, place)
         if against is None:
-            return backend.load(checkpoint, place)
+            return backend
         reasons.append(against)
     if place.precision.quantised:
         name = place.precision.name

@@ -15,6 +15,11 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "
 """What the compiled decoder multiplies with as it is stored; the index is what C calls it (decoder.h)."""
 
 
+_NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ROWS = 1024
+"""Of a file, read at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A matrix [rows, inputs] in a file, or several [count, rows, inputs]. Nothing is read before it is packed."""
@@ -49,15 +54,29 @@ class Stored:
         """The rows before, between and behind these, as of a tensor."""
         return [self[torch.arange(first, last)] for first, last in pairwise((0, *cuts, len(self)))]
 
+    def parts(self, rows: int) -> Iterator[Stored]:
+        """At most so many rows each; one, if they come in an order of their own, for they are read together."""
+        if self.order is not None:
+            yield self
+            return
+        for first in range(0, len(self), rows):
+            shape = min(rows, len(self) - first), *self.shape[1:]
+            yield replace(self, shape=shape, read=partial(_from, self.read, first))
+
     def pieces(self, rows: int) -> Iterator[Tensor]:
         """All rows, at most so many at once."""
         if self.order is None:
             for first in range(0, self.shape[0], rows):
                 yield self.read(first, min(first + rows, self.shape[0]))
-        else:  # from anywhere in the file's: read them all
-            everything = self.read(0, int(self.order.max()) + 1)
-            for own in torch.split(self.order, rows):
+        else:  # from anywhere among the file's: read all that lie between
+            first, last = int(self.order.min()), int(self.order.max())
+            everything = self.read(first, last + 1)
+            for own in torch.split(self.order - first, rows):
                 yield everything[own]
+
+    def numbers(self) -> Tensor:
+        """Those of a matrix that is in numbers, as the file has them."""
+        return torch.cat(list(self.pieces(_ROWS))).view(_NUMBERS[self.kind])
 
 
 @dataclass(frozen=True, slots=True)

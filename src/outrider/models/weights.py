@@ -126,7 +126,8 @@ class _Place:
 
     values: Tensor
     scales: Tensor | None = None
-    stored: StoredRows = field(default_factory=dict)
+    stored: StoredRows | None = None
+    """None: it cannot."""
     first: int = 0
     order: Tensor | None = None
     """Of its rows; None: as they come."""
@@ -145,10 +146,10 @@ class _Place:
                 return
             tensor = tensor.wide()
         if isinstance(tensor, Stored):
-            if self.scales is None:
-                self.stored[self.first] = tensor
+            if self.stored is None:
+                self.values.copy_(tensor.numbers())
             else:
-                requantise(tensor, self.values, self.scales, BLOCK)
+                self.stored[self.first] = tensor
         elif self.scales is None:
             self.values.copy_(tensor)
         elif self.scales.dim() == 1:
@@ -174,6 +175,17 @@ class _Matrix:
         return [
             _Place(value, scale, self.stored, first) for value, scale, first in zip(values, scales, firsts, strict=True)
         ]
+
+
+def write(stored: StoredRows, values: Tensor, scales: Tensor | None) -> None:
+    """Rows that stayed in the file, as numbers or quantised, to their places in a matrix."""
+    for first, rows in stored.items():
+        part = slice(first, first + len(rows))
+        if scales is None:
+            values[part].copy_(rows.numbers())
+        else:
+            requantise(rows, values[part], scales[part], BLOCK)
+    stored.clear()
 
 
 def load_weights(

@@ -35,6 +35,10 @@ class WeightSource(Protocol):
     @property
     def parameters(self) -> int: ...
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def unread(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | Stored]]:
+        """As `tensors`; of matrices that files have in this very format, some may stay there until they are wanted."""
+        ...
+
     def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
         """Matrices as the file quantised them, all else in fp32. None: none of them is quantised."""
         ...
@@ -61,6 +65,10 @@ class Checkpoint:
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter once, converted to `dtype`; needs memory for two of them or 64 MiB beyond those kept."""
         return self._shown(self.weights.tensors(dtype))
+
+    def unread(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | Stored]]:
+        """As `WeightSource.unread`."""
+        return self._shown(self.weights.unread(dtype))
 
     def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
         """As `WeightSource.stored`."""
@@ -155,6 +163,9 @@ class _Converted:
         if dtype == torch.bfloat16:
             return self.bf16.tensors(dtype)
         return self._original().tensors(dtype)
+
+    def unread(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | Stored]]:
+        return (self.bf16 if dtype == torch.bfloat16 else self._original()).unread(dtype)
 
     def stored(self) -> Iterator[tuple[str, torch.Tensor | Stored]] | None:
         return self._original().stored()

@@ -24,10 +24,33 @@ from outrider.errors import ModelError
 from outrider.models.native.formats import widened
 from outrider.models.stored import Stored
 
-SUPPORTED_TYPES = (
-    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
-)
+_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    30: ("BF16", 1, 2),
+    8: ("Q8_0", 32, 34),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    19: ("IQ1_S", 256, 50),
+    29: ("IQ1_M", 256, 56),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    22: ("IQ2_S", 256, 82),
+    18: ("IQ3_XXS", 256, 98),
+    21: ("IQ3_S", 256, 110),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
+}
+"""Those we can read, by their numbers: name, numbers in a block, bytes of one. As the package `gguf` has them (a test
+compares), whose import alone takes longer than all of a header."""
+SUPPORTED_TYPES = tuple(name for name, _, _ in _TYPES.values())
 
 _SCALARS = {
     0: "<u1",
@@ -319,17 +342,20 @@ def _tensor_entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _place(path: Path, entries: list[tuple[str, tuple[int, ...], int, int]], start: int) -> Iterator[TensorInfo]:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    names = {int(member): str(member.name) for member in GGMLQuantizationType}
     for name, shape, type_number, offset in entries:
-        type_name = names.get(type_number, f"number {type_number}")
-        if type_name not in SUPPORTED_TYPES:
+        if type_number not in _TYPES:
             raise ModelError(
-                f"tensor {name} is stored as {type_name}, which Outrider cannot read; "
+                f"tensor {name} is stored as {_unknown_type(type_number)}, which Outrider cannot read; "
                 f"use a GGUF made of {', '.join(SUPPORTED_TYPES)}."
             )
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+        type_name, block, block_bytes = _TYPES[type_number]
         if math.prod(shape) == 0 or shape[-1] % block:
             raise _Damaged(f"tensor {name} has shape {shape}, not whole {type_name} blocks of {block}")
         yield TensorInfo(path, name, shape, type_name, start + offset, math.prod(shape) // block * block_bytes)
+
+
+def _unknown_type(number: int) -> str:
+    from gguf import GGMLQuantizationType
+
+    names = {int(member): str(member.name) for member in GGMLQuantizationType}
+    return names.get(number, f"number {number}")

@@ -84,6 +84,9 @@ class GGUFWeights:
         for name, source in self.names.items():
             yield name, self._read(source, dtype)
 
+    def unread(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.tensors(dtype)
+
     def fp8(self) -> None:
         """A GGUF file has no such."""
 

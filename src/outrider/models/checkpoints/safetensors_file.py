@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from outrider.errors import ModelError
+from outrider.models.stored import KINDS, Stored
 
 _DTYPES = {
     "F64": torch.float64,
@@ -74,10 +75,26 @@ class SafetensorsFile:
                 f"{self.path.name} stores {name} as {entry.type_name}, which Outrider cannot read; "
                 "use the model's unquantised weights (F32, F16 or BF16)."
             )
-        raw = np.fromfile(self.path, np.uint8, entry.nbytes, offset=entry.offset)
-        if len(raw) != entry.nbytes:
+        raw = self._bytes(entry.offset, entry.nbytes)
+        return raw.view(stored).view(entry.shape).to(dtype or stored)
+
+    def unread(self, name: str, dtype: torch.dtype) -> Stored | None:
+        """A matrix that is stored in this format, to be read later."""
+        entry = self.entries[name]
+        if len(entry.shape) != 2 or entry.type_name not in KINDS or _DTYPES[entry.type_name] != dtype:
+            return None
+        width = entry.shape[1] * dtype.itemsize
+
+        def read(first: int, last: int) -> torch.Tensor:
+            return self._bytes(entry.offset + first * width, (last - first) * width).view(last - first, width)
+
+        return Stored(entry.type_name, entry.shape, read, lambda: read(0, entry.shape[0]))
+
+    def _bytes(self, offset: int, count: int) -> torch.Tensor:
+        raw = np.fromfile(self.path, np.uint8, count, offset=offset)
+        if len(raw) != count:
             raise ModelError(f"{self.path} became shorter while it was read; fetch it again.")
-        return torch.from_numpy(raw).view(stored).view(entry.shape).to(dtype or stored)
+        return torch.from_numpy(raw)
 
 
 def _parse(file: BinaryIO) -> dict[str, _Entry]:

@@ -12,7 +12,7 @@ import torch
 from outrider.errors import ModelError
 from outrider.models.checkpoints.fp8_folder import in_fp8, unreadable
 from outrider.models.checkpoints.safetensors_file import SafetensorsFile
-from outrider.models.stored import Fp8
+from outrider.models.stored import Fp8, Stored
 
 _SCALE = ".weight_scale"
 
@@ -38,6 +38,14 @@ class SafetensorsFolder:
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._read(dtype):
             yield name, tensor.wide().to(dtype) if isinstance(tensor, Fp8) else tensor
+
+    def unread(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | Stored]]:
+        """Matrices alone: what is smaller, or of several experts, is read as ever."""
+        if self._against or self._in_fp8:
+            yield from self.tensors(dtype)
+            return
+        for name, shard in self._tensors.items():
+            yield name, shard.unread(name, dtype) or shard.read(name, dtype)
 
     def stored(self) -> None:
         """Nothing here is in blocks of few bits."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from outrider.core.model import DraftHead, LanguageModel
 from outrider.errors import DrafterError
+from outrider.models.backend import Backend, PlaceHead
 from outrider.models.backends import backend_of
 from outrider.models.checkpoints.tokenizer import Tokenizer
 from outrider.models.head.checkpoint import VOCABULARY, HeadCheckpoint
@@ -27,6 +28,11 @@ def read_head(folder: Path, tokenizer: Tokenizer | None) -> HeadCheckpoint:
             "train a head for this target with `outrider train`"
         )
     return checkpoint
+
+
+def prepared_head(folder: Path, tokenizer: Tokenizer, backend: Backend) -> PlaceHead:
+    """As far as `load_head` comes without a target, for one that this backend loads meanwhile."""
+    return backend.prepared_head(read_head(folder, tokenizer))
 
 
 def can_read(target: LanguageModel) -> bool:

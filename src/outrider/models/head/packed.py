@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from outrider.models.head.weights import SCALES
+from outrider.models.memory import lazy_zeros
+from outrider.models.native.formats import unpacked
 
 CODES, SPREAD, CENTRE = ".codes", ".spread", ".centre"
 """Suffixes of the tensors that, with `SCALES`, take the place of `.weight`."""
@@ -48,9 +50,11 @@ class Packed:
         """fp32 [rows, columns]"""
         columns = len(self.spread)
         bits = self.codes.shape[1] * 8 // columns
+        weight = lazy_zeros((len(self.codes), columns), torch.float32, torch.device("cpu"), full=True)
+        if unpacked(self.codes, bits, self.scales, self.spread, self.centre, weight):
+            return weight
         first = np.arange(columns) * bits
         at, shift = first // 8, (16 - bits - first % 8).astype(np.uint16)  # of each code, within a byte and the next
-        weight = torch.empty(len(self.codes), columns)
         for start in range(0, len(weight), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             some = self.codes[part].numpy()

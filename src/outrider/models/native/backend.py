@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from outrider.core.model import DraftHead, LanguageModel
 from outrider.errors import DrafterError, InvalidRequest
 from outrider.models.architecture import USUAL, Architecture
-from outrider.models.backend import DecoderBackend, Placement, Size
+from outrider.models.backend import DecoderBackend, PlaceHead, Placement, Size
 from outrider.models.checkpoints.checkpoint import Checkpoint
 from outrider.models.head.checkpoint import HeadCheckpoint
 from outrider.models.head.weights import HeadWeights
 from outrider.models.native.decoder import NativeDecoder
-from outrider.models.native.head import NativeHead
+from outrider.models.native.head import NativeHead, PackedHead
 from outrider.models.native.stack import unsupported_reason
 from outrider.models.precision import INT8, Precision
 from outrider.models.stored import Stored
@@ -46,17 +47,26 @@ class NativeBackend(DecoderBackend):
 
     def load_head(self, head: HeadCheckpoint, target: LanguageModel) -> DraftHead:
         assert isinstance(target, NativeDecoder)
-        head = head.for_target(target.architecture)
+        head.for_target(target.architecture)  # before all the work
+        return self.prepared_head(head)(target)
+
+    def prepared_head(self, head: HeadCheckpoint) -> PlaceHead:
         if against := unsupported_reason(head.config.architecture, INT8):
             raise DrafterError(f"the compiled decoder cannot run this head: {against}; use another drafter")
-        return NativeHead(head.config, HeadWeights.of(head.config, head.tensors, target.device, None), target)
+        weights = PackedHead.of(HeadWeights.of(head.config, head.tensors, torch.device("cpu"), None))
+
+        def place(target: LanguageModel) -> DraftHead:
+            assert isinstance(target, NativeDecoder)
+            return NativeHead(head.config.for_target(target.architecture), weights, target)
+
+        return place
 
 
 def _weights(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[str, Tensor | Stored]]:
     if precision is INT8:  # from a file's blocks without the numbers between
         return checkpoint.stored() or checkpoint.tensors(precision.source)
     if not precision.stored:
-        return checkpoint.tensors(precision.source)
+        return checkpoint.unread(precision.source)
     if (stored := checkpoint.stored()) is None:
         raise InvalidRequest(
             f"dtype: {precision.name} leaves the weights as a GGUF file quantised them, and those of {checkpoint.name} "

@@ -12,10 +12,11 @@ from outrider.core.model import LanguageModel, Rows, Runner
 from outrider.models.architecture import Architecture
 from outrider.models.memory import trim_malloc
 from outrider.models.native.packing import PackedLayer, Packer
+from outrider.models.native.readers import Readers
 from outrider.models.native.stack import NativeStack
 from outrider.models.precision import Precision
 from outrider.models.stored import KINDS, Stored
-from outrider.models.weights import DecoderWeights, load_weights
+from outrider.models.weights import DecoderWeights, load_weights, write
 
 
 class NativeDecoder(NativeStack, LanguageModel):
@@ -56,6 +57,7 @@ class NativeDecoder(NativeStack, LanguageModel):
             m.stored_embedding = 1 + KINDS.index("F32" if stored is None else stored.kind)
             m.embedding = self._keep(weights.embedding if stored is None else stored.mapped())
         elif not architecture.tied:  # else the kernel reads embeddings out of the packed head: no second copy of them
+            write(weights.stored_embedding, weights.embedding, weights.embedding_scales)
             m.embedding = self._keep(weights.embedding)
             if weights.embedding_scales is not None:
                 m.embedding_scales = self._keep(weights.embedding_scales.to(torch.bfloat16))
@@ -76,18 +78,19 @@ class NativeDecoder(NativeStack, LanguageModel):
         kernels: str | None = None,
     ) -> NativeDecoder:
         """From checkpoint tensors, packed layer by layer as they come; matrices that are `Stored` stay so."""
-        packer = Packer(precision.stored)
-        weights = load_weights(architecture, tensors, precision.weights, torch.device("cpu"), packer.layer)
-        decoder = NativeDecoder(
-            architecture,
-            weights,
-            packer,
-            precision,
-            max_batch=max_batch,
-            max_context=max_context,
-            threads=threads,
-            kernels=kernels,
-        )
+        with Readers() as readers:
+            packer = Packer(precision.stored, readers)
+            weights = load_weights(architecture, tensors, precision.weights, torch.device("cpu"), packer.layer)
+            decoder = NativeDecoder(
+                architecture,
+                weights,
+                packer,
+                precision,
+                max_batch=max_batch,
+                max_context=max_context,
+                threads=threads,
+                kernels=kernels,
+            )
         trim_malloc()
         return decoder
 

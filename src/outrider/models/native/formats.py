@@ -64,5 +64,19 @@ def requantise(matrix: Stored, values: Tensor, scales: Tensor, block: int) -> No
         each.result()
 
 
+def unpacked(codes: Tensor, bits: int, scales: Tensor, spread: Tensor, centre: Tensor, out: Tensor) -> bool:
+    """Codes of a head in few bits to `out` [rows, columns], as `head.packed` says. False, and nothing done: nothing is
+    compiled here, or not for these."""
+    kernels, numbers = library(), (scales, spread, centre, out)
+    fits = codes.dtype == torch.uint8 and all(each.dtype == torch.float32 for each in numbers)
+    if kernels is None or not fits or not all(each.is_contiguous() for each in (codes, *numbers)):
+        return False
+    rows, columns = out.shape
+    assert codes.shape[1] * 8 >= columns * bits
+    at, *others = [each.data_ptr() for each in (codes, *numbers)]
+    kernels.outrider_unpack(at, codes.shape[1], rows, columns, bits, *others)
+    return True
+
+
 _ROWS = 512
 """Of a file, for one thread at once."""

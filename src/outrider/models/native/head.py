@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from ctypes import addressof, byref, pointer, sizeof
+from dataclasses import dataclass
 from struct import pack
 
 import torch
@@ -17,12 +18,38 @@ from outrider.models.head.weights import HeadWeights
 from outrider.models.memory import lazy_zeros
 from outrider.models.native.decoder import NativeDecoder
 from outrider.models.native.library import MOST_RANKED, Drafts, Fusion, Node, Noise, Partial, Ranking
-from outrider.models.native.packing import Packer
+from outrider.models.native.packing import PackedLayer, PackedMatrix, Packer
 from outrider.models.native.stack import MAX_ROWS, NativeStack, described
 from outrider.models.precision import FP32, INT8
 
 LEAST_SCREENED = 2048
 """Draft ids from which on most logits are computed in 4 bits (gemm_screen.h): of fewer, that leaves out hardly any."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHead:
+    """A head's weights as the kernels read them, one matrix behind the other in the order of a pass."""
+
+    fc: PackedMatrix
+    layers: list[PackedLayer]
+    head: PackedMatrix
+    state_norm: Tensor
+    norm: Tensor
+    ids: Tensor
+    """As `HeadWeights.ids`."""
+
+    @staticmethod
+    def of(weights: HeadWeights) -> PackedHead:
+        """Weights in int8, or in fp32, which is for comparison."""
+        packer = Packer()
+        fc = packer.matrix(weights.fc.values, None, weights.fc.scales)
+        layers = [packer.layer(layer) for layer in weights.layers]
+        values, scales = weights.lm_head.values, weights.lm_head.scales  # two thirds of all
+        if scales is not None and len(values) >= LEAST_SCREENED:
+            head = packer.screened(values, scales)
+        else:
+            head = packer.matrix(values, None, scales)
+        return PackedHead(fc, layers, head, weights.hidden_norm, weights.norm, weights.ids)
 
 
 class NativeHead(NativeStack, DraftHead):
@@ -31,16 +58,13 @@ class NativeHead(NativeStack, DraftHead):
     most_ranked = MOST_RANKED
     drafts_trees = True
 
-    def __init__(self, config: HeadConfig, weights: HeadWeights, target: NativeDecoder) -> None:
-        """`weights`: in int8, or in fp32, which is for comparison. `target` keeps what the config reads from now on."""
+    def __init__(self, config: HeadConfig, weights: PackedHead, target: NativeDecoder) -> None:
+        """`target` keeps what the config reads from now on."""
         int8 = weights.fc.scales is not None
-        packer = Packer()
-        fc = packer.matrix(weights.fc.values, None, weights.fc.scales)  # in the order a pass reads them
-        layers = [packer.layer(layer) for layer in weights.layers]
         shape = target._model.shape
         super().__init__(
             config.architecture,
-            layers,
+            weights.layers,
             INT8 if int8 else FP32,
             max_batch=target.max_batch,
             max_context=target.max_context,
@@ -56,22 +80,18 @@ class NativeHead(NativeStack, DraftHead):
         target.keep_hidden_layers(config.aux_hidden_layers)
         m = self._model
         m.norm = self._keep(weights.norm)
-        lm_head = weights.lm_head  # two thirds of all weights
-        if lm_head.scales is not None and len(lm_head.values) >= LEAST_SCREENED:
-            m.head = self._matrix(packer.screened(lm_head.values, lm_head.scales))
-        else:
-            m.head = self._matrix(packer.matrix(lm_head.values, None, lm_head.scales))
+        m.head = self._matrix(weights.head)
         self._fusion = Fusion(
             target=pointer(target._model),
-            fc=self._matrix(fc),
-            state_norm=self._keep(weights.hidden_norm),
-            features=self._keep(torch.zeros(MAX_ROWS, fc.depth, dtype=torch.float32 if int8 else self.dtype)),
+            fc=self._matrix(weights.fc),
+            state_norm=self._keep(weights.state_norm),
+            features=self._keep(torch.zeros(MAX_ROWS, weights.fc.depth, dtype=torch.float32 if int8 else self.dtype)),
             embedded=self._keep(torch.zeros(MAX_ROWS, config.hidden)),
             normed_residual=config.norm_before_residual,
         )
         m.fusion = addressof(self._fusion)
         self._make_workspace([m.head, self._fusion.fc])
-        self.keep_hidden_layers([len(layers)])  # the states that come out
+        self.keep_hidden_layers([len(weights.layers)])  # the states that come out
         columns = self._keep(weights.ids.to(torch.int32))
         partials = self._keep(torch.zeros(shape.threads * MAX_ROWS * sizeof(Partial), dtype=torch.uint8))
         # What `rank` uses again and again: a pass is short, and making these would be a good part of it.

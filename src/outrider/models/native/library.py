@@ -244,6 +244,11 @@ def library() -> ctypes.CDLL | None:
     kernels.outrider_requantise.restype = None
     kernels.outrider_turn.argtypes = [c_void_p, c_int64, c_int32, c_void_p]
     kernels.outrider_turn.restype = None
+    gathered = c_void_p, c_int64, c_int32, c_int64, c_int64, c_int32, c_int32, c_int32, c_int64, c_void_p, c_void_p
+    kernels.outrider_gather.argtypes = gathered
+    kernels.outrider_gather.restype = None
+    kernels.outrider_unpack.argtypes = [c_void_p, c_int64, c_int64, c_int32, c_int32, *[c_void_p] * 4]
+    kernels.outrider_unpack.restype = None
     kernels.outrider_has.argtypes = [c_int32]
     kernels.outrider_has.restype = c_int32
     return kernels

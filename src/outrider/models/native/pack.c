@@ -155,16 +155,73 @@ void outrider_requantise(const uint8_t *rows, int64_t pitch, int kind, int64_t c
         }
 }
 
+/* Some of the words of up to PANEL rows, `pitch` words apart, to a panel. */
+static void turn(const uint32_t *rows, int64_t pitch, int count, int words, uint32_t *panel) {
+    for (int row = 0; row < count; row++)
+        for (int word = 0; word < words; word++) panel[word * PANEL + row] = rows[row * pitch + word];
+}
+
 /* Rows of 32-bit words to panels of PANEL rows, word by word; a whole number of panels, which hold zeros where rows are
  * missing. Sixteen words of each row at a time, so that what is read and what is written both stay at hand. */
 void outrider_turn(const uint32_t *rows, int64_t count, int words, uint32_t *panels) {
-    for (int64_t first = 0; first < count; first += PANEL, panels += (int64_t)words * PANEL) {
-        const int here = count - first < PANEL ? (int)(count - first) : PANEL;
-        for (int start = 0; start < words; start += 16) {
-            const int end = words - start < 16 ? words : start + 16;
-            for (int row = 0; row < here; row++)
-                for (int word = start; word < end; word++)
-                    panels[word * PANEL + row] = rows[(first + row) * words + word];
+    for (int64_t first = 0; first < count; first += PANEL, panels += (int64_t)words * PANEL)
+        for (int start = 0; start < words; start += 16)
+            turn(rows + first * words + start, words, count - first < PANEL ? (int)(count - first) : PANEL,
+                 words - start < 16 ? words - start : 16, panels + start * PANEL);
+}
+
+/* Rows first to last of a file, `pitch` bytes apart, to panels as outrider_turn has them, of which they have every
+ * `step`-th; first begins one. Without `scales` as they are, numbers; else in int8 as outrider_requantise has them, with
+ * the scales in bf16, [blocks, PANEL] of a panel. What is missing of the panels is zero already. */
+void outrider_gather(const uint8_t *rows, int64_t pitch, int kind, int64_t first, int64_t last, int inputs, int depth,
+                     int block, int64_t step, uint32_t *panels, uint16_t *scales) {
+    const Kind k = kind_of(kind);
+    const int bytes = scales ? 1 : k.bytes, part = 256, blocks = (inputs + block - 1) / block;
+    const int64_t words = (int64_t)depth * bytes / 4;
+    for (; first < last; first += PANEL) {
+        const int64_t at = first / PANEL * step;
+        const int here = last - first < PANEL ? (int)(last - first) : PANEL;
+        for (int start = 0; start < inputs; start += part) {
+            const int count = inputs - start < part ? inputs - start : part;
+            uint32_t lines[PANEL * 256]; /* numbers of up to 4 bytes */
+            const int pace = part * bytes / 4, filled = (count * bytes + 3) / 4;
+            if (count * bytes % 4)
+                for (int row = 0; row < here; row++) lines[row * pace + filled - 1] = 0;
+            for (int row = 0; row < here; row++) {
+                const uint8_t *from = rows + row * pitch + (int64_t)start / k.inputs * k.bytes;
+                if (!scales) {
+                    memcpy(lines + row * pace, from, (size_t)(count * bytes));
+                    continue;
+                }
+                float wide[256];
+                row_of(from, kind, count, wide);
+                int8_t *values = (int8_t *)(lines + row * pace);
+                for (int i = 0; i < count; i += block) {
+                    const float scale = quantise_block(wide + i, count - i < block ? count - i : block, values + i);
+                    uint32_t bits;
+                    memcpy(&bits, &scale, 4);
+                    scales[(at * blocks + (start + i) / block) * PANEL + row] = (uint16_t)(bits >> 16);
+                }
+            }
+            turn(lines, pace, here, filled, panels + (at * words + start * bytes / 4) * PANEL);
         }
+        rows += PANEL * pitch;
     }
+}
+
+/* Rows of codes, `pitch` bytes apart, as the numbers they stand for (packed.py of heads): eight codes in `bits` bytes, the
+ * highest bit of each first. */
+void outrider_unpack(const uint8_t *codes, int64_t pitch, int64_t rows, int columns, int bits, const float *scales,
+                     const float *spread, const float *centre, float *out) {
+    const float middle = (float)((1 << bits) - 1) / 2.0f;
+    for (int64_t row = 0; row < rows; row++, codes += pitch, out += columns)
+        for (int start = 0, at = 0; start < columns; start += 8, at += bits) {
+            const int end = columns - start < 8 ? columns : start + 8;
+            uint64_t eight = 0;
+            for (int i = 0; i < bits; i++) eight = eight << 8 | (at + i < pitch ? codes[at + i] : 0);
+            for (int i = start; i < end; i++) {
+                const int code = (int)(eight >> bits * (7 - (i - start))) & ((1 << bits) - 1);
+                out[i] = centre[i] + spread[i] * scales[row] * ((float)code - middle);
+            }
+        }
 }

@@ -12,10 +12,11 @@ from torch.nn.functional import pad
 from outrider.errors import ModelError
 from outrider.models.memory import Arena
 from outrider.models.native.library import library
+from outrider.models.native.readers import Readers
 from outrider.models.native.screen import LEVELS, coded
-from outrider.models.precision import blocks
+from outrider.models.precision import BLOCK, blocks
 from outrider.models.stored import KINDS, Stored
-from outrider.models.weights import LayerWeights, MLPWeights, StoredRows
+from outrider.models.weights import LayerWeights, MLPWeights, StoredRows, write
 
 PANEL = 16
 PAIR = 32
@@ -30,13 +31,21 @@ def packed(weight: Tensor, arena: Arena) -> Tensor:
     neighbouring inputs in one int32, int8 [panel, depth/4, 16, 4]."""
     weight = _deepened(weight).contiguous()
     rows, depth = weight.shape
-    words, panels = depth * weight.itemsize // WORD, -(-rows // PAIR) * PAIR // PANEL
-    dtype, lanes = (torch.int8, (FOUR,)) if weight.itemsize == 1 else (_WORDS[weight.dtype], ())
-    turned = arena.zeros((panels, words, PANEL, *lanes), dtype)
+    turned = arena.zeros(_panels(weight, -(-rows // PAIR) * PAIR // PANEL, depth), _word(weight))
     compiled = library()
     assert compiled is not None, "ask unsupported_reason() first"
-    compiled.outrider_turn(weight.data_ptr(), rows, words, turned.data_ptr())
+    compiled.outrider_turn(weight.data_ptr(), rows, depth * weight.itemsize // WORD, turned.data_ptr())
     return turned
+
+
+def _panels(weight: Tensor, panels: int, depth: int) -> tuple[int, ...]:
+    """The shape of so many with numbers as these."""
+    lanes = (FOUR,) if weight.itemsize == 1 else ()
+    return panels, depth * weight.itemsize // WORD, PANEL, *lanes
+
+
+def _word(weight: Tensor) -> torch.dtype:
+    return torch.int8 if weight.itemsize == 1 else _WORDS[weight.dtype]
 
 
 def packed_codes(codes: Tensor, arena: Arena) -> Tensor:
@@ -149,10 +158,12 @@ class PackedLayer:
 class Packer:
     """Packs matrices one behind the other, in the order a pass will read them."""
 
-    def __init__(self, stored: bool = False) -> None:
-        """`stored`: all in strips, as a file has them or as numbers."""
+    def __init__(self, stored: bool = False, readers: Readers | None = None) -> None:
+        """`stored`: all in strips, as a file has them or as numbers. `readers`: they read what is in files meanwhile;
+        until they are done, its matrices hold zeros."""
         self._arena = Arena()
         self._stored = stored
+        self._readers = readers
 
     def matrix(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> PackedMatrix:
         columns = -(-weight.shape[0] // PAIR) * PAIR
@@ -161,6 +172,46 @@ class Packer:
         units = None if scales is None else packed_scales(scales, columns, depth)
         widened = None if bias is None else pad(bias.float(), (0, columns - len(bias)))
         return PackedMatrix(data, units, widened, columns, depth, weight.shape[1])
+
+    def read(
+        self, like: Tensor, bias: Tensor | None, scales: Tensor | None, stored: StoredRows, halves: int = 1
+    ) -> PackedMatrix:
+        """As `matrix` of all these rows, in numbers as they are or in int8 (`scales`); `like` and `scales` tell no more
+        than form and shape. `halves` 2: as `matrix` of both `interleaved`; the bias is so already."""
+        rows, inputs = like.shape
+        half, depth = rows // halves, -(-inputs // _step(like)) * _step(like)
+        panels = -(-halves * -(-half // PANEL) // 2) * 2
+        data = self._arena.zeros(_panels(like, panels, depth), _word(like))
+        units = None if scales is None else torch.zeros(panels, blocks(depth), PANEL, dtype=torch.bfloat16)
+        for start, own in stored.items():
+            which, offset = divmod(start, half)
+            assert offset % PANEL == 0, "heads are whole panels"
+            first = which + halves * (offset // PANEL)
+            for part in own.parts(_TASK):
+                self._gather(part, data[first:], None if units is None else units[first:], depth, halves)
+                first += halves * (_TASK // PANEL)
+        columns = panels * PANEL
+        widened = None if bias is None else pad(bias.float(), (0, columns - len(bias)))
+        return PackedMatrix(data, units, widened, columns, depth, inputs)
+
+    def _gather(self, part: Stored, data: Tensor, units: Tensor | None, depth: int, step: int) -> None:
+        """Rows of a file to every `step`-th panel of these."""
+        compiled = library()
+        assert compiled is not None, "ask unsupported_reason() first"
+        form = KINDS.index(part.kind), part.shape[1], depth, BLOCK, step
+
+        def gather() -> None:
+            done, (kind, *others) = 0, form
+            to = data.data_ptr(), None if units is None else units.data_ptr()
+            for piece in part.pieces(_ROWS):
+                own, end = piece.contiguous(), done + len(piece)
+                compiled.outrider_gather(own.data_ptr(), own.shape[1], kind, done, end, *others, *to)
+                done = end
+
+        if self._readers is None:
+            gather()
+        else:
+            self._readers.do(gather)
 
     def strip(self, rows: Tensor | Stored, depth: int, first: int = 0, step: int = 1) -> PackedStrip:
         """Rows of a file in the order stored.h says; or of fp32 numbers."""
@@ -236,7 +287,12 @@ class Packer:
         )
 
     def linear(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None, stored: StoredRows) -> PackedMatrix:
-        return self.stored(weight, bias, stored) if self._stored else self.matrix(weight, bias, scales)
+        if self._stored:
+            return self.stored(weight, bias, stored)
+        if _all_of(weight, stored):
+            return self.read(weight, bias, scales, stored)
+        write(stored, weight, scales)
+        return self.matrix(weight, bias, scales)
 
     def _router(self, router: Tensor, depth: int) -> PackedMatrix:
         """Its inputs are the rows that other matrices read, `depth` apart."""
@@ -246,11 +302,26 @@ class Packer:
         return PackedMLP(self._gate_up(w), self.linear(w.down, w.down_bias, w.down_scales, w.stored_down))
 
     def _gate_up(self, w: MLPWeights) -> PackedMatrix:
-        bias, scales = (None if part is None else interleaved(part) for part in (w.gate_up_bias, w.gate_up_scales))
+        bias = None if w.gate_up_bias is None else interleaved(w.gate_up_bias)
         if self._stored:
             return self.stored(w.gate_up, bias, w.stored_gate_up, halves=2)
+        if _all_of(w.gate_up, w.stored_gate_up):
+            return self.read(w.gate_up, bias, w.gate_up_scales, w.stored_gate_up, halves=2)
+        write(w.stored_gate_up, w.gate_up, w.gate_up_scales)
+        scales = None if w.gate_up_scales is None else interleaved(w.gate_up_scales)
         return self.matrix(interleaved(w.gate_up), bias, scales)
 
 
+def _all_of(matrix: Tensor, stored: StoredRows) -> bool:
+    """Whether all its rows are still in the file, and in a form that can be read into panels."""
+    kinds = {own.kind for own in stored.values()}
+    read = matrix.dtype == torch.int8 or kinds == {_READ.get(matrix.dtype)}
+    return read and sum(map(len, stored.values())) == len(matrix)
+
+
+_READ = {torch.float32: "F32", torch.bfloat16: "BF16"}
+"""What numbers of each are called in a file."""
 _ROWS = 1024
 """Of a file, read and packed at once."""
+_TASK = 4096
+"""Rows that are read by one thread."""
