@@ -50,10 +50,6 @@ class Draft:
         """Who proposed the node; of several, who did so for less."""
         return self.label(node).partition("&")[0]
 
-    def proposers(self, nodes: Sequence[int]) -> tuple[str, ...]:
-        """`proposer` of each of these."""
-        return tuple(map(self.proposer, nodes)) if self.sources or not nodes else (self.proposer(0),) * len(nodes)
-
     def only(self, nodes: Sequence[int]) -> Draft:
         """Of these nodes alone: rising, and none without its parent. Never of a tree with `q`."""
         if not nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.draft import ROOT
+from outrider.core.draft import ROOT, Draft
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import Chunk, StepKind, StepTrace
 from outrider.engine.request import Request
@@ -25,13 +25,18 @@ def emit(request: Request, verified: VerifiedDraft, why: str) -> tuple[VerifiedD
         _, _, path, tokens, logprobs = verified
     if logprobs:
         request.logprobs += logprobs
-    origins = draft.proposers(path) + _TARGET[: kept - len(path)] if path else _TARGET
+    origins = (*_proposers(draft, path), *_TARGET[: kept - len(path)]) if path else _TARGET
     request.origins += origins
     request.history.append(tokens)
     request.count(draft, path)
     if request.keep_trace:
         request.trace.append(step)
     return verified, Chunk(request.id, text, tokens, origins, step, None, logprobs)
+
+
+def _proposers(draft: Draft, path: tuple[int, ...]) -> tuple[str, ...]:
+    """Who proposed each of these nodes."""
+    return tuple(map(draft.proposer, path)) if draft.sources else (draft.proposer(0),) * len(path)
 
 
 def _trace(verified: VerifiedDraft, kept: int, why: str) -> StepTrace:
