@@ -1,7 +1,7 @@
 """Prompts on one GPU, 8B shape with random weights: the bits of wide passes beside those of narrow ones, time to first
 token, decoding at long contexts, and how long others wait while a long prompt arrives.
 
-    python benchmarks/gpu_wide.py [--quick] [--out benchmarks/results/gpu_wide.json]
+    python benchmarks/gpu_wide.py [--quick | --prompts 8192,32000] [--out benchmarks/results/gpu_wide.json]
 
 A pass of at most 64 rows runs the kernels for few rows, so a prompt given in pieces of 64 is what a whole one must
 equal: every key and value of every layer, the logits, and the tokens that follow. Exits with 1 where they differ.
@@ -211,9 +211,18 @@ def gaps(engine: Engine, others: int, length: int) -> Found:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="bits and first tokens only, up to 8,192 tokens")
+    parser.add_argument("--prompts", help="first tokens alone, of prompts so long, three times each")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     kept: list[Found] = []
+    if options.prompts:
+        wanted = [int(length) for length in options.prompts.split(",")]
+        engine = prepared(kept, decoder("8b", 2, max(wanted) + 512))
+        for length in wanted:
+            timed(engine, 1, length, 4, 1)
+            firsts = sorted(round(timed(engine, 1, length, 4, 1)[0], 4) for _ in range(3))
+            say(kept, section="prompt", tokens=length, first_token_s=firsts[1], all=firsts)
+        return
     small = decoder("135m", 4, 4096)
     equality(kept, small, [129, 1000, 3000])
     del small

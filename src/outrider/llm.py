@@ -56,7 +56,8 @@ class LLM:
 
     `dtype`: auto, bf16, fp16, fp32, int8, fp8 or native, or as PyTorch names or gives some ("float16", torch.float16).
     `device`: auto, cpu, cuda or cuda:N. `threads`: of the CPU. `bitwise` None: on where it is nearly free.
-    `max_batch`: requests that run together; more wait. `max_context`: tokens of prompt and answer to make room for.
+    `max_batch`: requests that run together; more wait (None: 64 on a GPU, else 16). `max_context`: tokens of prompt and
+    answer to make room for.
     `kv_tokens`: the most tokens that running requests may have together (None: what the cache has room for).
     `gpu_memory`: the part of the whole GPU that weights, buffers and cache may take together.
     `remember`: lookup may draft from the answers to earlier requests; not for requests of different owners, who could
@@ -78,7 +79,7 @@ class LLM:
         device: str | torch.device = "auto",
         threads: int | None = None,
         bitwise: bool | None = None,
-        max_batch: int = 8,
+        max_batch: int | None = None,
         max_context: int | None = None,
         kv_tokens: int | None = None,
         gpu_memory: float = 0.9,

@@ -71,8 +71,14 @@ def serve(
         ),
     ] = None,
     max_batch: Annotated[
-        int, _model("--max-batch", min=1, metavar="N", help="Most answers decoded at the same time.")
-    ] = 16,
+        int | None,
+        _model(
+            "--max-batch",
+            min=1,
+            metavar="N",
+            help="Most answers decoded at the same time; not given: 64 on a GPU, else 16.",
+        ),
+    ] = None,
     max_context: Annotated[
         int | None,
         _model("--max-context", min=2, metavar="N", help="Most tokens of prompt and answer to make room for."),

@@ -22,6 +22,10 @@ from outrider.models.precision import BF16, FP8, FP16, FP32, INT8, NATIVE, PRECI
 _MOST_THREADS, _MOST_BATCH = 1024, 65536
 """Beyond any machine; PyTorch and the caches would rather break than refuse."""
 
+_GPU_BATCH, _CPU_BATCH = 64, 16
+"""Requests that run together unless somebody says how many. A GPU has the weights of a pass read once for all of them;
+a CPU multiplies them for each."""
+
 
 def placement(
     *,
@@ -29,14 +33,15 @@ def placement(
     dtype: str | torch.dtype,
     bitwise: bool | None,
     threads: int | None,
-    max_batch: int,
+    max_batch: int | None,
     max_context: int | None,
     gpu_memory: float = GPU_MEMORY,
 ) -> Placement:
     """Check what was asked for against this machine; `dtype` by either spelling, or as PyTorch's. Changes nothing."""
     if threads is not None:
         whole("threads", threads, 1, _MOST_THREADS)
-    whole("max_batch", max_batch, 1, _MOST_BATCH)
+    if max_batch is not None:
+        whole("max_batch", max_batch, 1, _MOST_BATCH)
     if max_context is not None:
         whole("max_context", max_context, 1)
     if bitwise is not None:
@@ -49,7 +54,8 @@ def placement(
     if precision is FP8 and place.type != "cuda":
         raise InvalidRequest("dtype: fp8 is for GPUs; use int8 on the CPU, which takes as little memory")
     cores = threads or torch.get_num_threads()
-    return Placement(place, precision, bitwise, cores, max_batch, max_context, auto, gpu_memory)
+    most = max_batch or (_GPU_BATCH if place.type == "cuda" else _CPU_BATCH)
+    return Placement(place, precision, bitwise, cores, most, max_context, auto, gpu_memory)
 
 
 def set_process_threads(place: Placement) -> None:
