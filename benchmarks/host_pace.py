@@ -34,6 +34,7 @@ from outrider.bench.questions import builtin, interleaved
 from outrider.bench.shapes import random_weights
 from outrider.control.auto import AutoLength
 from outrider.control.trees import TREES
+from outrider.core.step import step_width
 from outrider.drafters.head import HeadDrafter
 from outrider.drafters.mix import MixDrafter
 from outrider.drafters.none import NoDrafter
@@ -93,7 +94,7 @@ class Device:
             for lanes, fitting in stepper._sizes(engine.executor._shapes)
         }
         stepper._seconds = known
-        clock.seconds = lambda lanes: known[1 << (lanes - 1).bit_length()]
+        clock.seconds = lambda lanes: known[step_width(lanes)]
         clock.idles = lambda *_: False
 
     def _run(self, key: tuple[Any, ...], _: object) -> None:

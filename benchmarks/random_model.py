@@ -1,8 +1,9 @@
 """Writes a model folder of a named shape with random weights, which any engine loads as it does a real one.
 
-    python benchmarks/random_model.py FOLDER [--shape 8b] [--tokenizer smollm2-135m] [--context 8192]
+    python benchmarks/random_model.py FOLDER [--shape 8b] [--tokenizer smollm2-135m] [--context 40960]
 
-For speed alone: what it says is noise. The tokenizer is that of another model, whose vocabulary must not be larger.
+For speed alone: what it says is noise. The tokenizer is that of another model (or a folder that has one), whose
+vocabulary must not be larger.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="8b")
     parser.add_argument("--tokenizer", default="smollm2-135m", metavar="MODEL")
-    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--context", type=int, default=40960)
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
     shape = SHAPES[options.shape]
-    source = Path(open_checkpoint(options.tokenizer, SilentProgress()).path)
+    given = Path(options.tokenizer)
+    source = given if given.is_dir() else Path(open_checkpoint(options.tokenizer, SilentProgress()).path)
     for name in TOKENIZER:
         if (source / name).exists():
             shutil.copy(source / name, options.folder)

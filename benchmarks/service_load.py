@@ -4,10 +4,10 @@
                                       [--alone 64] [--asked FILE.json] [--out FILE.json]
 
 Requests are of mixed lengths (prompts of 20 to 2,000 tokens, answers of 16 to 256) and mixed sampling (greedy, top-p,
-min-p, penalties, logprobs, stop strings). All arrive together, plainly and with `auto` in turn, `--rounds` times, each
-time beginning with another token, so that nothing of them is in the cache. After each round `--alone` of them, others
-each time, are answered alone and plainly: what was said together must be equal to that. Exit status 1 if one was lost
-or differs. `--asked` keeps the requests, for `vllm_service.py` to ask vLLM the same.
+min-p, penalties, logprobs, stop strings). All arrive together, plainly and with `auto` in turn, `--rounds` times; each
+begins with tokens of its own, so that nothing of it is in the cache. After each round `--alone` of them, others each
+time, are answered alone and plainly: what was said together must be equal to that. Exit status 1 if one was lost or
+differs. `--asked` keeps the requests, for `vllm_service.py` to ask vLLM the same.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from outrider.core.request import Completion
 from outrider.provenance import provenance
 
 LENGTHS = (16, 32, 64, 96, 128, 192, 256)
-FIRST = 1000
-"""The token that requests of the first round begin with."""
+FIRST, SECOND = 1000, 2000
+"""The tokens that the first request of the first round begins with."""
 LONG = (0, 0, 0, 1, 0, 0, 4, 0, 0, 12)
 """How many other questions stand before the one that is asked."""
 MANNERS: tuple[dict[str, Any], ...] = (
@@ -60,20 +60,21 @@ class Round(NamedTuple):
 
 
 def asked(llm: LLM, count: int) -> list[Asked]:
-    """Of up to 2,000 tokens less one, which tells rounds apart."""
+    """Of up to 2,000 tokens less two, which tell them apart."""
     texts = [question.turns[0] for question in interleaved(builtin())]
     made = []
     for i in range(count):
         before = [texts[(i + 3 + j) % len(texts)] for j in range(LONG[i % len(LONG)])]
         prompt = llm.encode_chat([{"role": "user", "content": "\n\n".join([*before, texts[i % len(texts)]])}])
         params = SamplingParams(max_tokens=LENGTHS[i % len(LENGTHS)], seed=i, **MANNERS[i % len(MANNERS)])
-        made.append(Asked(prompt[-1999:], params))
+        made.append(Asked(prompt[-1998:], params))
     return made
 
 
 def begun_with(number: int, requests: Sequence[Asked]) -> list[Asked]:
-    """The same as asked in round `number`."""
-    return [Asked([FIRST + number, *request.prompt], request.params) for request in requests]
+    """The same as asked in round `number`: no two of any round begin alike."""
+    each = enumerate(requests)
+    return [Asked([FIRST + number, SECOND + i, *request.prompt], request.params) for i, request in each]
 
 
 async def together(llm: LLM, requests: list[Asked], speculate: bool) -> Round:

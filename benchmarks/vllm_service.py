@@ -3,8 +3,8 @@
     python benchmarks/service_load.py --model FOLDER --device cuda --asked asked.json --out ours.json
     python benchmarks/vllm_service.py FOLDER asked.json [--rounds 3] [--prompts 8192,32000] [--out vllm.json]
 
-Run it where vLLM is; nothing else is needed. All requests at once, as many in flight as vLLM likes, rounds beginning
-with other tokens as there. Prompts travel as token ids; seeds, stop strings and detokenization are left out, which can
+Run it where vLLM is; nothing else is needed. All requests at once, as many in flight as vLLM likes, each beginning with
+tokens of its own as there. Prompts travel as token ids; seeds, stop strings and detokenization are left out, which can
 only make vLLM faster. `--prompts`: also first tokens of prompts so long, median of three.
 """
 
@@ -19,7 +19,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-FIRST = 1000
+FIRST, SECOND = 1000, 2000
 """As `service_load.py` has it."""
 
 
@@ -41,7 +41,9 @@ def main() -> None:
     params = [SamplingParams(**told, detokenize=False) for _, told in asked]
     rounds = []
     for number in range(options.rounds + 1):  # the first warms up
-        prompts = [TokensPrompt(prompt_token_ids=[FIRST + number, *prompt]) for prompt, _ in asked]
+        prompts = [
+            TokensPrompt(prompt_token_ids=[FIRST + number, SECOND + i, *prompt]) for i, (prompt, _) in enumerate(asked)
+        ]
         started = perf_counter()
         answers = llm.generate(prompts, params, use_tqdm=False)
         seconds = perf_counter() - started
@@ -53,7 +55,7 @@ def main() -> None:
         one = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
         taken = []
         for number in range(4):
-            ids = random.Random(number).choices(range(10, 40_000), k=length)
+            ids = random.Random(f"{length} {number}").choices(range(10, 40_000), k=length)
             started = perf_counter()
             llm.generate([TokensPrompt(prompt_token_ids=ids)], one, use_tqdm=False)
             taken.append(perf_counter() - started)

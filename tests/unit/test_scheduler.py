@@ -68,28 +68,37 @@ def test_a_large_chunk_is_for_those_whom_nobody_waits_for(decoding: int, prompts
     scheduler: Scheduler[Job] = Scheduler(64, 200_000, 8192)
     for number in range(decoding):
         scheduler.add(job(number, 2, generate=100))
-    step(scheduler)
+    for _ in range(2):  # the prompts, and a token more
+        step(scheduler)
     for number in range(prompts):
         scheduler.add(job(decoding + number, length))
     assert sum(count for _, count in step(scheduler).prefill) == rows
 
 
-def test_those_that_came_together_are_all_read_before_the_first_goes_on() -> None:
-    """64 prompts of 256 in two passes. Whoever decodes longer is not made to wait so, nor for what takes several."""
-    for before, length, rows in ((0, 257, [8192, 8192]), (1, 257, [2048, 2048]), (0, 1025, [8192, 2048, 2048])):
+def test_those_that_came_together_are_read_before_the_first_goes_on() -> None:
+    """64 prompts of 256 in two passes, longer ones in as large parts as there are yet to read. Whoever decoded before
+    is not made to wait so."""
+    for before, length, rows in ((0, 257, [8192, 8192]), (1, 257, [2048, 2048]), (0, 1025, [8192, 7168, 6272])):
         scheduler: Scheduler[Job] = Scheduler(80, 200_000, 8192)
         for number in range(before):
             scheduler.add(job(number, 2, generate=100))
-        step(scheduler)
+        for _ in range(2):
+            step(scheduler)
         for number in range(64):
             scheduler.add(job(before + number, length, generate=100))
         assert [sum(count for _, count in step(scheduler).prefill) for _ in rows] == rows
-    scheduler = Scheduler(80, 200_000, 8192)
-    for number in range(64):
-        scheduler.add(job(number, 257, generate=100))
-    step(scheduler)
-    scheduler.add(job(64, 257))
-    assert sum(count for _, count in step(scheduler).prefill) == 2048, "one came later"
+
+
+def test_who_comes_while_others_are_read_is_one_of_them() -> None:
+    """But not who comes once all decode."""
+    for steps, rows in ((1, 8192 * 33 // 65), (3, 512)):
+        scheduler: Scheduler[Job] = Scheduler(80, 200_000, 8192)
+        for number in range(64):
+            scheduler.add(job(number, 257, generate=100))
+        for _ in range(steps):
+            step(scheduler)
+        scheduler.add(job(64, 2000))
+        assert sum(count for _, count in step(scheduler).prefill) == rows
 
 
 def test_prompts_keep_up_with_steps_that_bring_several_tokens() -> None:

@@ -15,7 +15,7 @@ from outrider.control.silence import Silence
 from outrider.control.steps import StepCosts
 from outrider.core.draft import Draft
 from outrider.core.drafter import VerifiedDraft
-from outrider.core.step import StepShape
+from outrider.core.step import StepShape, step_width, step_widths
 from outrider.engine.device_clock import DeviceClock
 
 PLAIN, ONE, TWO, FOUR = (StepShape(n, n) for n in (0, 1, 2, 4))
@@ -279,3 +279,9 @@ def test_what_a_step_takes_is_what_the_host_needs_for_it_too() -> None:
     assert clock.takes(4, StepShape(0, 3)) == 0.0, "it was never measured"
     unmeasured: Any = type("Unmeasured", (), {"seconds": lambda self, lanes: {}})()
     assert DeviceClock(unmeasured, list(MEASURED)).takes(4, PLAIN) == 0.0
+
+
+def test_steps_are_as_wide_as_needed_and_of_few_widths() -> None:
+    assert step_widths(256) == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
+    assert [step_width(requests) for requests in (1, 3, 96, 128, 129, 192, 193)] == [1, 4, 128, 128, 192, 192, 256]
+    assert step_widths(150)[-1] == step_width(150) == 192, "room for all that may run"

@@ -8,9 +8,9 @@ import torch
 
 from outrider.bench.forced_kernel import forced_accept_kernel
 from outrider.bench.synthetic import SyntheticAcceptance
-from outrider.core.step import Manner, StepShape
+from outrider.core.step import Manner, StepShape, step_width
 from outrider.models.cuda.decoder import CudaDecoder
-from outrider.models.cuda.graphs import bucket, oldest
+from outrider.models.cuda.graphs import oldest
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.lanes import MAX_LENGTH, OUT, STRIDE, WIDTH
 from outrider.models.cuda.stepper import DeviceStepper
@@ -27,7 +27,7 @@ class ForcedStepper(DeviceStepper):
     ) -> None:
         super().__init__(target, draft, vocab_size)
         self._acceptance, self._step = acceptance, 0
-        self._forced = torch.zeros(bucket(target.max_batch), dtype=torch.int32, device=target.device)
+        self._forced = torch.zeros(step_width(target.max_batch), dtype=torch.int32, device=target.device)
 
     def _run(self, lanes: int, shape: StepShape, manner: Manner, has_run: Sequence[int]) -> None:
         sending = oldest(self._sending)

@@ -25,6 +25,9 @@ MOST_LOGPROBS = 20
 MOST_ROWS = 64
 """The most rows of a request that one step runs."""
 
+_FAR_APART = 256
+"""Lanes from which on passes take as much longer as they have more rows."""
+
 
 class Manner(IntEnum):
     """How the tokens of a step are chosen; each way does what those before it do too."""
@@ -114,6 +117,18 @@ def tree_of(nodes: int) -> StepShape:
     """A tree of so many nodes. Each level takes a pass of the drafter, so its depth grows slowly."""
     levels = min(nodes, (nodes + 1).bit_length())
     return StepShape(levels, levels, nodes)
+
+
+def step_width(requests: int) -> int:
+    """The lanes of a step of so many requests: steps are prepared for few sizes. The next power of two, or where those
+    are far apart, three quarters of it."""
+    whole = 1 << (requests - 1).bit_length()
+    return 3 * whole // 4 if whole >= _FAR_APART and requests <= 3 * whole // 4 else whole
+
+
+def step_widths(most: int) -> list[int]:
+    """Those of 1 to `most` requests."""
+    return sorted({step_width(requests) for requests in range(1, most + 1)})
 
 
 class Offer(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from outrider.control.steps import StepCosts, guessed
-from outrider.core.step import StepOutcome, Stepper, StepShape
+from outrider.core.step import StepOutcome, Stepper, StepShape, step_width
 
 _LATELY = 1 / 4
 """What the newcomers of one step count for in the average."""
@@ -24,7 +24,7 @@ class DeviceClock:
         self._stepper = stepper
         self._shapes = shapes
         self._costs: dict[int, StepCosts] = {}
-        """By the power of two that the lanes fill."""
+        """By the width of steps."""
         self._read: tuple[StepCosts, StepShape, float] | None = None
         """The step read last, by its costs and shape, and when; None: steps on the host came after it."""
         self._drafted = False
@@ -74,7 +74,7 @@ class DeviceClock:
 
     def _costs_of(self, lanes: int) -> StepCosts | None:
         """None before anything was measured."""
-        width = 1 << (lanes - 1).bit_length()
+        width = step_width(lanes)
         if width not in self._costs and (measured := self._stepper.seconds(lanes)):
             self._costs[width] = StepCosts(measured)
         return self._costs.get(width)

@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.core.drafter import DevicePart
 from outrider.core.model import CachedNetwork, LanguageModel
 from outrider.core.request import ResolvedParams
-from outrider.core.step import HandedOver, Manner, Processing, Stepper, StepSlot
+from outrider.core.step import HandedOver, Manner, Processing, Stepper, StepSlot, step_width
 from outrider.engine.request import Request
 from outrider.sampling.noise import step_words_of, words_of
 from outrider.sampling.warp import PENALTIES, PROCESSED
@@ -98,9 +98,9 @@ class DeviceLanes:
         self._seats = None
 
     def close_up(self, count: int) -> None:
-        """Steps are as wide as the next power of two from the last lane: where `count` requests need less, those of the
-        last lanes move into empty ones."""
-        if len(self.requests) > 1 << (count - 1).bit_length():
+        """Steps are wide enough for the last lane (`step_width`): where `count` requests need less, those of the last
+        lanes move into empty ones."""
+        if len(self.requests) > step_width(count):
             sources = [number for number in range(count, len(self.requests)) if self.requests[number] is not None]
             targets = [number for number in range(count) if self.requests[number] is None]
             self._stepper.move(sources, targets)

@@ -99,7 +99,8 @@ class Scheduler(Generic[S]):
         self._spared: dict[int, int] = {}
         """By a request's `id()`, as long as it is here: the step until which it has made way enough."""
         self._came_together: set[int] = set()
-        """`id()` of those here that ran when nobody decoded last."""
+        """`id()` of those here that ran when nobody decoded last, and of whoever came before their prompts were all
+        read."""
 
     @property
     def waiting(self) -> int:
@@ -213,20 +214,21 @@ class Scheduler(Generic[S]):
         principals that have nothing but prompts, but at least a quarter of what one may bring beside decoding, and at
         most that for each: decoding goes on, and so does every prompt. Steps that bring several tokens each leave as
         much more to prompts, which would otherwise wait for requests that finish sooner. Of a large chunk every prompt
-        gets what it may bring, all together a quarter: what is given in small pieces takes longer for all. And all of
-        it where it is the rest of those that came together: who among them decodes already waits once, as it might have
-        for its own first token.
+        gets what it may bring, all together a quarter: what is given in small pieces takes longer for all. Where all
+        that decode came together with those, it is as large a part as there are with prompts, and all of it where that
+        is enough for the rest: they wait as they might have for their own first token.
         Half of the rows go to the prompt that came first, so that a long one progresses; the rest to principals by
         turns, and of each to the prompt with the least to do, so that short ones overtake it.
         """
         joining = [s for s in self.running if s.num_uncomputed_tokens]
         if not joining:
+            self._came_together.clear()
             return SchedulerOutput([], list(self.running))
         rows = self._chunk
-        if len(joining) == len(self.running):
-            self._came_together = {id(s) for s in joining}
-        elif not self._completes(joining):
+        if len(joining) < len(self.running):
             rows = self._beside_decoding(joining)
+        else:
+            self._came_together = {id(s) for s in joining}
         able = [s for s in joining if s.prefix_donor is None]
         given = {id(s): 0 for s in able}
         turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in _by_turns(able)]
@@ -238,20 +240,20 @@ class Scheduler(Generic[S]):
         complete = {id(s) for s, count in prefill if count == s.num_uncomputed_tokens}
         return SchedulerOutput(prefill, [s for s in self.running if not s.num_uncomputed_tokens or id(s) in complete])
 
-    def _completes(self, joining: Sequence[S]) -> bool:
-        """Whether a large chunk is enough for the rest of those that came together, and nobody else runs."""
-        if self._chunk < _LARGE * _BESIDE or not all(id(s) in self._came_together for s in self.running):
-            return False
-        return sum([s.num_uncomputed_tokens for s in joining]) <= self._chunk
-
     def _beside_decoding(self, joining: Sequence[S]) -> int:
         """Rows of prompts in a step in which others decode."""
         beside = min(self._chunk, _BESIDE)
-        if self._chunk >= _LARGE * beside:
-            return min(beside * len(joining), self._chunk // 4)
-        piece = max(1, beside // _PIECES)
-        part = max(beside // 4, _share(self._chunk, self.running, joining)) * max(1.0, self._gained)
-        return min(beside, max(1, round(part / piece)) * piece)
+        if self._chunk < _LARGE * beside:
+            piece = max(1, beside // _PIECES)
+            part = max(beside // 4, _share(self._chunk, self.running, joining)) * max(1.0, self._gained)
+            return min(beside, max(1, round(part / piece)) * piece)
+        usual = min(beside * len(joining), self._chunk // 4)
+        if not self._came_together.issuperset([id(s) for s in self.running if not s.num_uncomputed_tokens]):
+            return usual
+        self._came_together.update(map(id, joining))
+        if sum([s.num_uncomputed_tokens for s in joining]) <= self._chunk:
+            return self._chunk
+        return max(usual, self._chunk * len(joining) // len(self.running))
 
 
 def _youngest(requests: Sequence[S], held: Mapping[str, int]) -> S:

@@ -22,9 +22,11 @@ from outrider.models.precision import BF16, FP8, FP16, FP32, INT8, NATIVE, PRECI
 _MOST_THREADS, _MOST_BATCH = 1024, 65536
 """Beyond any machine; PyTorch and the caches would rather break than refuse."""
 
-_GPU_BATCH, _CPU_BATCH = 64, 16
-"""Requests that run together unless somebody says how many. A GPU has the weights of a pass read once for all of them;
-a CPU multiplies them for each."""
+_CPU_BATCH, _GPU_BATCH, _LARGE_GPU_BATCH = 16, 64, 256
+"""Requests that run together unless somebody says how many. A GPU reads the weights of a pass once for all of them, a
+CPU multiplies them for each."""
+_LARGE_GPU = 40 * 2**30
+"""Bytes of its memory."""
 
 
 def placement(
@@ -54,8 +56,7 @@ def placement(
     if precision is FP8 and place.type != "cuda":
         raise InvalidRequest("dtype: fp8 is for GPUs; use int8 on the CPU, which takes as little memory")
     cores = threads or torch.get_num_threads()
-    most = max_batch or (_GPU_BATCH if place.type == "cuda" else _CPU_BATCH)
-    return Placement(place, precision, bitwise, cores, most, max_context, auto, gpu_memory)
+    return Placement(place, precision, bitwise, cores, max_batch or _usual_batch(place), max_context, auto, gpu_memory)
 
 
 def set_process_threads(place: Placement) -> None:
@@ -63,6 +64,12 @@ def set_process_threads(place: Placement) -> None:
     have theirs per model."""
     if place.threads != torch.get_num_threads():
         torch.set_num_threads(place.threads)
+
+
+def _usual_batch(place: torch.device) -> int:
+    if place.type != "cuda":
+        return _CPU_BATCH
+    return _LARGE_GPU_BATCH if torch.cuda.get_device_properties(place).total_memory >= _LARGE_GPU else _GPU_BATCH
 
 
 def _device(asked: object) -> torch.device:

@@ -17,10 +17,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.core.step import Guide, Manner, Offer, PendingFeatures, StepOutcome, StepShape, StepSlot
+from outrider.core.step import (
+    Guide,
+    Manner,
+    Offer,
+    PendingFeatures,
+    StepOutcome,
+    StepShape,
+    StepSlot,
+    step_width,
+    step_widths,
+)
 from outrider.models.cuda.chains import Chains, HeadChains, ModelChains
 from outrider.models.cuda.chooser import Chooser
-from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, bucket, buckets, oldest
+from outrider.models.cuda.graphs import GraphRecording, Graphs, Key, Launches, Staging, oldest
 from outrider.models.cuda.growth import WIDTH as GROWN_ROWS
 from outrider.models.cuda.head import CudaHead
 from outrider.models.cuda.judge import Judge
@@ -51,7 +61,7 @@ class DeviceStepper:
     def __init__(self, target: CudaDecoder, draft: CudaDecoder | CudaHead | None, vocab_size: int) -> None:
         self._target = target.network
         self.reach = min(target.max_context, draft.max_context) if draft else target.max_context
-        lanes = bucket(target.max_batch)
+        lanes = step_width(target.max_batch)
         device = target.device
         spares = target.max_batch, draft.max_batch if draft else 0
         self._board = Lanes(lanes, *spares, target.network.capacity, vocab_size, device)
@@ -77,17 +87,17 @@ class DeviceStepper:
         """Those that are free."""
         self._under_way: list[Result] = []
         self._seconds: dict[int, dict[StepShape, float]] = {}
-        """By bucket of lanes: what steps of each shape prepared take."""
+        """By their width: what steps of each shape prepared take."""
 
     def limit(self, lanes: int) -> int:
         """The longest chain that fits one pass of the target."""
-        return min(MAX_LENGTH, NARROW_ROWS // bucket(lanes) - 1)
+        return min(MAX_LENGTH, NARROW_ROWS // step_width(lanes) - 1)
 
     def trees(self, lanes: int) -> bool:
-        return self._head is not None and bucket(lanes) * GROWN_ROWS <= TREE_ROWS
+        return self._head is not None and step_width(lanes) * GROWN_ROWS <= TREE_ROWS
 
     def seconds(self, lanes: int) -> Mapping[StepShape, float]:
-        return self._seconds.get(bucket(lanes), {})
+        return self._seconds.get(step_width(lanes), {})
 
     @property
     def late(self) -> int:
@@ -141,7 +151,7 @@ class DeviceStepper:
 
     def _sizes(self, shapes: Sequence[StepShape]) -> Iterator[tuple[int, list[StepShape]]]:
         """Every number of lanes with every shape: chains are cut to what fits, trees left out that do not."""
-        for count in buckets(self._board.most):
+        for count in step_widths(self._board.most):
             if (most := self.limit(count)) >= 0:
                 chains = {StepShape(min(s.drafted, most), min(s.verified, most)) for s in shapes if not s.nodes}
                 trees = {s for s in shapes if 0 < s.nodes <= most and self.trees(count)}
@@ -209,7 +219,7 @@ class DeviceStepper:
         guides: Mapping[int, Guide] = {},
     ) -> None:
         """Start a step of the first `lanes` lanes; does not wait for it."""
-        count = bucket(lanes)
+        count = step_width(lanes)
         result = self._results.pop(0)
         if _aligns(shape, manner):
             self._offers.send(shape.drafted, offers, guides)
@@ -235,7 +245,7 @@ class DeviceStepper:
     @torch.inference_mode()
     def settle(self, lanes: int) -> None:
         if self._chains is not None:
-            self._chains.settle(self._graphs, bucket(lanes))
+            self._chains.settle(self._graphs, step_width(lanes))
 
     @torch.inference_mode()
     def left(self, number: int) -> PendingFeatures:
