@@ -58,10 +58,11 @@ class LLM:
     `device`: auto, cpu, cuda or cuda:N. `threads`: of the CPU. `bitwise` None: on where it is nearly free.
     `max_batch`: requests that run together; more wait (None: 16, on a GPU 64, on one of 40 GiB or more 256).
     `max_context`: tokens of prompt and answer to make room for. `kv_tokens`: the most tokens that running requests may
-    have together (None: what the cache has room for). `gpu_memory`: the part of the whole GPU that weights, buffers and cache may take together.
-    `remember`: lookup may draft from the answers to earlier requests; not for requests of different owners, who could
-    tell by the time it takes. `progress`: told what takes long (None: nobody is). `quiet`: a context in which nothing
-    else runs; what passes cost is then measured at once, inside of it, unless an earlier process has.
+    have together (None: what the cache has room for). `gpu_memory`: the part of the whole GPU that weights, buffers and
+    cache may take together. `remember`: lookup may draft from the answers to earlier requests; not for requests of
+    different owners, who could tell by the time it takes. `progress`: told what takes long (None: nobody is). `quiet`:
+    a context in which nothing else runs; what passes cost is then measured at once, inside of it, unless an earlier
+    process has.
 
     Any number of threads may use one LLM, and streams may be read by turns: all run together in one engine, and
     everybody gets what they would get alone.
