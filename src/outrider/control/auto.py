@@ -83,7 +83,10 @@ class AutoLength:
         self._paid = self._paid_from(self._prices.table)
         """None until costs are known."""
         self._silence = Silence()
+        self._thrifts: dict[int, Thrift] = {}
+        """By how many requests run, to a power of two: what pays for one may be nothing among sixteen."""
         self._thrift = Thrift()
+        """Of the last step for which it was asked."""
         self._overrun = Overrun()
         self._resting = False
         """Whether nothing was thought about in the step under way, to save the time."""
@@ -125,6 +128,7 @@ class AutoLength:
         if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
             self._resting, self.issued = True, limits
             return [EMPTY] * len(states)
+        self._thrift = self._thrifts.setdefault((len(states) - 1).bit_length(), Thrift())
         owed, plain_due = any(state.promised for state in states), self._prices.plain_due()
         # A grammar may leave no choice at any step.
         silent = self._silence.settled and all(s.params.grammar is None for s in requests)

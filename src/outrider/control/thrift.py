@@ -15,8 +15,8 @@ _DEAREST = 8.0
 """Plain steps that a thought may take: one that took longer was disturbed."""
 _FAR, _SOME = 4.0, 0.25
 """So many times what thoughts took, and so much of a plain step, is far longer than usual."""
-_HOPE = 0.5
-"""What drafts are taken to be worth at first, of a plain step."""
+_HOPE, _HOPEFUL = 0.5, 8
+"""What drafts are taken to be worth at first, of a plain step, and for as much as how many steps that counts."""
 _RATE, _SLOW_RATE = 1 / 8, 1 / 32
 """What a step counts for: thoughts take much the same time, drafts bring something now and then."""
 
@@ -27,6 +27,7 @@ class Thrift:
         """What a thought takes, of a plain step."""
         self._worth = _HOPE
         """What is expected of the drafts that come of it, less what those cost, of a plain step."""
+        self._thoughts = _HOPEFUL
         self._before = 0.0
         """What the last one took."""
         self.left = 0
@@ -58,6 +59,7 @@ class Thrift:
     def value(self, worth: float, right: bool) -> None:
         """What was expected of the drafts of a step that was thought about, less what they cost, of a plain step; and
         whether one that was only tried was `right`."""
-        self._worth += _SLOW_RATE * (worth - self._worth)
+        self._thoughts += 1
+        self._worth += max(_SLOW_RATE, 1 / self._thoughts) * (worth - self._worth)
         if right or worth > self.cost:  # they may be again
             self.left = 0
