@@ -240,7 +240,7 @@ def test_a_heads_pass_has_room_for_all_that_waits_when_others_join(monkeypatch: 
     monkeypatch.setattr(network.network, "max_rows", 16)  # in proportion: from 2 lanes to 4
     controller = FixedLength(0)
     controller.away = False
-    monkeypatch.setattr(controller, "pays", lambda requests, prompt: True)
+    monkeypatch.setattr(controller, "pays", lambda prompts, running: [True] * len(prompts))
     engine = Engine(target, drafter, controller)
     requests = [made(i, [i + 1, 2], SamplingParams(temperature=0, max_tokens=20)) for i in range(3)]
     for one in requests[:2]:

@@ -247,7 +247,7 @@ def test_a_prompt_may_be_left_unread(
     drafter = drafter_for("head", source, model)
     assert isinstance(drafter, HeadDrafter)
     rows, controller = counted(drafter), Pausing(4, 0, 6)
-    monkeypatch.setattr(controller, "pays", lambda requests, prompt: False)
+    monkeypatch.setattr(controller, "pays", lambda prompts, running: [False] * len(prompts))
     controller.away = away
     engine, asked = Engine(model, drafter, controller), request(0, text(words, 2), limit=25)
     engine.add(asked)
@@ -271,7 +271,7 @@ def test_prompts_that_begin_as_an_unread_one_have_no_gap(
     controller = FixedLength(4)
     engine, common = Engine(model, drafter, controller), text(20, 2)
     for number, pays in enumerate((False, True)):
-        monkeypatch.setattr(controller, "pays", lambda requests, prompt, pays=pays: pays)
+        monkeypatch.setattr(controller, "pays", lambda prompts, running, pays=pays: [pays] * len(prompts))
         asked = request(number, [*common, *text(60, 3 + number)], limit=12)
         engine.add(asked)
         while asked.generated < 3:
@@ -292,7 +292,7 @@ def test_what_is_read_first_may_come_in_pieces(
     drafter = drafter_for("head", source, model)
     assert isinstance(drafter, HeadDrafter)
     rows, controller = counted(drafter), FixedLength(4)
-    monkeypatch.setattr(controller, "pays", lambda requests, prompt: False)
+    monkeypatch.setattr(controller, "pays", lambda prompts, running: [False] * len(prompts))
     engine, asked = Engine(model, drafter, controller), request(0, text(60, 2), limit=12)
     engine.add(asked)
     while not asked.generated:

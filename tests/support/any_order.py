@@ -75,8 +75,8 @@ class Fickle(FixedLength):
             self.silent = self.rng.choice([1, 3, 40])
         self.nodes = self.rng.randint(0, self.most)
 
-    def pays(self, prompts: Sequence[RequestView], running: int) -> bool:
-        return True
+    def pays(self, prompts: Sequence[RequestView], running: int) -> list[bool]:
+        return [True] * len(prompts)
 
     def draft(self, *args: Any) -> Any:
         self._next()

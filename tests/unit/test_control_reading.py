@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import pytest
 from control_world import Drafts, Running, World, flat
@@ -24,7 +25,7 @@ def test_a_drafter_may_pay_for_one_request_and_not_for_many() -> None:
     line = [1.0 if rows <= 8 else rows / 8 for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
     controller = AutoLength(table=table)
-    reads = [controller.pays([Running(running, prompt_length=1)], running) for running in (1, 2, 4, 12, 24)]
+    reads = [controller.pays([Running(running, prompt_length=1)], running)[0] for running in (1, 2, 4, 12, 24)]
     assert reads == [True, True, True, False, False]
 
 
@@ -44,15 +45,23 @@ def test_what_is_there_of_a_prompt_is_not_read_again() -> None:
     line = [1.0 + 0.01 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
     controller = AutoLength(table=table)
-    assert not controller.pays([Running(0, prompt_length=30_000)], 1)
-    assert controller.pays([Running(1, prompt_length=30_000, reused=29_900)], 1)
+    assert controller.pays([Running(0, prompt_length=30_000)], 1) == [False]
+    assert controller.pays([Running(1, prompt_length=30_000, reused=29_900)], 1) == [True]
 
 
 def test_now_and_then_a_prompt_is_read_all_the_same() -> None:
     line = [1.0 + 0.01 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.9)})
-    paid = PaidDrafters(table, 16, 64, Acceptance(), {})
-    assert 2 <= sum(paid.pays(1.0, 1, 100) for _ in range(100)) <= 5
+    for together in (1, 16):
+        controller, ids, read = AutoLength(table=table), count(), 0
+        for _ in range(320 // together):
+            newcomers = [Running(next(ids), prompt_length=100) for _ in range(together)]
+            decided = controller.pays(newcomers, 16)
+            assert sum(decided) <= 1, "of those that come together one"
+            read += sum(decided)
+            for each in newcomers:
+                controller.forget(each)
+        assert 8 <= read <= 13
 
 
 @pytest.mark.parametrize(("unread", "reads"), [(0.8, False), (0.0, True)])
@@ -78,27 +87,27 @@ def test_prompts_that_wait_count_as_much_as_what_decodes() -> None:
     will share theirs."""
     controller = AutoLength(table=stairs())
     World(flat).run(controller, 4)
-    assert not controller.pays([Running(1, prompt_length=100)], 12)
-    assert controller.pays([Running(2, prompt_length=100)], 1)
+    assert controller.pays([Running(1, prompt_length=100)], 12) == [False]
+    assert controller.pays([Running(2, prompt_length=100)], 1) == [True]
 
 
 def test_it_is_decided_once_for_all_pieces_of_a_prompt() -> None:
     """Half a prompt read costs half, and is of little use."""
     controller = AutoLength(table=stairs())
     read, unread = Running(1, prompt_length=100), Running(2, prompt_length=100)
-    assert controller.pays([read], 1)
-    assert not controller.pays([unread], 24)
-    assert [controller.pays([read], 24), controller.pays([unread], 1)] == [True, False]
-    assert controller.pays([read, unread], 24)
+    assert controller.pays([read], 1) == [True]
+    assert controller.pays([unread], 24) == [False]
+    assert [controller.pays([read], 24), controller.pays([unread], 1)] == [[True], [False]]
+    assert controller.pays([read, unread], 24) == [True, False]
 
 
-def test_beside_one_that_is_read_so_is_a_newcomer() -> None:
-    """A pass is read as a whole: what was read must not be taken for what was not."""
+def test_beside_one_that_is_read_a_newcomer_is_not() -> None:
+    """Each prompt is read for itself: else one read to find out would have all read that come while it is."""
     controller = AutoLength(table=stairs())
     read, beside = Running(1, prompt_length=100), Running(2, prompt_length=100)
-    assert controller.pays([read], 1)
-    assert controller.pays([read, beside], 24)
-    assert controller.pays([beside], 24)
+    assert controller.pays([read], 1) == [True]
+    assert controller.pays([read, beside], 24) == [True, False]
+    assert controller.pays([beside], 24) == [False]
 
 
 def test_no_prompt_is_read_where_a_step_has_no_row_for_a_draft() -> None:
@@ -112,7 +121,7 @@ def test_no_prompt_is_read_where_a_step_has_no_row_for_a_draft() -> None:
 def test_pieces_of_prompts_are_not_what_the_next_is_read_all_the_same_after() -> None:
     controller = AutoLength(table=stairs())
     prompt = Running(1, prompt_length=100)
-    assert not any(controller.pays([prompt], 24) for _ in range(100))
+    assert not any(controller.pays([prompt], 24)[0] for _ in range(100))
 
 
 def test_a_prompt_that_ends_without_an_answer_says_nothing_of_answers() -> None:

@@ -379,19 +379,19 @@ class AutoLength:
             passes={rows: costs[rows] / costs[1] for rows in ROWS if rows < len(costs)},
         )
 
-    def pays(self, prompts: Sequence[RequestView], running: int) -> bool:
+    def pays(self, prompts: Sequence[RequestView], running: int) -> list[bool]:
         if self._device.any:
-            return self._device.reads()
+            return [self._device.reads()] * len(prompts)
         states = self._states.of(prompts)
         undecided = [i for i, state in enumerate(states) if state.paid.read is None]
         if undecided and self._paid is not None:  # once for a whole prompt: what is read of a part is of little use
             length = fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
-            # A pass that is read for one is for all of it.
-            beside = any(state.paid.read for state in states)
-            reads = beside or self._paid.pays(self._prices.unpaid, running, length)
+            reads = self._paid.pays(self._prices.unpaid, running, length)
             for i in undecided:
                 states[i].paid.decide(reads)
-        return any(state.paid.read is not False for state in states)
+            if not reads and running < self.rows and self._paid.reads_one_of(len(undecided)):
+                states[undecided[0]].paid.decide(True)
+        return [state.paid.read is not False for state in states]
 
     @property
     def away(self) -> bool:

@@ -57,8 +57,8 @@ class Controller(Protocol):
         """What its decisions rest on; None where it makes none."""
         ...
 
-    def pays(self, prompts: Sequence[RequestView], running: int) -> bool:
-        """Whether drafters that make passes are expected to bring some of these requests, pieces of whose prompts are
+    def pays(self, prompts: Sequence[RequestView], running: int) -> Sequence[bool]:
+        """Whether drafters that make passes are expected to bring each of these requests, pieces of whose prompts are
         run, more than reading those costs, while so many requests run."""
         ...
 
@@ -164,8 +164,8 @@ class FixedLength:
         self.issued = [len(draft) for draft in drafts]
         return drafts
 
-    def pays(self, prompts: Sequence[RequestView], running: int) -> bool:
-        return self.nodes > 0
+    def pays(self, prompts: Sequence[RequestView], running: int) -> Sequence[bool]:
+        return [self.nodes > 0] * len(prompts)
 
     def plan(
         self,

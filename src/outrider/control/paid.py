@@ -39,7 +39,7 @@ _ANSWER = 128.0
 _LATELY = 1 / 16
 """How much the last answer counts."""
 _READ_ANYWAY = 24
-"""Prompts not read for them after which one is."""
+"""Prompts not read for them, after which one is."""
 _DEEP = 2
 """Levels after which a drafter about ends: by so many its claims are off, if they are."""
 _LEAST = 1e-6
@@ -95,7 +95,7 @@ class PaidDrafters:
         self._newcomers: dict[tuple[str, bool], PricedLevels] = {}
         """What each drafter's levels bring a request of which nothing is known yet but whether its prompt was read."""
         self._unread = 0
-        """Times in a row that the answer of `pays` was no."""
+        """Prompts since then."""
         self._answer = _ANSWER
         """Tokens that answers lately had."""
         self._steps = 0
@@ -139,11 +139,16 @@ class PaidDrafters:
             return True
         if requests >= self._rows:
             return False
-        # What drafts bring without is no measure of them: now and then a prompt is read all the same.
         passes = self._passes(requests)
-        brings = any(self._gains_by_reading(name, unpaid, requests, prompt, passes) for name in names)
-        reads = brings or self._unread >= _READ_ANYWAY
-        self._unread = 0 if reads else self._unread + 1
+        return any(self._gains_by_reading(name, unpaid, requests, prompt, passes) for name in names)
+
+    def reads_one_of(self, prompts: int) -> bool:
+        """Whether one of so many for which that is not so is read all the same: what drafts bring without is no measure
+        of what they would."""
+        self._unread += prompts
+        reads = self._unread > _READ_ANYWAY
+        if reads:
+            self._unread = 0
         return reads
 
     def _passes(self, requests: int) -> list[float]:

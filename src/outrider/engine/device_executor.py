@@ -210,7 +210,7 @@ class DeviceExecutor(Executor):
         on the host."""
         if newcomers := self._lanes.newcomers(running):
             started = perf_counter()
-            self._lanes.seat(newcomers, soon=self._controller.pays(newcomers, len(running)))
+            self._lanes.seat(newcomers, soon=any(self._controller.pays(newcomers, len(running))))
             self._clock.elsewhere += perf_counter() - started
         self._lanes.close_up(len(running))
         self._launch_seated(running, begun, drafts)

@@ -69,7 +69,7 @@ class HostExecutor(Executor):
         """All drafts in one pass, then what is accepted of each."""
         started = perf_counter()
         batch = [_rows(s, draft) for s, draft in zip(running, drafts, strict=True)]
-        logits = self._target.forward(running, batch, soon=not self.controller.away)
+        logits = self._target.forward(running, batch, soon=[not self.controller.away] * len(running))
         output = self._judge(running, drafts, logits)
         return output._replace(draft_seconds=draft_seconds, target_seconds=perf_counter() - started)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from outrider.engine.request import NO_SLOT, Request
 class _Unread(NamedTuple):
     requests: list[Request]
     batch: list[Rows]
-    soon: bool
+    soon: Sequence[bool]
 
 
 class TargetPass:
@@ -28,9 +29,11 @@ class TargetPass:
         self._is_read = drafter.reads_features and model.gives_features
         self._unread: _Unread | None = None
 
-    def forward(self, requests: list[Request], batch: list[Rows], *, soon: bool, late: bool = False) -> Tensor:
+    def forward(
+        self, requests: list[Request], batch: list[Rows], *, soon: Sequence[bool], late: bool = False
+    ) -> Tensor:
         """fp32 logits [rows wanted, V]; `batch[i]` belongs to `requests[i]`. `soon`: whether drafts are expected for
-        them (`Drafter.read`). `late`: the drafter is not to read until `read_late`, which must come before the next
+        each (`Drafter.read`). `late`: the drafter is not to read until `read_late`, which must come before the next
         pass: first tokens are waited for."""
         logits = self._model.forward(batch)
         if self._is_read:
@@ -45,10 +48,11 @@ class TargetPass:
             return
         (requests, batch, soon), self._unread = self._unread, None
         features, staying = self._model.features, [request.slot != NO_SLOT for request in requests]
-        if not any(staying):
-            return
-        if not all(staying):
-            lengths = torch.tensor([len(rows.tokens) for rows in batch])
-            features = features[torch.tensor(staying).repeat_interleave(lengths)]
-            requests, batch = list(compress(requests, staying)), list(compress(batch, staying))
-        self._drafter.read(requests, batch, features, soon)
+        for some in (True, False):
+            wanted = [stays and some == it for stays, it in zip(staying, soon, strict=True)]
+            if all(wanted):
+                self._drafter.read(requests, batch, features, some)
+            elif any(wanted):
+                lengths = torch.tensor([len(rows.tokens) for rows in batch])
+                own = features[torch.tensor(wanted).repeat_interleave(lengths)]
+                self._drafter.read(list(compress(requests, wanted)), list(compress(batch, wanted)), own, some)
