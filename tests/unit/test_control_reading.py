@@ -34,10 +34,10 @@ def test_prompts_are_read_only_for_answers_that_bring_it_in() -> None:
     line = [1.0 + 0.01 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)})
     paid = PaidDrafters(table, 16, 64, Acceptance(), {})
-    assert [paid.pays(1.0, 1, prompt) for prompt in (100, 250, 30_000)] == [True, True, False]
+    assert [paid.newcomers.pays(1.0, 1, prompt) for prompt in (100, 250, 30_000)] == [True, True, False]
     for _ in range(100):
-        paid.ended(8)
-    assert [paid.pays(1.0, 1, prompt) for prompt in (15, 250, 30_000)] == [True, False, False]
+        paid.newcomers.ended(8)
+    assert [paid.newcomers.pays(1.0, 1, prompt) for prompt in (15, 250, 30_000)] == [True, False, False]
 
 
 def test_what_is_there_of_a_prompt_is_not_read_again() -> None:
@@ -73,7 +73,7 @@ def test_a_prompt_is_read_for_what_that_adds(unread: float, reads: bool) -> None
     for read, chance in ((True, 0.8), (False, unread)) * 50:
         state = PaidState(read, drafter="head", levels=1, passes=1, rows=1)
         paid.rate(state, Draft([7], [-1], [chance], "head"), [chance], [0])
-    assert paid.pays(1.0, 16, 100) == reads
+    assert paid.newcomers.pays(1.0, 16, 100) == reads
 
 
 def stairs() -> CostTable:
@@ -114,8 +114,8 @@ def test_no_prompt_is_read_where_a_step_has_no_row_for_a_draft() -> None:
     line = [1.0 + 0.001 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.05)})
     paid = PaidDrafters(table, 16, 64, Acceptance(), {})
-    assert paid.pays(1.0, 8, 100)
-    assert not any(paid.pays(1.0, 64, 100) for _ in range(50))
+    assert paid.newcomers.pays(1.0, 8, 100)
+    assert not any(paid.newcomers.pays(1.0, 64, 100) for _ in range(50))
 
 
 def test_pieces_of_prompts_are_not_what_the_next_is_read_all_the_same_after() -> None:
@@ -131,7 +131,7 @@ def test_a_prompt_that_ends_without_an_answer_says_nothing_of_answers() -> None:
         controller.pays([asked], 1)
         controller.forget(asked)
     assert controller._paid is not None
-    assert controller._paid._answer == pytest.approx(128)
+    assert controller._paid.newcomers.answer == pytest.approx(128)
     assert controller.held == 0
 
 
@@ -140,8 +140,8 @@ def test_before_anything_is_known_drafts_bring_something_without_reading_too() -
     line = [1.0 + 0.01 * rows for rows in ROWS]
     cost = DraftCost(0.02, 0.1, 0.02 + 32 * 0.01)
     paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 16, 64, Acceptance(), {})
-    whole = next(prompt for prompt in range(100, 10**5, 100) if not paid.pays(1.0, 1, prompt))
-    assert whole * paid._cost("head").reading < 0.6 * paid._brings("head", True, 1.0, 1, paid._passes(1))
+    whole = next(prompt for prompt in range(100, 10**5, 100) if not paid.newcomers.pays(1.0, 1, prompt))
+    assert whole * paid.costs["head"].reading < 0.6 * paid.newcomers.saves("head", 1.0, 1)
 
 
 def test_wide_drafts_are_not_taken_to_be_short() -> None:
@@ -154,7 +154,7 @@ def test_wide_drafts_are_not_taken_to_be_short() -> None:
     for read, draft in ((True, wide), (False, narrow)) * 50:
         state = PaidState(read, drafter="head", levels=3, passes=3, rows=3)
         paid.rate(state, draft, draft.confidence, range(len(draft)))
-    assert paid.pays(1.0, 1, 50)
+    assert paid.newcomers.pays(1.0, 1, 50)
 
 
 def test_what_drafts_gain_does_not_make_them_worth_less() -> None:
@@ -175,12 +175,12 @@ def test_what_is_learned_of_drafts_holds_without_reading_too() -> None:
     line = [1.0 + 0.01 * rows for rows in ROWS]
     cost = DraftCost(0.02, 0.05)
     paid = PaidDrafters(CostTable(ROWS, (64, 1024), (line, line), drafting={"head": cost}), 4, 64, Acceptance(), {})
-    assert paid.pays(1.0, 1, 10)
+    assert paid.newcomers.pays(1.0, 1, 10)
     for _ in range(100):
         paid.rate(
             PaidState(True, drafter="head", levels=1, passes=1, rows=1), Draft([7], [-1], [0.4], "head"), [0.4], [0]
         )
-    assert paid.pays(1.0, 1, 10)
+    assert paid.newcomers.pays(1.0, 1, 10)
 
 
 def test_what_a_draft_model_brings_is_known_whatever_was_decided_of_prompts() -> None:
@@ -188,11 +188,11 @@ def test_what_a_draft_model_brings_is_known_whatever_was_decided_of_prompts() ->
     line = [1.0 + 0.01 * rows for rows in ROWS]
     table = CostTable(ROWS, (64, 1024), (line, line), drafting={"model": DraftCost(0.02, 0.1, 0.02 + 32 * 0.02)})
     paid = PaidDrafters(table, 4, 64, Acceptance(), {})
-    before = paid._newcomer("model", True).weight
+    before = paid.newcomers.levels("model", True).weight
     for _ in range(20):
         state = PaidState(False, drafter="model", levels=1, passes=1, rows=1, invests=False)
         paid.rate(state, Draft([7], [-1], [0.9], "model"), [0.9], [0])
-    assert paid._newcomer("model", True).weight == before + 20
+    assert paid.newcomers.levels("model", True).weight == before + 20
 
 
 def test_what_is_looked_up_is_worth_no_more_rows_than_a_step_has() -> None:

@@ -345,7 +345,7 @@ class AutoLength:
     def forget(self, request: RequestView) -> None:
         tokens = len(request.tokens) - request.prompt_length
         if self._states.forget(request) and tokens and self._paid is not None:
-            self._paid.ended(tokens)
+            self._paid.newcomers.ended(tokens)
         self._device.forget(request)
 
     def _newcomer(self, request: RequestView) -> State:
@@ -386,10 +386,10 @@ class AutoLength:
         undecided = [i for i, state in enumerate(states) if state.paid.read is None]
         if undecided and self._paid is not None:  # once for a whole prompt: what is read of a part is of little use
             length = fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
-            reads = self._paid.pays(self._prices.unpaid, running, length)
+            reads = self._paid.newcomers.pays(self._prices.unpaid, running, length)
             for i in undecided:
                 states[i].paid.decide(reads)
-            if not reads and running < self.rows and self._paid.reads_one_of(len(undecided)):
+            if not reads and running < self.rows and self._paid.newcomers.reads_one_of(len(undecided)):
                 states[undecided[0]].paid.decide(True)
         return [state.paid.read is not False for state in states]
 

@@ -147,6 +147,11 @@ _FAR_LESS = 0.25
 """Of the same: where the first draft after a pause takes no more, what was believed before is given up."""
 
 
+_UNKNOWN_LEVEL = 0.3
+"""What a level is taken to cost, of a pass, by a drafter that the table does not have: so that it is asked for little
+before that is known."""
+
+
 class DraftRun(NamedTuple):
     """What drafting ran in a step: passes one after the other, and rows in all of them, whosever they are."""
 
@@ -230,6 +235,25 @@ class DraftPace:
         for line, one in zip(self._sums, told, strict=False):
             for i, other in enumerate(told):
                 line[i] += one * other
+
+
+class DraftPaces:
+    """Of the drafters thought of so far, by name."""
+
+    def __init__(self, table: CostTable) -> None:
+        self._table = table
+        self.known: dict[str, DraftPace] = {}
+
+    def reprice(self, table: CostTable) -> None:
+        """Costs were measured better: nothing that was learned beside the old ones holds."""
+        self._table, self.known = table, {}
+
+    def of(self, name: str) -> DraftPace:
+        pace = self.known.get(name)
+        if pace is None:
+            cost = self._table.drafting.get(name) or DraftCost(0.0, _UNKNOWN_LEVEL * self._table.first)
+            pace = self.known[name] = DraftPace(cost)
+        return pace
 
 
 def _solved(lines: list[list[float]]) -> list[float]:

@@ -13,16 +13,17 @@ from time import perf_counter
 
 from outrider.control.acceptance import Acceptance, covered, depths
 from outrider.control.choice import joined
-from outrider.control.costs import CostTable, DraftCost
+from outrider.control.costs import CostTable
 from outrider.control.forced import allowed
 from outrider.control.ledger import SHARE
 from outrider.control.levels import PricedLevels, SeenLevels
-from outrider.control.pace import LONG_PAUSE, DraftPace, DraftRun
+from outrider.control.newcomers import MARGIN, Newcomers, worth_of
+from outrider.control.pace import LONG_PAUSE, DraftPace, DraftPaces, DraftRun
 from outrider.control.paid_state import Candidate, PaidState, by_drafter
 from outrider.control.prices import Prices
 from outrider.control.sharing import Shared, usual_row
 from outrider.control.silence import LATEST, SOONEST
-from outrider.control.together import Prospect, gain_of_many, together
+from outrider.control.together import Prospect, together
 from outrider.control.widths import Widths, followed_up
 from outrider.core.draft import Budget, Draft
 from outrider.core.drafter import Drafter
@@ -31,35 +32,12 @@ from outrider.core.request import RequestView
 _NOTHING = Budget(0, 0)
 _TRIAL_NODES = 2
 """Of a draft that is only to find out."""
-_UNKNOWN_LEVEL = 0.3
-"""What a level is taken to cost, of a pass, by a drafter that the table does not have: so that it is asked for little
-before that is known."""
-_ANSWER = 128.0
-"""Tokens that an answer is taken to have before one has ended."""
-_LATELY = 1 / 16
-"""How much the last answer counts."""
-_READ_ANYWAY = 24
-"""Prompts not read for them, after which one is."""
-_DEEP = 2
-"""Levels after which a drafter about ends: by so many its claims are off, if they are."""
-_LEAST = 1e-6
-"""Tokens that a pass for a node that is right is taken to gain, at least."""
-_ROWS_EACH = 8
-"""Rows of a request in a step, at most, where it is asked whether a prompt should be read: with too few, drafts that
-are known to be wide look as if they had to be short."""
 _KNOWN = 16
 """Drafts, those that a guess counts for among them, after which it is known what a drafter brings."""
 _FIND_OUT = 0.05
 """Of an answer's plain time, what running its prompt by a drafter may take before that is known."""
-_UNREAD = 0.95
-"""How often a level is right where of its prompt but the first and last tokens were read, of how often it is where all
-was, before that was seen."""
-_FIRM = 1 / 64, 4.0
-"""How firmly it is believed what drafts bring newcomers: what each counts for at least, and like how many a guess."""
 _STAYS = 32
 """Steps for which one that was asked again drafts, at most: so many share what catching up takes."""
-_MARGIN = 0.1
-"""Plain tokens that a draft must be expected to gain beyond its cost: of many estimates the best flatter."""
 _REST = 4
 """Steps for which one that was not paid for need not be thought of: little changes in a step."""
 _DEAR = 2.0
@@ -85,19 +63,10 @@ class PaidDrafters:
         """Drafts of at most `nodes` nodes, in steps of at most `rows` rows. Nobody is paid before there is a table: it
         is not known what they cost. `known`: how often their levels are right, as far as that was measured before
         (`DraftHead.acceptance`)."""
-        self._table = table
-        self._nodes = nodes
-        self._rows = rows
         self._acceptance = acceptance
-        self._known = known
-        self._costs: dict[str, DraftPace] = {}
+        self._paces = DraftPaces(table)
         self._widths = defaultdict[str, Widths](Widths)
-        self._newcomers: dict[tuple[str, bool], PricedLevels] = {}
-        """What each drafter's levels bring a request of which nothing is known yet but whether its prompt was read."""
-        self._unread = 0
-        """Prompts since then."""
-        self._answer = _ANSWER
-        """Tokens that answers lately had."""
+        self.newcomers = Newcomers(table, nodes, rows, acceptance, known, self._paces, self._widths)
         self._steps = 0
         self._tried: dict[str, int] = {}
         """By drafter, the step in which it was last tried, for whomever."""
@@ -111,66 +80,21 @@ class PaidDrafters:
     @property
     def costs(self) -> Mapping[str, DraftPace]:
         """Of each drafter thought of so far, in the table's seconds."""
-        return self._costs
+        return self._paces.known
 
     def reprice(self, table: CostTable) -> None:
         """Costs were measured better."""
-        self._table, self._costs = table, {}
+        self._paces.reprice(table)
+        self.newcomers.reprice(table)
 
     def tick(self) -> None:
         """A step is over, whoever drafted."""
         self._steps += 1
 
-    def ended(self, tokens: int) -> None:
-        """An answer has, with so many."""
-        self._answer += _LATELY * (tokens - self._answer)
-
     @property
     def _stays(self) -> float:
         """Steps, about, that share what catching up takes: half an answer is still to come."""
-        return min(_STAYS, self._answer / 2)
-
-    def pays(self, unpaid: float, requests: int, prompt: float) -> bool:
-        """Whether some drafter is expected to gain newcomers more than it costs, and than reading a prompt of so many
-        tokens does, where without any a token costs `unpaid` of what it costs plainly (`Prices.unpaid`) and so many
-        requests run together; also where nothing is known of any."""
-        names = self._table.drafting
-        if not names:
-            return True
-        if requests >= self._rows:
-            return False
-        passes = self._passes(requests)
-        return any(self._gains_by_reading(name, unpaid, requests, prompt, passes) for name in names)
-
-    def reads_one_of(self, prompts: int) -> bool:
-        """Whether one of so many for which that is not so is read all the same: what drafts bring without is no measure
-        of what they would."""
-        self._unread += prompts
-        reads = self._unread > _READ_ANYWAY
-        if reads:
-            self._unread = 0
-        return reads
-
-    def _passes(self, requests: int) -> list[float]:
-        """Seconds of passes of as many rows as that many requests may have in a step."""
-        return self._table.pass_seconds(min(_ROWS_EACH * requests, self._rows), self._table.contexts[0])
-
-    def _gains_by_reading(
-        self, name: str, unpaid: float, requests: int, prompt: float, passes: Sequence[float]
-    ) -> bool:
-        read, unread = (self._brings(name, how, unpaid, requests, passes) for how in (True, False))
-        return read - unread > prompt * self._cost(name).reading
-
-    def _brings(self, name: str, read: bool, unpaid: float, requests: int, passes: Sequence[float]) -> float:
-        """Seconds that drafts are expected to save a newcomer, of so many requests alike, by the end of its answer.
-        A token is worth what it would cost without them: two ways to go on are compared here, not two steps."""
-        known, cost, plain = self._newcomer(name, read), self._cost(name), passes[requests] / requests
-        token, row = unpaid * plain, (passes[-1] - passes[requests]) / (len(passes) - 1 - requests)
-        tokens, rows = zip(*known.verified(self._nodes, row / token), strict=True)
-        wide = self._widths[name].at(cost.row / _worth(known, token, self._acceptance.truth(name)))
-        alike = Prospect(inf, tokens, rows, known.runs(self._nodes), 0.0, wide)
-        gained, saved = gain_of_many(alike, requests, passes, token, cost, _MARGIN * plain)
-        return saved / requests * self._answer / (1 + gained)
+        return min(_STAYS, self.newcomers.answer / 2)
 
     def rests(self, states: Collection[PaidState]) -> bool:
         """A step begins: whether nobody need be paid in it, without a closer look."""
@@ -233,7 +157,7 @@ class PaidDrafters:
                 state.rest = _REST
         for name in sorted({c.drafter for c in candidates if c.drafter and c.limit}):
             asked = [i for i, c in enumerate(candidates) if c.drafter == name and c.limit]
-            shared = Shared(self._cost(name), len(asked), prices, self._acceptance.truth(name))
+            shared = Shared(self._paces.of(name), len(asked), prices, self._acceptance.truth(name))
             paid = self._worthwhile(name, candidates, asked, shared, prices)
             sharing = sum(map(bool, paid))
             for i in asked:
@@ -265,7 +189,7 @@ class PaidDrafters:
             prospects[i] = self._beside(prospects[i], candidates[i], name, shared, prices)
         if not any(prospect.tokens for prospect in prospects):
             return [0] * len(candidates)
-        return together(prospects, prices.passes, prices.token, shared.cost, _MARGIN * prices.plain_token)
+        return together(prospects, prices.passes, prices.token, shared.cost, MARGIN * prices.plain_token)
 
     def _beside(self, found: Prospect, candidate: Candidate, name: str, shared: Shared, prices: Prices) -> Prospect:
         """What was found for it, and what a drafter's levels would bring beside that."""
@@ -283,7 +207,7 @@ class PaidDrafters:
         if not tokens:
             return found
         # How likely a node must be for its pass to be worth it to this request.
-        wide = self._widths[name].at(shared.cost.row / _worth(known, prices.token, shared.truth))
+        wide = self._widths[name].at(shared.cost.row / worth_of(known, prices.token, shared.truth))
         return Prospect(found.patience, tokens, rows, known.runs(len(tokens)), catching_up / self._stays, wide)
 
     def _invests(self, state: PaidState, name: str, shared: Shared, prices: Prices) -> bool:
@@ -294,12 +218,10 @@ class PaidDrafters:
             return True
         if state.invests is None:
             takes = state.lacks * shared.cost.reading
-            if self._newcomer(name, True).weight < _KNOWN:
-                state.invests = takes <= _FIND_OUT * self._answer * prices.plain_step
+            if self.newcomers.levels(name, True).weight < _KNOWN:
+                state.invests = takes <= _FIND_OUT * self.newcomers.answer * prices.plain_step
             else:
-                requests = shared.requests
-                saves = self._brings(name, True, prices.unpaid, requests, self._passes(requests))
-                state.invests = saves > takes
+                state.invests = self.newcomers.saves(name, prices.unpaid, shared.requests) > takes
         return state.invests
 
     def _budget(
@@ -313,7 +235,7 @@ class PaidDrafters:
         tree: bool,
     ) -> Budget:
         """Of one that is paid for, as so many are."""
-        cost, worth = shared.cost, _worth(self._gains(candidate.state, name), prices.token, shared.truth)
+        cost, worth = shared.cost, worth_of(self._gains(candidate.state, name), prices.token, shared.truth)
         further = min(1.0, cost.level(sharing) / sharing / worth)
         # No more than a step has rows for, were all alike: each takes the host time, whether it is verified or not.
         most = min(candidate.limit, max(levels, (len(prices.passes) - 1) // sharing))
@@ -368,14 +290,13 @@ class PaidDrafters:
         seen = SeenLevels(best, tokens, rows, runs, first)
         self._gains(state, name).observe(seen, _AFTER_PAUSE if state.idle > 1 else 0.0)
         if teaches:
-            read = _has_read(state)
-            self._newcomers.setdefault((name, read), self._newcomer(name, read)).observe(seen)
+            self.newcomers.observe(name, _has_read(state), seen)
 
     def expected_seconds(self, states: Sequence[PaidState]) -> float:
         """What drafting should have taken in the step under way, in the table's seconds."""
         took = 0.0
         for name, paid in by_drafter(states).items():
-            cost = self._cost(name)
+            cost = self._paces.of(name)
             took += cost.seconds(_run(paid)) + cost.catching_up(_behind(paid))
         return took
 
@@ -386,7 +307,7 @@ class PaidDrafters:
         for name, paid in drafters.items():
             if len(drafters) == 1:
                 ran = sum([state.lacks if state.lacks > LONG_PAUSE else state.behind for state in paid])
-                self._cost(name).observe(_run(paid), seconds, ran)
+                self._paces.of(name).observe(_run(paid), seconds, ran)
 
     def _is_outdone(self, candidate: Candidate, name: str, prices: Prices) -> bool:
         """Whether what was found is better than its draft would be, where only one of both can be verified."""
@@ -400,30 +321,11 @@ class PaidDrafters:
         """How likely each level is right already, by what was found."""
         return covered(candidate.found, candidate.chances, candidate.limit)
 
-    def _cost(self, name: str) -> DraftPace:
-        cost = self._costs.get(name)
-        if cost is None:
-            known = self._table.drafting.get(name) or DraftCost(0.0, _UNKNOWN_LEVEL * self._table.first)
-            cost = self._costs[name] = DraftPace(known)
-        return cost
-
     def _gains(self, state: PaidState, name: str) -> PricedLevels:
         gains = state.gains.get(name)
         if gains is None:
-            gains = state.gains[name] = self._newcomer(name, _has_read(state)).copy(rate=1 / 16, weight=3)
+            gains = state.gains[name] = self.newcomers.levels(name, _has_read(state)).copy(rate=1 / 16, weight=3)
         return gains
-
-    def _newcomer(self, name: str, read: bool) -> PricedLevels:
-        known = self._newcomers.get((name, read))
-        if known is None and read:
-            known = self._newcomers[name, True] = PricedLevels.hoped(self._known.get(name, ()), self._nodes, *_FIRM)
-        return known or self._newcomer(name, True).copy(*_FIRM, _UNREAD)
-
-
-def _worth(known: PricedLevels, token: float, truth: float) -> float:
-    """Of a pass for a node that is right, to a request of which so much is known, where a token costs so much, by a
-    drafter of this `truth`."""
-    return token * max(_LEAST, known.followed**2 * truth**_DEEP)
 
 
 def _has_read(state: PaidState) -> bool:

@@ -134,7 +134,7 @@ class Drafter(ABC):
     def read(self, requests: Sequence[RequestView], batch: Sequence[Rows], features: Tensor, soon: bool) -> None:
         """After each pass of the target: `features` of all rows of the batch, where `batch[i]` belongs to
         `requests[i]`. They are valid during the call only. `soon`: whether drafts may be asked for before long; else it
-        may leave all of it unread."""
+        may leave all of it unread. Those for whom it is so and the others come in a call of their own."""
 
     @property
     def device_part(self) -> DevicePart | None:
