@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from outrider import LLM, AsyncLLM, SamplingParams
 from outrider.bench.questions import builtin, interleaved
+from outrider.cli.memory import keep_for_good
 from outrider.core.request import Completion
 from outrider.provenance import provenance
 
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     llm = LLM(options.model, device=options.device, max_batch=options.batch, max_context=2560)
+    keep_for_good()  # as the server does
     requests = asked(llm, options.requests)
     if options.asked:
         options.asked.write_text(json.dumps([[one.prompt, _told(one.params)] for one in requests]))
