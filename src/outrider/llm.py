@@ -56,7 +56,7 @@ class LLM:
 
     `dtype`: auto, bf16, fp16, fp32, int8, fp8 or native, or as PyTorch names or gives some ("float16", torch.float16).
     `device`: auto, cpu, cuda or cuda:N. `threads`: of the CPU. `bitwise` None: on where it is nearly free.
-    `max_batch`: requests that run together; more wait (None: 16, on a GPU 64, on one of 40 GiB or more 256).
+    `max_batch`: requests that run together; more wait (None: 16, on a GPU 64, on one of 40 GB or more 256).
     `max_context`: tokens of prompt and answer to make room for. `kv_tokens`: the most tokens that running requests may
     have together (None: what the cache has room for). `gpu_memory`: the part of the whole GPU that weights, buffers and
     cache may take together. `remember`: lookup may draft from the answers to earlier requests; not for requests of

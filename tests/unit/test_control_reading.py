@@ -15,7 +15,7 @@ from outrider.control.pace import LONG_PAUSE
 from outrider.control.paid import PaidDrafters
 from outrider.control.paid_state import PaidState
 from outrider.control.prices import Prices
-from outrider.core.draft import Budget, Draft
+from outrider.core.draft import Budget, Draft, Speculation
 from outrider.core.drafter import VerifiedDraft
 from outrider.core.request import RequestView
 
@@ -62,6 +62,19 @@ def test_now_and_then_a_prompt_is_read_all_the_same() -> None:
             for each in newcomers:
                 controller.forget(each)
         assert 8 <= read <= 13
+
+
+def test_who_is_read_all_the_same_has_a_use_for_it() -> None:
+    line = [1.0 + 0.01 * rows for rows in ROWS]
+    table = CostTable(ROWS, (64, 1024), (line, line), drafting={"head": DraftCost(0.02, 0.9)})
+    others = Speculation(max_nodes=0), Speculation(drafter="ngram"), Speculation()
+    controller, read = AutoLength(table=table), [0, 0, 0]
+    for number in range(0, 300, 3):
+        newcomers = [Running(number + i, prompt_length=100, speculation=s) for i, s in enumerate(others)]
+        for i, decided in enumerate(controller.pays(newcomers, 16)):
+            read[i] += decided
+    assert read[:2] == [0, 0]
+    assert read[2] >= 5
 
 
 @pytest.mark.parametrize(("unread", "reads"), [(0.8, False), (0.0, True)])

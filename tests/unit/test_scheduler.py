@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -87,6 +88,20 @@ def test_those_that_came_together_are_read_before_the_first_goes_on() -> None:
         for number in range(64):
             scheduler.add(job(before + number, length, generate=100))
         assert [sum(count for _, count in step(scheduler).prefill) for _ in rows] == rows
+
+
+def test_a_burst_ends_under_steady_arrivals() -> None:
+    """Who comes later than the first pass is none of it: from the first of those that decodes parts are as usual."""
+    scheduler: Scheduler[Job] = Scheduler(80, 2_000_000, 8192)
+    numbers, rows = count(), []
+    for _ in range(8):
+        scheduler.add(job(next(numbers), 257, generate=1000))
+    for _ in range(40):
+        rows.append(sum(given for _, given in step(scheduler).prefill))
+        for _ in range(4):
+            scheduler.add(job(next(numbers), 2001, generate=1000))
+    assert rows[1] > 2048
+    assert rows[-20:] == [2048] * 20
 
 
 def test_who_comes_while_others_are_read_is_one_of_them() -> None:

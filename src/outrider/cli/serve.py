@@ -76,7 +76,7 @@ def serve(
             "--max-batch",
             min=1,
             metavar="N",
-            help="Most answers decoded at the same time; not given: 16, on a GPU 64, on one of 40 GiB or more 256.",
+            help="Most answers decoded at the same time; not given: 16, on a GPU 64, on one of 40 GB or more 256.",
         ),
     ] = None,
     max_context: Annotated[

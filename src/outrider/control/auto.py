@@ -389,8 +389,11 @@ class AutoLength:
             reads = self._paid.newcomers.pays(self._prices.unpaid, running, length)
             for i in undecided:
                 states[i].paid.decide(reads)
-            if not reads and running < self.rows and self._paid.newcomers.reads_one_of(len(undecided)):
-                states[undecided[0]].paid.decide(True)
+            drafting = [i for i in undecided if prompts[i].speculation.max_nodes != 0]
+            if drafting and not reads and running < self.rows and self._paid.newcomers.reads_one_of(len(drafting)):
+                # Rather one of the default drafter's: who names another may have no use for it.
+                found = min(drafting, key=lambda i: prompts[i].speculation.drafter is not None)
+                states[found].paid.decide(True)
         return [state.paid.read is not False for state in states]
 
     @property

@@ -99,8 +99,10 @@ class Scheduler(Generic[S]):
         self._spared: dict[int, int] = {}
         """By a request's `id()`, as long as it is here: the step until which it has made way enough."""
         self._came_together: set[int] = set()
-        """`id()` of those here that ran when nobody decoded last, and of whoever came before their prompts were all
+        """`id()` of those here that ran when nobody decoded last, and of whoever came while the first of them were
         read."""
+        self._still_coming = False
+        """Whether whoever comes now is one of those."""
 
     @property
     def waiting(self) -> int:
@@ -228,7 +230,7 @@ class Scheduler(Generic[S]):
         if len(joining) < len(self.running):
             rows = self._beside_decoding(joining)
         else:
-            self._came_together = {id(s) for s in joining}
+            self._came_together, self._still_coming = {id(s) for s in joining}, True
         able = [s for s in joining if s.prefix_donor is None]
         given = {id(s): 0 for s in able}
         turns = [(s, -(-rows // 2)) for s in able[:1]] + [(s, rows) for s in _by_turns(able)]
@@ -250,7 +252,9 @@ class Scheduler(Generic[S]):
         usual = min(beside * len(joining), self._chunk // 4)
         if not self._came_together.issuperset([id(s) for s in self.running if not s.num_uncomputed_tokens]):
             return usual
-        self._came_together.update(map(id, joining))
+        if self._still_coming:
+            self._came_together.update(map(id, joining))
+            self._still_coming = False
         if sum([s.num_uncomputed_tokens for s in joining]) <= self._chunk:
             return self._chunk
         return max(usual, self._chunk * len(joining) // len(self.running))

@@ -25,8 +25,8 @@ _MOST_THREADS, _MOST_BATCH = 1024, 65536
 _CPU_BATCH, _GPU_BATCH, _LARGE_GPU_BATCH = 16, 64, 256
 """Requests that run together unless somebody says how many. A GPU reads the weights of a pass once for all of them, a
 CPU multiplies them for each."""
-_LARGE_GPU = 40 * 2**30
-"""Bytes of its memory."""
+_LARGE_GPU = 36 * 2**30
+"""Bytes of its memory: one that is sold as of 40 GB has a little less than that."""
 
 
 def placement(
