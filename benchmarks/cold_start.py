@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from statistics import geometric_mean
 from time import perf_counter
@@ -23,6 +24,7 @@ from typing import Any
 
 from outrider.bench.questions import interleaved, read_questions
 from outrider.bench.sampling import SamplingMethod, parse_all
+from outrider.bench.timing import Sampling
 from outrider.models.checkpoints.catalog import cache_root
 from outrider.provenance import provenance
 
@@ -32,11 +34,12 @@ LONGEST = 1500
 
 def answer(wanted: dict[str, Any]) -> None:
     """In a process of its own: seconds, tokens of the prompt, the answer."""
-    from outrider import LLM, SamplingParams
+    from outrider import LLM
+    from outrider.bench.ours import sampling_params
 
     llm = LLM(wanted["model"], device="cpu", threads=wanted["threads"], dtype=wanted["dtype"], max_context=2048)
     prompt = llm.encode_chat([{"role": "user", "content": wanted["text"]}])[:LONGEST]
-    params = SamplingParams(max_tokens=wanted["tokens"], ignore_eos=True, seed=1, **wanted["sampling"])
+    params = sampling_params(Sampling(**wanted["sampling"]))
     began = perf_counter()
     tokens = llm.generate([prompt], params, speculate=wanted["arm"] == "auto")[0].token_ids
     print(json.dumps({"seconds": perf_counter() - began, "prompt": len(prompt), "tokens": tokens}))
@@ -58,11 +61,11 @@ def asked(wanted: dict[str, Any], kernels: str) -> dict[str, Any]:
 
 
 def cell(options: argparse.Namespace, kernels: str, method: SamplingMethod) -> dict[str, Any]:
-    how = {"temperature": method.temperature, "top_p": method.top_p} | ({"top_k": method.top_k} if method.top_k else {})
+    how = Sampling(options.tokens, method.temperature, 1, method.top_k, method.top_p)
     found, different = list[dict[str, Any]](), 0
     for number, question in enumerate(interleaved(read_questions(options.questions))[: options.limit]):
-        wanted = {name: getattr(options, name) for name in ("model", "threads", "dtype", "tokens")}
-        wanted |= {"text": question.turns[0], "sampling": how}
+        wanted = {name: getattr(options, name) for name in ("model", "threads", "dtype")}
+        wanted |= {"text": question.turns[0], "sampling": asdict(how)}
         told = {arm: asked(wanted | {"arm": arm}, kernels) for arm in (ARMS if number % 2 else ARMS[::-1])}
         different += told["plain"]["tokens"] != told["auto"]["tokens"]
         seconds = {arm: round(told[arm]["seconds"], 3) for arm in ARMS}

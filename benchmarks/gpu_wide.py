@@ -208,25 +208,20 @@ def gaps(engine: Engine, others: int, length: int) -> Found:
     return {"first_token_s": round(last - began, 2), "ms": {k: round(1000 * v, 1) for k, v in worst.items()}}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="bits and first tokens only, up to 8,192 tokens")
-    parser.add_argument("--prompts", help="first tokens alone, of prompts so long, three times each")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    kept: list[Found] = []
-    if options.prompts:
-        wanted = [int(length) for length in options.prompts.split(",")]
-        engine = prepared(kept, decoder("8b", 2, max(wanted) + 512))
-        for length in wanted:
-            timed(engine, 1, length, 4, 1)
-            firsts = sorted(round(timed(engine, 1, length, 4, 1)[0], 4) for _ in range(3))
-            say(kept, section="prompt", tokens=length, first_token_s=firsts[1], all=firsts)
-        return
+def first_tokens(kept: list[Found], lengths: list[int]) -> None:
+    engine = prepared(kept, decoder("8b", 2, max(lengths) + 512))
+    for length in lengths:
+        timed(engine, 1, length, 4, 1)
+        firsts = sorted(round(timed(engine, 1, length, 4, 1)[0], 4) for _ in range(3))
+        say(kept, section="prompt", tokens=length, first_token_s=firsts[1], all=firsts)
+
+
+def everything(kept: list[Found], quick: bool) -> None:
+    """`quick`: without what is long."""
     small = decoder("135m", 4, 4096)
     equality(kept, small, [129, 1000, 3000])
     del small
-    lengths = [512, 2048, 8192] if options.quick else [512, 2048, 8192, 32_000]
+    lengths = [512, 2048, 8192] if quick else [512, 2048, 8192, 32_000]
     model = decoder("8b", 17, 33_000)
     engine = prepared(kept, model)
     equality(kept, model, [200, 777, 5000])
@@ -234,7 +229,7 @@ def main() -> None:
         timed(engine, 1, length, 4, 1)
         first, rate = timed(engine, 1, length, 160, 32)
         say(kept, section="prompt", tokens=length, first_token_s=round(first, 4), decode=round(rate, 1))
-    if not options.quick:
+    if not quick:
         deep(kept, model, 32_000)
         say(kept, section="gaps", others=16, prompt=32_000, **gaps(engine, 16, 32_000))
         del model, engine
@@ -244,6 +239,19 @@ def main() -> None:
         for _ in range(2):
             first, rate = timed(engine, 64, 256, 160, 32)
             say(kept, section="64 prompts of 256", first_tokens_s=round(first, 4), decode=round(rate, 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="bits and first tokens only, up to 8,192 tokens")
+    parser.add_argument("--prompts", help="first tokens alone, of prompts so long, three times each")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    kept: list[Found] = []
+    if options.prompts:
+        first_tokens(kept, [int(length) for length in options.prompts.split(",")])
+    else:
+        everything(kept, options.quick)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({"provenance": provenance(), "found": kept}, indent=1))

@@ -20,8 +20,8 @@ No verdict is final: a paid drafter that is not asked is tried again, as often a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.belief import Belief
@@ -83,9 +83,9 @@ class AutoLength:
         self._paid = self._paid_from(self._prices.table)
         """None until costs are known."""
         self._silence = Silence()
-        self._thrifts: dict[int, Thrift] = {}
+        self._thrifts = defaultdict[int, Thrift](Thrift)
         """By how many requests run, to a power of two: what pays for one may be nothing among sixteen."""
-        self._thrift = Thrift()
+        self._thrift = self._thrifts[0]
         """Of the last step for which it was asked."""
         self._overrun = Overrun()
         self._resting = False
@@ -128,7 +128,7 @@ class AutoLength:
         if not any(limits):  # they are decoded plainly, which says nothing of what drafts are worth
             self._resting, self.issued = True, limits
             return [EMPTY] * len(states)
-        self._thrift = self._thrifts.setdefault((len(states) - 1).bit_length(), Thrift())
+        self._thrift = self._thrifts[(len(states) - 1).bit_length()]
         owed, plain_due = any(state.promised for state in states), self._prices.plain_due()
         # A grammar may leave no choice at any step.
         silent = self._silence.settled and all(s.params.grammar is None for s in requests)
@@ -383,17 +383,8 @@ class AutoLength:
         if self._device.any:
             return [self._device.reads()] * len(prompts)
         states = self._states.of(prompts)
-        undecided = [i for i, state in enumerate(states) if state.paid.read is None]
-        if undecided and self._paid is not None:  # once for a whole prompt: what is read of a part is of little use
-            length = fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
-            reads = self._paid.newcomers.pays(self._prices.unpaid, running, length)
-            for i in undecided:
-                states[i].paid.decide(reads)
-            drafting = [i for i in undecided if prompts[i].speculation.max_nodes != 0]
-            if drafting and not reads and running < self.rows and self._paid.newcomers.reads_one_of(len(drafting)):
-                # Rather one of the default drafter's: who names another may have no use for it.
-                found = min(drafting, key=lambda i: prompts[i].speculation.drafter is not None)
-                states[found].paid.decide(True)
+        if self._paid is not None:
+            self._paid.newcomers.decide(prompts, [state.paid for state in states], self._prices.unpaid, running)
         return [state.paid.read is not False for state in states]
 
     @property

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from statistics import fmean
 
 from outrider.control.acceptance import Acceptance
-from outrider.control.costs import CostTable
 from outrider.control.levels import PricedLevels, SeenLevels
 from outrider.control.pace import DraftPaces
+from outrider.control.paid_state import PaidState
 from outrider.control.together import Prospect, gain_of_many
 from outrider.control.widths import Widths
+from outrider.core.request import RequestView
 
 _ANSWER = 128.0
 """Tokens that an answer is taken to have before one has ended."""
@@ -38,7 +40,6 @@ _LEAST = 1e-6
 class Newcomers:
     def __init__(
         self,
-        table: CostTable,
         nodes: int,
         rows: int,
         acceptance: Acceptance,
@@ -47,7 +48,6 @@ class Newcomers:
         widths: Mapping[str, Widths],
     ) -> None:
         """As for `PaidDrafters`; `paces` and `widths`, by drafter, are learned there."""
-        self._table = table
         self._nodes = nodes
         self._rows = rows
         self._acceptance = acceptance
@@ -60,10 +60,6 @@ class Newcomers:
         """Prompts since one was read all the same."""
         self.answer = _ANSWER
         """Tokens that answers lately had."""
-
-    def reprice(self, table: CostTable) -> None:
-        """Costs were measured better."""
-        self._table = table
 
     def ended(self, tokens: int) -> None:
         """An answer has, with so many."""
@@ -81,11 +77,37 @@ class Newcomers:
         """What they brought a request that newcomers are taken to be like."""
         self._levels.setdefault((name, read), self.levels(name, read)).observe(seen)
 
+    def decide(self, prompts: Sequence[RequestView], states: Sequence[PaidState], unpaid: float, running: int) -> None:
+        """Which of these prompts are read, of those of which that was not decided before: once for a whole prompt, for
+        what is read of a part is of little use."""
+        undecided = [i for i, state in enumerate(states) if state.read is None]
+        if not undecided:
+            return
+        reads = self.pays(
+            unpaid, running, fmean([prompts[i].prompt_length - (prompts[i].reused or 0) for i in undecided])
+        )
+        for i in undecided:
+            states[i].decide(reads)
+        drafting = [i for i in undecided if prompts[i].speculation.max_nodes != 0]
+        if drafting and not reads and running < self._rows and self._reads_one_of(len(drafting)):
+            # Rather one of the default drafter's: who names another may have no use for it.
+            found = min(drafting, key=lambda i: prompts[i].speculation.drafter is not None)
+            states[found].decide(True)
+
+    def _reads_one_of(self, prompts: int) -> bool:
+        """Whether one of so many for which it does not pay is read all the same: what drafts bring without is no
+        measure of what they would."""
+        self._unread += prompts
+        reads = self._unread > _READ_ANYWAY
+        if reads:
+            self._unread = 0
+        return reads
+
     def pays(self, unpaid: float, requests: int, prompt: float) -> bool:
         """Whether some drafter is expected to gain them more than it costs, and than reading a prompt of so many tokens
         does, where without any a token costs `unpaid` of what it costs plainly (`Prices.unpaid`) and so many requests
         run together; also where nothing is known of any."""
-        names = self._table.drafting
+        names = self._paces.table.drafting
         if not names:
             return True
         if requests >= self._rows:
@@ -93,22 +115,13 @@ class Newcomers:
         passes = self._passes(requests)
         return any(self._gains_by_reading(name, unpaid, requests, prompt, passes) for name in names)
 
-    def reads_one_of(self, prompts: int) -> bool:
-        """Whether one of so many for which that is not so is read all the same: what drafts bring without is no measure
-        of what they would."""
-        self._unread += prompts
-        reads = self._unread > _READ_ANYWAY
-        if reads:
-            self._unread = 0
-        return reads
-
     def saves(self, name: str, unpaid: float, requests: int) -> float:
         """Seconds that drafts are expected to save one of so many whose prompt was run, by the end of its answer."""
         return self._brings(name, True, unpaid, requests, self._passes(requests))
 
     def _passes(self, requests: int) -> list[float]:
         """Seconds of passes of as many rows as that many requests may have in a step."""
-        return self._table.pass_seconds(min(_ROWS_EACH * requests, self._rows), self._table.contexts[0])
+        return self._paces.table.pass_seconds(min(_ROWS_EACH * requests, self._rows), self._paces.table.contexts[0])
 
     def _gains_by_reading(
         self, name: str, unpaid: float, requests: int, prompt: float, passes: Sequence[float]

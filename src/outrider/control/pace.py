@@ -241,17 +241,17 @@ class DraftPaces:
     """Of the drafters thought of so far, by name."""
 
     def __init__(self, table: CostTable) -> None:
-        self._table = table
+        self.table = table
         self.known: dict[str, DraftPace] = {}
 
     def reprice(self, table: CostTable) -> None:
         """Costs were measured better: nothing that was learned beside the old ones holds."""
-        self._table, self.known = table, {}
+        self.table, self.known = table, {}
 
     def of(self, name: str) -> DraftPace:
         pace = self.known.get(name)
         if pace is None:
-            cost = self._table.drafting.get(name) or DraftCost(0.0, _UNKNOWN_LEVEL * self._table.first)
+            cost = self.table.drafting.get(name) or DraftCost(0.0, _UNKNOWN_LEVEL * self.table.first)
             pace = self.known[name] = DraftPace(cost)
         return pace
 

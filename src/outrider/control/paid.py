@@ -66,7 +66,7 @@ class PaidDrafters:
         self._acceptance = acceptance
         self._paces = DraftPaces(table)
         self._widths = defaultdict[str, Widths](Widths)
-        self.newcomers = Newcomers(table, nodes, rows, acceptance, known, self._paces, self._widths)
+        self.newcomers = Newcomers(nodes, rows, acceptance, known, self._paces, self._widths)
         self._steps = 0
         self._tried: dict[str, int] = {}
         """By drafter, the step in which it was last tried, for whomever."""
@@ -85,7 +85,6 @@ class PaidDrafters:
     def reprice(self, table: CostTable) -> None:
         """Costs were measured better."""
         self._paces.reprice(table)
-        self.newcomers.reprice(table)
 
     def tick(self) -> None:
         """A step is over, whoever drafted."""

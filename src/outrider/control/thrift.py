@@ -28,6 +28,7 @@ class Thrift:
         self._worth = _HOPE
         """What is expected of the drafts that come of it, less what those cost, of a plain step."""
         self._thoughts = _HOPEFUL
+        """That this rests on, those that hope counts for among them."""
         self._before = 0.0
         """What the last one took."""
         self.left = 0
